@@ -12,7 +12,7 @@ PYTHON_VERSION ?= 3.10
 # share what they made stay together. WORKERS=0 runs them in one process.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal --durations 30
 
-.PHONY: demo test sweep fuzz lint packages versions clients triton browser cuda screenshots gpu-check wheel wheelhouse clean
+.PHONY: demo test sweep fuzz lint published packages versions clients triton browser cuda screenshots gpu-check wheel wheelhouse clean
 .DEFAULT_GOAL := help
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make versions   the lowest declared and the newest versions, for the tests of these alone; they skip without"
 	@echo "make clients    the clients of the server and of Triton, and Ray, for the tests of these alone; they skip without"
 	@echo "make lint       ruff and mypy --strict"
+	@echo "make published  docs/*.json, which readers of bundles in other languages are made with, from this project's code"
 	@echo "make triton     Triton's server with its Python backend, for the tests of packages; they skip without"
 	@echo "make browser    what drives Chromium (Debian's own) in the tests of pages, and axe-core; they skip without"
 	@echo "make cuda       ONNX Runtime for GPUs and NVIDIA's headers, for the tests of these alone; they skip without"
@@ -53,6 +54,9 @@ lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+published: $(VENV)/ready
+	$(BIN)/python tests/helpers/published.py
 
 test: lint
 	$(PYTEST) -m "not slow"

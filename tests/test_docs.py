@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
     *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
-    *(ROOT / name / "README.md" for name in ("tests", "benchmarks", "samples")),
+    *(ROOT / name / "README.md" for name in ("tests", "benchmarks", "samples", "conformance")),
 ]
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 

@@ -18,6 +18,7 @@ VERBS = {
     "build": "Build an engine of each program and put it into the bundle.",
     "verify": "Compare a bundle or an ONNX file with PyTorch over chained segments; exit code 1 when a gate fails.",
     "selftest": "Replay stored vectors on this machine; exit code 1 when they differ.",
+    "conformance": "Run the conformance list through a runtime's driver; exit code 1 when anything is not as expected.",
     "generate": "Continue a prompt; text where the bundle has a vocabulary, token ids otherwise.",
     "score": "Score a text, or the documents of a folder or a file: perplexity, bits per token and, of text, per byte.",
     "package": "Write a model repository for Triton: the bundle, the runtime and the configuration.",

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import msgspec
 import numpy as np
 from txl_runtime.bundle.open_batch import OPENED
 from txl_runtime.bundle.tables import Program
@@ -63,7 +62,7 @@ def closed(model: Any, declared: Iterable[Any], program: Program) -> bytes:
             inside.remove(name)
             kind = value.type.tensor_type.elem_type
             graph.value_info.append(onnx.helper.make_tensor_value_info(name, kind, sizes[name]))
-    onnx.helper.set_model_props(model, {"txl-deploy.program": msgspec.json.encode(program).decode()})
+    onnx.helper.set_model_props(model, {"txl-deploy.program": program.note()})
     data: bytes = model.SerializeToString(deterministic=True)
     return data
 

@@ -7,7 +7,6 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from txl_runtime.bundle.tables import Program, TensorSpec
@@ -96,7 +95,7 @@ class Weaver:
         graph.input.extend(self._declare(spec) for spec in program.inputs)
         graph.output.extend(self._declare(spec) for spec in program.outputs)
         graph.name = program.name
-        told = {"txl-deploy.program": msgspec.json.encode(program).decode()}
+        told = {"txl-deploy.program": program.note()}
         self.onnx.helper.set_model_props(self._model, told)
         data: bytes = self._model.SerializeToString(deterministic=True)
         return data

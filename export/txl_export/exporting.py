@@ -8,15 +8,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import ParamSpec, Protocol, get_type_hints
+from typing import Any, ParamSpec, Protocol, get_type_hints
 
 import msgspec
 import numpy as np
 import txl_runtime
+from numpy.typing import NDArray
+from safetensors.numpy import save
 from torch import Tensor
 from txl_runtime.bundle.encoding import utf8
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.bundle.reading import REPORT, SELFTEST
+from txl_runtime.bundle.reading import REPORT, SELFTEST, open_bundle
 from txl_runtime.bundle.tables import STATE_DTYPES
 from txl_runtime.errors import CheckError, UsageError, some
 from txl_runtime.ladder import explained
@@ -162,8 +164,8 @@ def _add_selftest(prepared: Prepared, folder: Path, manifest: Manifest, heard: L
     """Write the self-test's vectors; below float32 with how far the bundle is from them here."""
     heard.stage("compute self-test vectors")
     vectors = prepared.vectors(manifest)
-    np.savez_compressed(folder / SELFTEST, allow_pickle=False, **vectors)
-    manifest = seal(folder, manifest)
+    _store(vectors, folder)
+    manifest = seal(folder, msgspec.structs.replace(manifest, selftest=SELFTEST))
     if manifest.precision != "fp32":
         found = _selftest(folder, manifest, rounding=True)
         if not _finite(found):
@@ -176,9 +178,14 @@ def _add_selftest(prepared: Prepared, folder: Path, manifest: Manifest, heard: L
         vectors["reached"] = np.array([*found.largest.values()])
         if manifest.precision in STATE_DTYPES:
             vectors |= {f"reached/{name}": errors.astype(np.float32) for name, errors in found.rows.items()}
-        np.savez_compressed(folder / SELFTEST, allow_pickle=False, **vectors)
+        _store(vectors, folder)
         manifest = seal(folder, manifest)
     return manifest
+
+
+def _store(vectors: Mapping[str, NDArray[Any]], folder: Path) -> None:
+    """Write the vectors: safetensors takes arrays for what their memory holds, so they have to lie in order."""
+    (folder / SELFTEST).write_bytes(save({name: np.asarray(values, order="C") for name, values in vectors.items()}))
 
 
 def _finite(found: SelftestResult) -> bool:
@@ -194,8 +201,7 @@ def _require(result: SelftestResult, prepared: Prepared, manifest: Manifest, fol
     """Raise CheckError unless the self-test passed; of a model that is as far from itself in float32, with that."""
     if result.passed:
         return
-    with np.load(folder / SELFTEST, allow_pickle=False) as vectors:
-        rounding = prepared.rounding(manifest, dict(vectors))
+    rounding = prepared.rounding(manifest, open_bundle(folder).selftest())
     limits = (result.limits[name] for name in result.largest)
     told = zip(result.largest.values(), limits, (*(rounding or (0.0, 0.0)), 0.0), strict=False)
     beyond = [(found, limit, own) for found, limit, own in told if found > limit]

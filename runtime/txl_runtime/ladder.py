@@ -3,7 +3,7 @@
 The parity ladder (`LADDER`) has one rung per precision and kind of backend. Its numeric limits hold over chained
 segments, from an empty memory to one that has rolled over many times. Its distribution and task limits need a trained
 model and real text; without text they are reported as not judged. The other limits belong to one check each: drift,
-quantised matrices, the self-test, `verify --bisect` and `bench`.
+quantised matrices, the self-test, `verify --bisect`, the conformance list and `bench`.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def limit_of(name: str) -> float:
 
 
 BISECT = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 0.15, "int8": 0.3, "int4": 1.0}
-"""`verify --bisect`: the largest |Δ|, relative to max(1, largest |value|), that is rounding; a wrong weight gives far
-more."""
+"""`verify --bisect` and the conformance list: the largest |Δ|, relative to max(1, largest |value|), that is rounding; a
+wrong weight gives far more."""
 
 COMPETITOR_FP32 = 1e-3
 COMPETITOR_KL = {"fp16": 2e-2, "bf16": 2e-2, "int8": 2e-2, "int4": 0.2}

@@ -7,7 +7,8 @@ output and state, in the order of one sequence's own array.
     length     int32 [steps], L of the call   counts     int32 [steps, B], lengths
     reset      bool [steps, B], which sequences begin anew before the step
     input/<name>     [steps, ...] as the table of inputs says, of the longest segment; shorter ones stand first
-    output/<name>    [steps, B, P], values at place/<name>, int32 [steps, B, P]
+    output/<name>    [steps, B, P], values at place/<name>, int32 [P] or [steps, B, P], in the order of one sequence's
+                     own output: the same places in every step, or others in each
     state/<name>     [B, P], values after the last step at state_place/<name>, int64 [P], of one sequence's part, whose
                      shape is state_shape/<name>; a state that all sequences share is stored once
 
@@ -193,6 +194,11 @@ def _translated(vectors: Mapping[str, Array], model: Model) -> dict[str, Array]:
 def _replay(model: Model, vectors: Mapping[str, Array], b: int, rows: dict[str, Array]) -> tuple[float, float]:
     """Largest differences of outputs and state with b live sequences; those of single rows go to `rows`."""
     manifest, stream, values = model.manifest, model.stream(b), 0
+    steps = vectors["counts"].shape
+    chosen = {
+        name: np.broadcast_to(vectors[f"place/{name}"], (*steps, vectors[f"output/{name}"].shape[-1]))
+        for name in (output.name for output in manifest.outputs)
+    }
     pairs: dict[str, list[tuple[Array, Array]]] = {output.name: [] for output in manifest.outputs}
     for step, length in enumerate(vectors["length"].tolist()):
         again = vectors["reset"][step, :b]
@@ -207,7 +213,7 @@ def _replay(model: Model, vectors: Mapping[str, Array], b: int, rows: dict[str, 
         for output in manifest.outputs:
             for row in np.flatnonzero(counts).tolist():
                 own = np.asarray(output.axes.one(found[output.name], row))
-                places = vectors[f"place/{output.name}"][step, row]
+                places = chosen[output.name][step, row]
                 pairs[output.name].append((own.ravel()[places], vectors[f"output/{output.name}"][step, row]))
                 values += places.size
     if not values:

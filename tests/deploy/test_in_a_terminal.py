@@ -29,6 +29,7 @@ DRAWN = {
     "verify": ("verify kv --segments 100000", BAR),
     "export": ("export good.pt --segment-length 2 -o new.txl", BAR),
     "inspect an ONNX file": ("inspect wide.onnx", BAR),
+    "conformance": (f"conformance --folder {Path(__file__).parents[2] / 'conformance'}", BAR),
 }
 """What draws bars, with so much to do that Ctrl-C comes before the end."""
 LATER = {

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import txl_export
+from safetensors.numpy import load_file
 from support import random_state, small_config
 from torch import Tensor, nn
+from txl_export import exporting
 from txl_export.families.own_module.spec import InputSpec, StateSpec, StepSpec
 from txl_export.families.transformer_xl import building
+from txl_runtime.bundle.reading import SELFTEST
 from txl_runtime.errors import CheckError
 
 
@@ -76,3 +80,11 @@ def test_two_exports_of_one_model_are_the_same_to_the_byte(tmp_path: Path) -> No
     assert {file.name: file.read_bytes() for file in one.iterdir()} == {
         file.name: file.read_bytes() for file in other.iterdir()
     }
+
+
+def test_vectors_are_stored_as_they_are_whatever_their_order_in_memory(tmp_path):
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    exporting._store({"turned": values.T, "alone": np.array(2.5)}, tmp_path)
+    stored = load_file(tmp_path / SELFTEST)
+    np.testing.assert_array_equal(stored["turned"], values.T)
+    assert stored["alone"].shape == ()

@@ -26,11 +26,25 @@ from fuzz.edits import parsed, written
 BASES = {
     "step": "bases/step",
     "transformer_xl": "bases/transformer_xl",
-    "format1": "../format1/hidden",
-    "engines": "../format1/kv",
+    "format1": "bases/format1",
+    "engines": "../bundles/format1",
 }
 REFUSED, WHEN_USED, SELF_TEST, LOADS = "refused", "refused when used", "self-test fails", "loads"
 HARMLESS = "loads or refused"
+CLOSED = "an engine sees only graphs of a closed list of operators and attributes, with bounded sizes"
+PROPORTION = "reading a file takes time and memory in proportion to its size"
+NEEDS = {
+    "strangers": [
+        CLOSED,
+        PROPORTION,
+        "the tables of a manifest agree",
+        "a weight file has a sound header, and what graphs read lies inside it",
+        "stored vectors are arrays of plain numbers whose size is in proportion to the file",
+        "a vocabulary has at most V words, and ids among them",
+    ],
+    "format1": ["format1", "engines"],
+}
+"""The promises and bases with which a reader is tried that keeps a promise of the conformance list."""
 Change = dict[str, Any]
 MANIFEST, WEIGHTS, GRAPH, VECTORS = "manifest.json", "weights.safetensors", "step-1.onnx", "selftest.npz"
 
@@ -51,7 +65,13 @@ def write(folder: Path) -> None:
         (folder / "files" / name).write_bytes(data)
     listed = list(cases())
     assert len({case["name"] for case in listed}) == len(listed)
-    document = {"format": "txl-deploy.bad-bundles", "version": 1, "bases": BASES, "cases": listed}
+    document = {
+        "format": "txl-deploy.bad-bundles",
+        "version": 1,
+        "bases": BASES,
+        "needs": NEEDS,
+        "cases": listed,
+    }
     lines = json.dumps(document, indent=1, ensure_ascii=True)
     (folder / "index.json").write_text(lines + "\n", "utf-8")
 
@@ -157,7 +177,7 @@ def _names() -> Iterator[dict[str, Any]]:
 def _manifests() -> Iterator[dict[str, Any]]:
     """Manifests that are none, or whose fields are of the wrong kind, too large, or contradict."""
     typed, agree = "every field has the type and range that the format says", "the tables of a manifest agree"
-    bounded = "reading a file takes time and memory in proportion to its size"
+    bounded = PROPORTION
     for short, data in {"list": b"[]", "text": b'"a"', "zero": b"\0", "cut-utf8": b'{"format":"\xc3"}'}.items():
         bad = change("write", MANIFEST, hex=data.hex())
         yield case(f"manifest-{short}", "step", f"the manifest is {data!r}", typed, REFUSED, bad)
@@ -263,7 +283,7 @@ def _manifests() -> Iterator[dict[str, Any]]:
 
 def _graphs() -> Iterator[dict[str, Any]]:
     """Graphs that are hashed and hostile."""
-    promise = "an engine sees only graphs of a closed list of operators and attributes, with bounded sizes"
+    promise = CLOSED
     for name in graphs():
         expected = SELF_TEST if name == "good" else REFUSED
         put, listed = change("put", GRAPH, **{"from": f"{name}.onnx"}), change("list", GRAPH)
@@ -678,13 +698,13 @@ def write_bases() -> None:
 
 def _shorten(bundle: Path) -> None:
     """Leave of the report what is no list of chains: nobody here reads those."""
-    from bad_bundles import _apply
+    from txl_deploy.conformance.bad_bundles import apply
 
     report = json.loads((bundle / "report.json").read_text("utf-8"))
     kept = {key: value for key, value in report.items() if not isinstance(value, list)}
     (bundle / "report.json").write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
     shutil.rmtree(bundle / "engines", ignore_errors=True)
-    _apply(change("list", "report.json"), bundle, bundle / "report.json")
+    apply(CORPUS, change("list", "report.json"), bundle)
 
 
 if __name__ == "__main__":

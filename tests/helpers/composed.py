@@ -67,9 +67,9 @@ class Runner:
         return self.returned[self.program.outputs[0].name]
 
     def newest(self, row: int) -> Arrays:
-        """The memory rows of one sequence."""
-        (placement,) = self.placements
-        return placement.take(row, int(self.counters.fill[row]), None)
+        """The memory rows of one sequence; none of a model without memory."""
+        taken = (placement.take(row, int(self.counters.fill[row]), None) for placement in self.placements)
+        return {name: rows for tensors in taken for name, rows in tensors.items()}
 
     def _spill(self, row: int, count: int) -> None:
         for placement in self.placements:

@@ -10,7 +10,7 @@ from typing import Any
 
 from txl_runtime.bundle.encoding import file_sha256
 
-BASES = Path(__file__).parents[1] / "fixtures" / "bad_bundles" / "bases"
+BASES = Path(__file__).parents[2] / "conformance" / "bad_bundles" / "bases"
 """Two small verified bundles: `transformer_xl` and `step`."""
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnxruntime
 import pytest
 from txl_export import verify
-from txl_runtime import load
-from txl_runtime.update_rules import usable_updates
+from txl_runtime import BundleError, load
+from txl_runtime.update_rules import missing_version, usable_updates
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,43 @@ def test_an_old_version_loads_and_verifies_rolled_programs(make_bundle, monkeypa
     parity = verify(path, segments=4)
     assert parity.passed
     assert {chain.name.rpartition(", ")[2] for chain in parity.chains} == {"rolled"}
+
+
+@pytest.mark.parametrize(
+    ("opset", "version", "missing"),
+    [
+        (18, "1.20.0", ""),
+        (21, "1.20.0", ""),
+        (22, "1.20.1", "1.21"),
+        (22, "1.21.1", ""),
+        (23, "1.22.1", "1.23"),
+        (23, "1.23.2", ""),
+        (24, "1.24.4", "1.25"),
+        (24, "1.25.0", ""),
+        (24, "of our own", ""),
+    ],
+)
+def test_the_first_version_that_runs_an_opset_is_known(opset, version, missing):
+    assert missing_version(opset, version) == missing
+
+
+@pytest.mark.parametrize(
+    ("update", "said"),
+    [
+        (
+            "ring",
+            "ONNX Runtime 1.25 or newer for opset 24, and this is 1.23.2; install that, or load with update rolled",
+        ),
+        ("rolled", "expected a graph ONNX Runtime can load"),
+    ],
+)
+def test_an_engine_without_the_opset_of_a_graph_says_which_version_has_it(make_bundle, monkeypatch, update, said):
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("opset 24 is under development")
+
+    path = make_bundle()
+    monkeypatch.setattr(onnxruntime, "__version__", "1.23.2")
+    monkeypatch.setattr(onnxruntime, "InferenceSession", refuse)
+    with pytest.raises(BundleError) as caught:
+        load(path, "cpu", update=update)
+    assert said in str(caught.value)

@@ -75,13 +75,16 @@ def test_old_bundles_give_what_they_gave(made: Path) -> None:
 
 
 def test_an_engine_that_is_too_old_for_a_bundle_says_which_one_is_not(made: Path) -> None:
-    """8-bit weights need ONNX Runtime 1.22; a sample has them."""
+    """8-bit weights need ONNX Runtime 1.22; a sample has them. A ring needs 1.25."""
     tiny = ROOT / "samples" / "tiny.txl"
     if not made.name.startswith("lowest"):
         assert "passed" in run(made, "txl-deploy", "selftest", tiny)
         return
-    code = "import sys, txl_runtime as txl\ntry: txl.load(sys.argv[1])\nexcept txl.TxlError as error: print(error)"
-    said = run(made, "python", "-c", code, tiny)
+    opened = "txl.load(sys.argv[1], update=sys.argv[2] or None)"
+    code = f"import sys, txl_runtime as txl\ntry: {opened}\nexcept txl.TxlError as error: print(error)"
+    said = run(made, "python", "-c", code, OLD / "kv", "ring")
+    assert "expected ONNX Runtime 1.25 or newer for opset 24, and this is 1.20.0; install that, or load with up" in said
+    said = run(made, "python", "-c", code, tiny, "")
     assert "expected ONNX Runtime 1.22 or newer for 8-bit weights, and this is 1.20.0; install that" in said
 
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+from txl_runtime.bundle.derived import completed
 from txl_runtime.bundle.encoding import file_sha256
-from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.manifest import FORMAT_VERSION, Manifest
 from txl_runtime.bundle.reading import MANIFEST, open_bundle
 from txl_runtime.bundle.tables import FileRecord
-from txl_runtime.guard.graph_check import Budget, check_graph
+from txl_runtime.guard.graph_check import Budget, check_graph, imported_opset
+from txl_runtime.guard.protobuf import RefusedError
 
 
 def seal(folder: Path, manifest: Manifest) -> Manifest:
     """Write the manifest over the files that are there, and read the bundle back as a user would.
+
+    What its tables imply, and the operators that each graph imports, are written into it here.
 
     Raises:
         BundleError: a graph is not what runtimes take; what exports must find, loading never has to.
@@ -23,10 +27,20 @@ def seal(folder: Path, manifest: Manifest) -> Manifest:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != MANIFEST
     }
-    sealed = msgspec.structs.replace(manifest, files=files)
+    graphs = {file: _opset(folder / file) for file in {program.file for program in manifest.programs}}
+    programs = tuple(msgspec.structs.replace(program, opset=graphs[program.file]) for program in manifest.programs)
+    sealed = completed(msgspec.structs.replace(manifest, format_version=FORMAT_VERSION, files=files, programs=programs))
     (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(sealed)))
     bundle = open_bundle(folder)
     budget = Budget(bundle.manifest.weight_bytes)
     for file, program in {program.file: program for program in bundle.manifest.programs}.items():
         check_graph(bundle.read(file), file, program, bundle.manifest, "report this", budget)
     return bundle.manifest
+
+
+def _opset(graph: Path) -> dict[str, int]:
+    """What a graph imports; of one that is missing or none, nothing, since the check of the bundle says so."""
+    try:
+        return imported_opset(graph.read_bytes())
+    except (OSError, RefusedError):
+        return {}

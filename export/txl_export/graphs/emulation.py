@@ -23,7 +23,6 @@ from onnx import TensorProto, helper, numpy_helper
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.bundle.reading import SELFTEST
 from txl_runtime.bundle.tables import TensorSpec
 from txl_runtime.bundle.weight_header import StoredTensor, read_header
 from txl_runtime.errors import TxlError
@@ -67,7 +66,7 @@ def _copy(folder: Path, place: Path, manifest: Manifest) -> None:
     tensors = {name: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for name, t in stored.items()}
     try:
         save_file(tensors, place / manifest.weights, metadata={"format": "pt"})
-        for name in (manifest.vocabulary, SELFTEST):
+        for name in (manifest.vocabulary, manifest.selftest):
             if name is not None and (folder / name).is_file():
                 shutil.copy(folder / name, place / name)
         theirs, ours = read_header(folder / manifest.weights), read_header(place / manifest.weights)

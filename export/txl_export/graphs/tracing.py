@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import onnx_ir as ir
 import torch
@@ -149,7 +148,7 @@ def write_graph(
     multiply_quantised(graph, parts, has_many_rows(program))
     forget_origins(model)
     weights.point_into(graph)
-    model.metadata_props["txl-deploy.program"] = msgspec.json.encode(program).decode()
+    model.metadata_props["txl-deploy.program"] = program.note()
     ir.save(model, path)
 
 

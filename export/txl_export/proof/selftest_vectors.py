@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from operator import itemgetter
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.tables import Output
 from txl_runtime.ladder import float32_limit
 from txl_runtime.types import Array, Ids
 
@@ -21,8 +23,10 @@ MOST_STEPS, FEW_STEPS, MOST_BYTES = 48, 6, 4_000_000
 """Steps of the chain; fewer where inputs are large."""
 POSITIONS = 32
 """Positions that each length runs at least, as far as the number of steps allows: short segments fill a state later."""
-PLACES, STATE_PLACES = 64, 1024
-"""Values of an output per sequence and step, and of a state per sequence."""
+PLACES, STEP_PLACES, STATE_PLACES = 64, 512, 1024
+"""Values of an output per sequence and step, of all sequences together per step, and of a state per sequence."""
+FEW_PLACES = 8
+"""Values of an output per sequence and step, however many sequences there are."""
 SMALL = float32_limit() / 10
 """The model's own rounding that leaves room for a bundle's."""
 TRIES = 4
@@ -51,6 +55,7 @@ def selftest_vectors(
     for entry in manifest.given:
         vectors[f"input/{entry.name}"] = np.zeros((len(steps), *entry.sizes(batch, longest)), entry.dtype)
     found: dict[str, list[tuple[Array, Array]]] = {output.name: [] for output in manifest.outputs}
+    same = _same_places(manifest, draws)
     single = reference.in_single()
     beside = None if single is None else OwnRounding(manifest, (reference, single), batch)
     rounding = 0.0
@@ -74,11 +79,11 @@ def selftest_vectors(
             rounding = max(rounding, left)
         for name, values in inputs.items():
             vectors[f"input/{name}"][step][tuple(slice(size) for size in values.shape)] = values
-        _note_outputs(manifest, truth.run(inputs, counts), counts, draws, found)
+        _note_outputs(manifest, truth.run(inputs, counts), counts, same, draws, found)
     if rounding > SMALL:
         vectors["rounding"] = np.array(rounding)
     for name, pairs in found.items():
-        vectors[f"place/{name}"] = np.stack([places for places, _ in pairs])
+        vectors[f"place/{name}"] = same[name] if name in same else np.stack([places for places, _ in pairs])
         vectors[f"output/{name}"] = np.stack([values for _, values in pairs])
     return vectors | _states(manifest, truth, draws)
 
@@ -132,23 +137,52 @@ def _rounded(values: Array, samples: Mapping[str, Any] | None) -> Array:
     return np.round(values * GRID) / np.float32(GRID) if values.dtype == np.float32 and not samples else values
 
 
+def values_kept(manifest: Manifest, output: Output) -> int:
+    """How many values of an output are kept per sequence and step: no more than there are."""
+    most = min(PLACES, max(FEW_PLACES, STEP_PLACES // manifest.batch_size))
+    return min(most, math.prod(output.axes.alone.sizes(1, manifest.segment_lengths[0])))
+
+
+def _same_places(manifest: Manifest, draws: np.random.Generator) -> dict[str, Array]:
+    """Places in outputs without positions, where every value counts in every step."""
+    still = (output for output in manifest.outputs if not output.axes.positions)
+    return {
+        output.name: drawn_places(output.axes.alone.sizes(1, 1), values_kept(manifest, output), draws)
+        for output in still
+    }
+
+
+def drawn_places(
+    sizes: tuple[int, ...], kept: int, draws: np.random.Generator, of: tuple[int, ...] | None = None
+) -> Array:
+    """Places within `sizes`, all different where there are so many, in the order of an array of the shape `of`."""
+    there = math.prod(sizes)
+    flat = np.sort(draws.choice(there, min(kept, there), replace=False))
+    if of is not None:
+        flat = np.ravel_multi_index(np.unravel_index(flat, sizes), of)
+    return np.resize(flat, kept).astype(np.int32)
+
+
 def _note_outputs(
     manifest: Manifest,
     returned: list[tuple[Indices, Mapping[str, Returned]]],
     counts: Ids,
+    same: Mapping[str, Array],
     draws: np.random.Generator,
     found: dict[str, list[tuple[Array, Array]]],
 ) -> None:
     """Some values of every output, of each sequence that ran."""
     for output in manifest.outputs:
-        places, values = np.zeros((len(counts), PLACES), np.int32), np.zeros((len(counts), PLACES), output.dtype)
+        kept = values_kept(manifest, output)
+        places, values = (np.zeros((len(counts), kept), dtype) for dtype in ("int32", output.dtype))
         for rows, outputs in returned:
             for index, row in enumerate(rows.tolist()):
-                own = output.axes.one(whole(outputs[output.name], len(rows)), index)
-                counted = output.axes.alone.filled(0, counts[row])
-                chosen = [draws.integers(0, size, PLACES) for size in counted]
-                values[row] = own[tuple(chosen)] if chosen else own
-                places[row] = np.ravel_multi_index(chosen, [int(size) for size in own.shape]) if chosen else 0
+                own = np.asarray(output.axes.one(whole(outputs[output.name], len(rows)), index))
+                if output.name in same:
+                    places[row] = same[output.name]
+                else:
+                    places[row] = drawn_places(output.axes.alone.filled(0, int(counts[row])), kept, draws, own.shape)
+                values[row] = own.flat[places[row]]
         found[output.name].append((places, values))
 
 

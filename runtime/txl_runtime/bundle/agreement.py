@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import chain, pairwise
 
 from txl_runtime.bundle.attention_program import parted
+from txl_runtime.bundle.derived import differences
 from txl_runtime.bundle.tables import (
     UPDATE_RULES,
     Output,
@@ -57,7 +58,7 @@ def contradictions(tables: Tables, used: Sequence[str], files: Collection[str]) 
     if not found:  # what follows is derived from tables that have to be sound
         for state in tables.states:
             yield from _state(tables, state)
-        yield from chain(_memory(tables), _programs(tables), further)
+        yield from chain(_memory(tables), _programs(tables), further, differences(tables))
 
 
 def _rules(m: Tables) -> Iterator[str]:

@@ -17,28 +17,42 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from txl_runtime.bundle.tensor_file import read_whole
 from txl_runtime.errors import BundleError, one_line
 
 EXPANDED, SMALL = 64, 1 << 26
-"""Stored vectors have at most so many times the size of their file, or so many bytes: inputs may be zeros alone."""
+"""Packed vectors have at most so many times the size of their file, or so many bytes: inputs may be zeros alone."""
 
 
 def decode_vectors(data: bytes, source: str) -> dict[str, NDArray[Any]]:
-    """Arrays by name from an .npz file.
+    """Arrays by name from a safetensors file, or from an .npz file, as bundles of format 1 and 2.0 have it.
+
+    Args:
+        data: the file.
+        source: its path; the ending says which of the two it is.
 
     Raises:
         BundleError: it is no such file, holds something else than plain numbers, or more than `EXPANDED` allows.
     """
-    allowed = max(SMALL, EXPANDED * len(data))
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as stored:
-            members = stored.infolist()
-            if (size := sum(member.file_size for member in members)) > allowed:
-                raise ValueError(f"{size} bytes when expanded, expected at most {allowed}")
-            return {member.filename.removesuffix(".npy"): _array(stored, member) for member in members}
+        return _unpacked(data) if source.endswith(".npz") else read_whole(io.BytesIO(data), *(len(data),) * 2)[1]
     except Exception as error:  # numpy, zipfile and zlib each raise their own kinds
         said = one_line(error) or type(error).__name__
         raise BundleError(f"{source}: {said}; expected stored vectors; export the model again") from None
+
+
+def _unpacked(data: bytes) -> dict[str, NDArray[Any]]:
+    """The arrays of an .npz file.
+
+    Raises:
+        ValueError, or what zipfile and zlib raise: see `decode_vectors`.
+    """
+    allowed = max(SMALL, EXPANDED * len(data))
+    with zipfile.ZipFile(io.BytesIO(data)) as stored:
+        members = stored.infolist()
+        if (size := sum(member.file_size for member in members)) > allowed:
+            raise ValueError(f"{size} bytes when expanded, expected at most {allowed}")
+        return {member.filename.removesuffix(".npy"): _array(stored, member) for member in members}
 
 
 def _array(stored: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:

@@ -2,7 +2,8 @@
 
 `manifest.json` is one JSON object of format 2, whose tables say everything that a reader needs, whatever the model is.
 Unknown fields are ignored, so that a newer minor version still loads; a newer major version is refused by name. One of
-format 1 is taken over by its adapter (`format1`). What the tables have to agree on is checked by `agreement`.
+format 1 is taken over by its adapter (`format1`), and one that says nothing of what its tables imply is completed
+(`derived`). What the tables have to agree on is checked by `agreement`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from msgspec import Meta, Struct
 
 from txl_runtime.bundle.abilities import Abilities
 from txl_runtime.bundle.agreement import contradictions
+from txl_runtime.bundle.derived import completed, says_nothing
 from txl_runtime.bundle.tables import (
     BYTES,
     Count,
@@ -36,7 +38,9 @@ if TYPE_CHECKING:  # an application whose bundles are of format 2 does not carry
     from txl_runtime.bundle.format1 import Dialect, ModelConfig, TransformerXL
 
 FORMAT = "txl-deploy.bundle"
-FORMAT_VERSION = "2.0"
+FORMAT_VERSION = "2.1"
+OLD_SELFTEST = "selftest.npz"
+"""The file of stored vectors that bundles of format 1 and 2.0 have: their manifests do not name it."""
 MOST_BYTES = 1 << 24
 """Of a manifest: a hundred times what a large model's takes."""
 MOST_SAID = 400
@@ -65,13 +69,14 @@ class Manifest(Struct, Tables, frozen=True, kw_only=True, dict=True):
         weights: the file that all graphs share.
         files: size and hash of every file but the manifest itself.
         vocabulary: file with the vocabulary, if the checkpoint had one.
+        selftest: file with the stored vectors, if there are any.
         parameters: number of trained values.
         parity: what the export's verification reached, for people and `inspect`; the full table is in report.json.
         provenance: source file, its hash, tool and library versions.
     """
 
-    format: str
-    format_version: str
+    format: Annotated[str, Meta(extra_json_schema={"const": FORMAT})]
+    format_version: Annotated[str, Meta(extra_json_schema={"pattern": r"^2(\..*)?$"})]
     model_id: Sha256
     batch_size: Count
     batch_sizes: tuple[Count, ...] = ()
@@ -80,7 +85,9 @@ class Manifest(Struct, Tables, frozen=True, kw_only=True, dict=True):
     outputs: tuple[Output, ...]
     states: tuple[StateTensor, ...]
     programs: Annotated[tuple[Program, ...], Meta(min_length=1)]
-    counters: dict[str, Counter] = msgspec.field(default_factory=dict)
+    counters: Annotated[dict[str, Counter], Meta(extra_json_schema={"propertyNames": {"const": "fill"}})] = (
+        msgspec.field(default_factory=dict)
+    )
     streams: Literal["independent", "lockstep"]
     joint: bool = False
     lengths: Literal["exact", "valid"]
@@ -91,6 +98,7 @@ class Manifest(Struct, Tables, frozen=True, kw_only=True, dict=True):
     weights: str
     files: dict[str, FileRecord]
     vocabulary: str | None = None
+    selftest: str | None = None
     parameters: Size = 0
     parity: dict[str, Any] = msgspec.field(default_factory=dict)
     provenance: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -182,7 +190,12 @@ def decode_manifest(data: bytes, source: str) -> Manifest:
             manifest = Manifest(format_version=FORMAT_VERSION, **old.upgraded())
         else:
             manifest = msgspec.json.decode(data, type=Manifest)
-        for problem in contradictions(manifest, sorted(manifest.used_files), manifest.files):
+        if manifest.selftest is None and OLD_SELFTEST in manifest.files:
+            manifest = msgspec.structs.replace(manifest, selftest=OLD_SELFTEST)
+        if says_nothing(manifest):
+            manifest = completed(manifest)
+        named = sorted(manifest.used_files | ({manifest.selftest} if manifest.selftest else set()))
+        for problem in contradictions(manifest, named, manifest.files):
             raise BundleError(f"{problem[:MOST_SAID]}; export the model again")
     except BundleError as error:
         raise BundleError(f"{source}: {error}") from None

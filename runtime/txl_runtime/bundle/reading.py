@@ -22,7 +22,8 @@ from txl_runtime.errors import BundleError
 if TYPE_CHECKING:
     from txl_runtime.bundle.vocabulary import Vocabulary
 
-MANIFEST, SELFTEST, REPORT = "manifest.json", "selftest.npz", "report.json"
+MANIFEST, SELFTEST, REPORT = "manifest.json", "selftest.safetensors", "report.json"
+"""What exports write; a manifest says where its own vectors are."""
 WEIGHTS = "weights.safetensors"
 ENGINES = "engines/"
 """Files of this folder are checked by the backend that opens them: a lost engine must not cost the model."""
@@ -102,9 +103,10 @@ class Bundle:
         Raises:
             BundleError: there are none or they cannot be read.
         """
-        if SELFTEST not in self.manifest.files:
+        name = self.manifest.selftest
+        if name is None:
             raise BundleError(f"{self.path}: holds no {SELFTEST}, expected the vectors export writes; export again")
-        return decode_vectors(self.read(SELFTEST), str(self.file(SELFTEST)))
+        return decode_vectors(self.read(name), str(self.file(name)))
 
     def report(self) -> dict[str, Any]:
         """The verification report that export wrote; empty where the manifest lists none.

@@ -10,6 +10,7 @@ import math
 from functools import cached_property
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
 from txl_runtime.bundle.axes import Axes
@@ -17,6 +18,9 @@ from txl_runtime.bundle.axes import Axes
 UPDATE_RULES = ("ring", "rolled", "replace")
 """How a step updates the state, in the order in which `load` prefers them; a ring is faster than what is rolled."""
 
+_RULES = Meta(extra_json_schema={"enum": [*UPDATE_RULES]})
+"""For readers of the schema; this one refuses other rules and kinds in sentences of its own (`agreement`)."""
+_KINDS = Meta(extra_json_schema={"pattern": r"^(step|logprobs|hidden|head|tail\.[1-9][0-9]*|attention)$"})
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Index = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -45,6 +49,25 @@ class TensorSpec(Struct, frozen=True, kw_only=True):
         return tuple(int(size) for size in self.shape)
 
 
+class Counter(Struct, frozen=True, kw_only=True):
+    """A number per sequence that the runtime keeps: what it starts as, and the most it can be."""
+
+    start: Index
+    most: Index
+
+
+class Counting(Counter, frozen=True, kw_only=True):
+    """How a count that a step reads goes on with each segment.
+
+    Attributes:
+        start: what it is before the first segment.
+        most: a bound that `over` tells of.
+        over: "stay": it becomes min(value + valid, most). "wrap": it becomes (value + valid) mod most.
+    """
+
+    over: Literal["stay", "wrap"]
+
+
 class Input(Struct, frozen=True, kw_only=True, dict=True):
     """What a step reads beside its state, whatever the program.
 
@@ -57,6 +80,9 @@ class Input(Struct, frozen=True, kw_only=True, dict=True):
             rows and of a ring. "targets": ids whose likelihood is asked for; only engines have programs that read them.
         vocab: V of tokens.
         lookahead: positions behind the segment that the step sees and that the next step sees again.
+        counter: of "fill" and "head": how it goes on. `derived` says what it has to be, and so of `beyond`.
+        beyond: of "valid": what it is for the sequences that a stream of b has not in a program of B: "zero", or the
+            "largest" of the stream's own.
     """
 
     name: str
@@ -65,6 +91,8 @@ class Input(Struct, frozen=True, kw_only=True, dict=True):
     role: Literal["tokens", "feature", "valid", "fill", "head", "targets"]
     vocab: Count | None = None
     lookahead: Index = 0
+    counter: Counting | None = None
+    beyond: Literal["zero", "largest"] | None = None
 
     @cached_property
     def axes(self) -> Axes:
@@ -88,6 +116,8 @@ class Output(Struct, frozen=True, kw_only=True, dict=True):
         clusters: of log-probabilities: token id ranges [first, last) that the programs "head" and "tail.<c>" compute;
             one range where a softmax has a head alone, none where there are no such programs.
         width: of log-probabilities: how wide the rows are that those programs take.
+        cluster_columns: of log-probabilities: the columns of program "head" that hold the log-probability of cluster 1,
+            2, … (`derived`).
     """
 
     name: str
@@ -96,6 +126,7 @@ class Output(Struct, frozen=True, kw_only=True, dict=True):
     role: str = "feature"
     clusters: tuple[tuple[Index, Count], ...] = ()
     width: Count | None = None
+    cluster_columns: tuple[Index, ...] = ()
 
     @cached_property
     def axes(self) -> Axes:
@@ -107,19 +138,13 @@ class Output(Struct, frozen=True, kw_only=True, dict=True):
         return self.axes.sizes(batch_size, length)
 
 
-class Counter(Struct, frozen=True, kw_only=True):
-    """A number per sequence that the runtime keeps: what it starts as, and the most it can be."""
-
-    start: Index
-    most: Index
-
-
 class StateTensor(Struct, frozen=True, kw_only=True, dict=True):
     """One tensor of the recurrent state, as the programs see it.
 
     Attributes:
         name: as `Stream.state()` calls it, e.g. "layers.00.key".
         input, output: the names in the graphs; they sort alike, and none is a prefix of another.
+        dtype: of its values.
         shape: its sizes; where its rows become more from step to step, with the most that there can be.
         batch_axis: the axis with one entry per sequence; None for a tensor that all sequences share.
         row_axis: the axis along which memory rows stand, oldest first; None where the runtime knows of none.
@@ -134,6 +159,9 @@ class StateTensor(Struct, frozen=True, kw_only=True, dict=True):
             those slots is for rows to spill into. A tensor of one name stands in the table once for each rule that the
             bundle has programs of.
         slots: of the ring.
+        spill: of a ring: rows behind its slots into which a segment may write; after the step they are copied to the
+            first slots (`derived`).
+        in_place: whether a program's input and output are one buffer, as of a ring (`derived`).
     """
 
     name: str
@@ -146,8 +174,10 @@ class StateTensor(Struct, frozen=True, kw_only=True, dict=True):
     rows: tuple[Index, Count] | None = None
     absent: bool = False
     initial: float | str | None = None
-    update: str
+    update: Annotated[str, _RULES]
     slots: Count | None = None
+    spill: Index = 0
+    in_place: bool = False
 
     @cached_property
     def axes(self) -> Axes:
@@ -207,16 +237,24 @@ class Program(Struct, frozen=True, kw_only=True):
             programs of one length serve a state that grows. A state that is not among the inputs has to be absent or
             without any rows.
         open_batch: whether the graph runs any number of sequences up to B, the size that the tables have.
+        opset: versions of the operators that the graph imports, such as {"ai.onnx": 18, "com.microsoft": 1}; "ai.onnx"
+            stands for ONNX's own, whose domain is empty in a graph. Empty where it is not said, as in format 2.0.
     """
 
     name: str
-    kind: str
+    kind: Annotated[str, _KINDS]
     segment_length: Index
-    update: str
+    update: Annotated[str, Meta(extra_json_schema={"enum": [*UPDATE_RULES, "none"]})]
     file: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     open_batch: bool = False
+    opset: dict[str, Count] = msgspec.field(default_factory=dict)
+
+    def note(self) -> str:
+        """What a graph has of its program among its notes: all but what it imports, which it says itself."""
+        said = {name: getattr(self, name) for name in self.__struct_fields__ if name != "opset"}
+        return msgspec.json.encode(said).decode()
 
 
 class FileRecord(Struct, frozen=True, kw_only=True):

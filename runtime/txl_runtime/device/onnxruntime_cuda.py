@@ -26,9 +26,9 @@ from txl_runtime.device.engines.sidecar import COMPOSED
 from txl_runtime.device.interface import Executable, Launch
 from txl_runtime.errors import BackendError, BundleError, one_line
 from txl_runtime.guard.external_data import values_read
-from txl_runtime.guard.graph_check import Budget, check_graph
+from txl_runtime.guard.graph_check import Budget, check_graph, imported_opset
 from txl_runtime.installing import pip_line
-from txl_runtime.update_rules import usable_updates
+from txl_runtime.update_rules import usable_updates, wanted_version
 
 PROVIDER = "CUDAExecutionProvider"
 BFLOAT16 = 16
@@ -99,7 +99,7 @@ class OrtSessions:
         """
         where = f"{self._bundle.path}: {program.name}"
         check_graph(graph, where, program, self._bundle.manifest, ADVICE, self._budget)
-        session = self._open(program.name, graph)
+        session = self._open(program, graph)
         inputs, outputs = (
             [Binding(str(item.name), _dtype(item.type), tuple(item.shape)) for item in side]
             for side in (session.get_inputs(), session.get_outputs())
@@ -146,7 +146,7 @@ class OrtSessions:
         first = self._providers[0]
         return str(first if isinstance(first, str) else first[0])
 
-    def _open(self, name: str, graph: bytes) -> Any:
+    def _open(self, program: Program, graph: bytes) -> Any:
         try:
             session = self._session(graph)
         except Exception as error:  # ONNX Runtime raises its own kinds, one per status code
@@ -155,9 +155,9 @@ class OrtSessions:
                 raise BackendError(
                     f"ONNX Runtime could not start {self._wanted}: {said}; {self._requirements()}"
                 ) from None
-            raise BundleError(
-                f"{self._bundle.path}: {name}: {said}; expected a graph ONNX Runtime can load; {ADVICE}"
-            ) from None
+            wanted = wanted_version(imported_opset(graph)["ai.onnx"], self.version, program.update)
+            able = wanted or f"a graph ONNX Runtime can load; {ADVICE}"
+            raise BundleError(f"{self._bundle.path}: {program.name}: {said}; expected {able}") from None
         if self._wanted not in session.get_providers():
             raise BackendError(
                 f"ONNX Runtime could not start {self._wanted} and took the CPU instead; {self._requirements()}"

@@ -122,11 +122,31 @@ def check_graph(
     budget = budget or Budget(manifest.weight_bytes)
     try:
         Walk(data, program.kind, sizes, manifest.weights, budget)
+        _check_opset(imported_opset(data), program, manifest)
     except RefusedError as refused:
         found, expected, *needed = refused.args
         if needed:
             advice = f"if you trust it, load it with budget={needed[0]}, or with TXL_DEPLOY_BUDGET={needed[0]} set"
         raise BundleError(f"{where}: has {found}, expected {expected}; {advice}") from None
+
+
+def imported_opset(data: bytes) -> dict[str, int]:
+    """The versions of operators that a graph imports, by domain, as `Program.opset` says them.
+
+    Raises:
+        RefusedError: the file is no graph.
+    """
+    entries = (value for number, value in _fields(data, MODEL, "the model") if number == 8)
+    found = (dict(_fields(entry, OPSET, "an opset")) for entry in entries)
+    return {Names()[entry.get(1, b"")] or "ai.onnx": entry.get(2, 0) for entry in found}
+
+
+def _check_opset(found: dict[str, int], program: Program, manifest: Manifest) -> None:
+    """Hold what the graph imports against what its programs say of it."""
+    for user in (program, *(other for other in manifest.programs if other.file == program.file)):
+        if user.opset not in ({}, found):
+            expected = f"{ascii(user.opset)[:80]}, which the manifest says of {user.name[:60]!a}"
+            raise RefusedError(f"operators of {found}", expected)
 
 
 def _most(program: Program, manifest: Manifest) -> dict[str, tuple[int, ...]]:

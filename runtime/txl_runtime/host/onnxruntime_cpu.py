@@ -17,11 +17,11 @@ from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import Program
 from txl_runtime.errors import BackendError, BundleError, one_line
 from txl_runtime.guard.external_data import external_tensors
-from txl_runtime.guard.graph_check import Budget, check_graph
+from txl_runtime.guard.graph_check import Budget, check_graph, imported_opset
 from txl_runtime.host.engine import Engine
 from txl_runtime.installing import pip_line
 from txl_runtime.types import Arrays, Call
-from txl_runtime.update_rules import usable_updates
+from txl_runtime.update_rules import wanted_version
 
 SMALL = 2**18
 """Products per row up to which a softmax is one thread's: 0.1 ms for 64 rows, and no second pool of threads."""
@@ -147,12 +147,11 @@ class OnnxRuntimeCpu(Engine):
             )
         except Exception as error:  # ONNX Runtime raises its own kinds, one per status code
             able = "a graph ONNX Runtime can load"
-            if program.update == "ring" and "ring" not in usable_updates(("ring", "rolled")):
-                able = f"update rolled, because a ring takes ONNX Runtime 1.25 and this is {self._ort.__version__}"
+            installed = self._ort.__version__
+            if wanted := wanted_version(imported_opset(graph)["ai.onnx"], installed, program.update):
+                able = wanted
             elif "Only 4b quantization" in str(error):
-                able = (
-                    f"ONNX Runtime 1.22 or newer for 8-bit weights, and this is {self._ort.__version__}; install that"
-                )
+                able = f"ONNX Runtime 1.22 or newer for 8-bit weights, and this is {installed}; install that"
             raise BundleError(f"{path}: {one_line(error)}; expected {able}") from None
         return session
 

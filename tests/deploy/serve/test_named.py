@@ -15,7 +15,7 @@ from safetensors.numpy import load, save
 from step_models import FEATURES, recurrent
 from txl_runtime.streaming.snapshot import StreamState
 
-STEP = Path(__file__).parents[2] / "fixtures" / "bad_bundles" / "bases" / "step"
+STEP = Path(__file__).parents[3] / "conformance" / "bad_bundles" / "bases" / "step"
 STATE = {"content-type": "application/octet-stream"}
 SAFETENSORS = {"content-type": "application/vnd.safetensors"}
 

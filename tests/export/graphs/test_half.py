@@ -8,6 +8,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import ml_dtypes
+import msgspec
 import numpy as np
 import onnx
 import onnxruntime
@@ -17,13 +18,15 @@ import txl_export
 import txl_runtime
 from onnx import TensorProto, helper
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file
 from seeded_bundle_faults import with_constant
+from stand_ins import step_stream
 from support import cli, random_state, save_checkpoint, small_config
 from txl_export import exporting
 from txl_export.families.transformer_xl.folding import to_precision
 from txl_export.graphs import emulation
 from txl_export.graphs.emulation import in_float32, runnable
-from txl_runtime.bundle.reading import open_bundle
+from txl_runtime.bundle.reading import SELFTEST, open_bundle
 from txl_runtime.errors import BackendError, CheckError, TxlError, UsageError
 from txl_runtime.listener import Silent
 from txl_runtime.selftest import SelftestResult, run_selftest
@@ -164,7 +167,7 @@ def test_verification_judges_half_by_its_distribution_and_says_what_it_is_worth(
     assert any(f"{precision} on the CPU is indicative" in message for message in heard)
     if precision == "bf16":
         assert "in float32 rounded to bf16 (indicative)" in made.parity.backend
-    reached = dict(np.load(path / "selftest.npz"))["reached"]
+    reached = load_file(path / SELFTEST)["reached"]
     assert 1e-5 < reached[0] < 0.5
     again = txl_export.verify(path, tokens=TEXT)
     assert again.passed
@@ -295,9 +298,9 @@ def test_a_step_whose_rounded_results_are_no_numbers_is_told_and_keeps_those_of_
         ),
     )
     prepared = SimpleNamespace(vectors=lambda manifest: {"length": np.ones(1)})
-    exporting._add_selftest(prepared, tmp_path, SimpleNamespace(precision="fp16"), heard)
-    with np.load(tmp_path / "selftest.npz") as vectors:
-        assert vectors["reached"].tolist() == [1e-3, 2e-3]
+    manifest = msgspec.structs.replace(step_stream.MANIFEST, precision="fp16")
+    exporting._add_selftest(prepared, tmp_path, manifest, heard)
+    assert load_file(tmp_path / SELFTEST)["reached"].tolist() == [1e-3, 2e-3]
     assert len(said) == 1
     assert "a device may fail it" in said[0]
 

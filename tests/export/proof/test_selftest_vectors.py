@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from stand_ins.step_stream import AXES, ArrayModel, ArrayStream, NumpyReference
-from txl_export.proof.selftest_vectors import MOST_STEPS, selftest_vectors
+from txl_export.proof.selftest_vectors import MOST_STEPS, drawn_places, selftest_vectors, values_kept
 from txl_runtime import BundleError, CheckError
 from txl_runtime.selftest import SelftestResult, run_selftest
 
@@ -44,6 +44,43 @@ def test_the_chain_is_short_and_has_every_length_idle_sequences_and_resets(vecto
     assert not vectors["reset"].all(axis=1).any(), "sequences begin anew one by one where they can"
     assert sum(values.nbytes for values in vectors.values()) < 300_000
     assert all(values.dtype != object for values in vectors.values())
+
+
+def test_places_are_told_once_where_they_are_the_same_in_every_step_and_none_is_compared_twice(vectors):
+    assert vectors["place/mean"].tolist() == [0, 1, 2], "of an output without positions all values are compared"
+    assert vectors["output/mean"].shape == (*vectors["counts"].shape, 3)
+    assert vectors["place/words"].shape == vectors["output/words"].shape == (*vectors["counts"].shape, 20)
+    for places, count in zip(vectors["place/words"].reshape(-1, 20), vectors["counts"].ravel(), strict=True):
+        assert len(set(places.tolist())) == (5 * count or 1), "all values of the positions that count, and no others"
+        assert places.max() < (5 * count or 1)
+
+
+@pytest.mark.parametrize(("sizes", "of"), [((2, 3), (4, 3)), ((3, 2), (3, 4))], ids=["first", "last"])
+def test_places_are_drawn_among_the_positions_that_count(sizes, of):
+    places = drawn_places(sizes, 10, np.random.default_rng(0), of)
+    counted = np.arange(12).reshape(of)[tuple(map(slice, sizes))]
+    assert set(places.tolist()) == set(counted.ravel().tolist())
+    assert len(places) == 10, "the same again, where there are fewer values than are kept"
+
+
+def test_places_as_older_bundles_have_them_are_replayed(vectors):
+    old = {**vectors, "place/mean": np.broadcast_to(vectors["place/mean"], vectors["output/mean"].shape)}
+    assert replayed(old).largest == replayed(vectors).largest
+
+
+@pytest.mark.parametrize(
+    "places", [np.zeros(4, np.int32), np.zeros((2, 3, 3), np.int32), np.array([0, 1, 3], np.int32)]
+)
+def test_places_that_do_not_fit_are_refused(vectors, places):
+    with pytest.raises(BundleError, match="stored vectors do not fit"):
+        replayed({**vectors, "place/mean": places})
+
+
+@pytest.mark.parametrize(("batch", "kept"), [(1, 64), (8, 64), (16, 32), (100, 8)])
+def test_many_sequences_have_fewer_values_each_but_never_fewer_together(batch, kept):
+    model = msgspec.structs.replace(ArrayModel().manifest, batch_size=batch)
+    wide = msgspec.structs.replace(model.outputs[0], shape=("B", "L", 1000))
+    assert values_kept(model, wide) == kept
 
 
 def test_large_inputs_make_the_chain_shorter():

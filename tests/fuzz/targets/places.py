@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
-BASES = FIXTURES / "bad_bundles" / "bases"
+BASES = Path(__file__).parents[3] / "conformance" / "bad_bundles" / "bases"
 FORMAT1 = FIXTURES / "format1"
 
 

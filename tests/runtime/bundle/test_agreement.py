@@ -52,6 +52,7 @@ def clusters(tables: Tables, many: int) -> None:
     tables["inputs"][0]["vocab"] = many
     output = tables["outputs"][0]
     output.update(shape=["B", "L", many], clusters=[[first, first + 1] for first in range(many)])
+    output.update(cluster_columns=[*range(1, many)])
     for program in tables["programs"]:
         for spec in program["outputs"]:
             if spec["name"] == "logprobs" and program["segment_length"]:

@@ -12,9 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mutated_states import joined
 from safetensors.numpy import save
 from txl_runtime.bundle.contents import EXPANDED, SMALL, decode_report, decode_vectors, read_tensors
 from txl_runtime.errors import BundleError
+
+TENSORS = "selftest.safetensors"
 
 
 def packed(*members: tuple[str, bytes], kind: int = zipfile.ZIP_DEFLATED) -> bytes:
@@ -35,15 +38,15 @@ def plain(shape: object, descr: object = "<f4", fortran: object = False) -> dict
     return {"descr": descr, "fortran_order": fortran, "shape": shape}
 
 
-def vectors(data: bytes) -> dict[str, Any]:
-    return decode_vectors(data, "selftest.npz")
+def vectors(data: bytes, name: str = "selftest.npz") -> dict[str, Any]:
+    return decode_vectors(data, name)
 
 
-def most_memory(data: bytes) -> int:
+def most_memory(data: bytes, name: str = "selftest.npz") -> int:
     """Bytes that reading takes at its worst, whether it is refused or not."""
     tracemalloc.start()
     try:
-        vectors(data)
+        vectors(data, name)
     except BundleError:
         pass
     finally:
@@ -52,20 +55,66 @@ def most_memory(data: bytes) -> int:
     return most
 
 
+GIVEN = {
+    "rows": np.arange(6, dtype=np.int32).reshape(2, 3),
+    "memory/layers.00.key": np.arange(6, dtype=np.float64).reshape(2, 3),
+    "none": np.zeros((0, 3), np.float32),
+    "one": np.array(True),
+    "place": np.array([2**40], np.int64),
+}
+
+
 def test_vectors_are_read_as_numpy_wrote_them():
     stream = io.BytesIO()
-    given = {
-        "rows": np.arange(6, dtype=np.int32).reshape(2, 3),
-        "memory/layers.00.key": np.asfortranarray(np.arange(6, dtype=np.float64).reshape(2, 3)),
-        "none": np.zeros((0, 3), np.float32),
-        "one": np.array(True),
-    }
+    given = {**GIVEN, "columns": np.asfortranarray(np.arange(6).reshape(2, 3))}
     np.savez_compressed(stream, allow_pickle=False, **given)
     found = vectors(stream.getvalue())
     assert list(found) == list(given)
     for name, array in given.items():
         assert found[name].dtype == array.dtype
         np.testing.assert_array_equal(found[name], array)
+
+
+def test_vectors_are_read_as_safetensors_wrote_them():
+    found = vectors(save(GIVEN), TENSORS)
+    assert found.keys() == GIVEN.keys()
+    for name, array in GIVEN.items():
+        assert found[name].shape == array.shape
+        assert found[name].dtype == array.dtype
+        np.testing.assert_array_equal(found[name], array)
+
+
+def tensors(dtype: str, shape: list[Any], data: bytes, end: int | None = None) -> bytes:
+    entry = {"dtype": dtype, "shape": shape, "data_offsets": [0, len(data) if end is None else end]}
+    return joined({"a": entry}, data)
+
+
+BAD_TENSORS: dict[str, bytes] = {
+    "no file at all": b"",
+    "an archive": packed(("a.npy", npy(plain((1,)), bytes(4)))),
+    "a header that is longer than the file": (2**40).to_bytes(8, "little") + b"{}",
+    "more than there is": tensors("F32", [2**40], b"", 2**42),
+    "sizes beyond any number": tensors("F32", [2**61, 2**61], b""),
+    "a negative size": tensors("F32", [-1], b""),
+    "less than there is": tensors("F32", [1], bytes(8), 4),
+    "half precision of another kind": tensors("BF16", [2], bytes(4)),
+    "a truth that is 2": tensors("BOOL", [1], b"\2"),
+    "an array that is not counted": tensors("F32", [1], bytes(8)),
+}
+
+
+@pytest.mark.parametrize("data", BAD_TENSORS.values(), ids=BAD_TENSORS)
+def test_tensors_that_are_no_vectors_are_refused_without_memory(data):
+    with pytest.raises(BundleError, match=r"selftest\.safetensors: .+; expected stored vectors; export"):
+        vectors(data, TENSORS)
+    assert most_memory(data, TENSORS) < 1 << 20
+
+
+def test_many_tensors_take_memory_as_their_file_does():
+    data = save({str(number): np.zeros(0, np.float32) for number in range(20_000)})
+    assert len(data) > 1 << 20
+    assert len(vectors(data, TENSORS)) == 20_000
+    assert most_memory(data, TENSORS) < EXPANDED * len(data)
 
 
 ZEROS = bytes(SMALL)

@@ -59,7 +59,7 @@ def test_an_old_bundle_passes_its_selftest(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_adapter_takes_over_every_table(name):
     document, manifest = json.loads((OLD / name / MANIFEST).read_text()), open_bundle(OLD / name).manifest
-    assert manifest.format_version == "2.0"
+    assert manifest.format_version == "2.1"
     assert [state.name for state in manifest.states] == [state["name"] for state in document["states"]]
     assert [list(state.shape) for state in manifest.states] == [state["shape"] for state in document["states"]]
     assert [program.name for program in manifest.programs] == [program["name"] for program in document["programs"]]

@@ -12,7 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 OLD = Path(__file__).parents[2] / "fixtures" / "format1"
 MANY = int(os.environ.get("TXL_MUTATIONS", "250"))
@@ -35,6 +37,7 @@ read = {
     "manifest": lambda data: decode_manifest(data, "manifest.json").state_bytes,
     "vocabulary": lambda data: decode_vocabulary(data, 60, "vocabulary.json").decode([0, 1, 59]),
     "vectors": lambda data: decode_vectors(data, "selftest.npz"),
+    "tensors": lambda data: decode_vectors(data, "selftest.safetensors"),
     "sidecar": lambda data: decode_sidecar(data, "a.json"),
     "report": lambda data: decode_report(data, "report.json"),
 }[kind]
@@ -75,7 +78,7 @@ def spoiled(node):
 
 def mutated():
     data = draw.choice(sources)
-    if kind != "vectors" and draw.random() < 0.8:
+    if kind not in ("vectors", "tensors") and draw.random() < 0.8:
         return json.dumps(spoiled(json.loads(data)), ensure_ascii=draw.random() < 0.5).encode()
     data = bytearray(data)
     for _ in range(draw.choice([1, 2, 8])):
@@ -118,7 +121,7 @@ def vocabularies(folder: Path) -> list[Path]:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of memory are Linux's")
-@pytest.mark.parametrize("kind", ["manifest", "vocabulary", "vectors", "sidecar", "report"])
+@pytest.mark.parametrize("kind", ["manifest", "vocabulary", "vectors", "tensors", "sidecar", "report"])
 def test_random_damage_is_refused_or_does_not_matter(kind, tmp_path):
     sources = {
         "manifest": [OLD / name / "manifest.json" for name in ("kv", "adaptive", "hidden")],
@@ -126,6 +129,10 @@ def test_random_damage_is_refused_or_does_not_matter(kind, tmp_path):
         "sidecar": sorted(OLD.glob("kv/engines/*/*.json")),
         "report": [OLD / "kv" / "report.json"],
     }
+    if kind == "tensors":
+        sources[kind] = [tmp_path / f"{number}" for number in range(len(sources["vectors"]))]
+        for made, old in zip(sources[kind], sources["vectors"], strict=True):
+            save_file(dict(np.load(old)), made)
     given = sources[kind] if kind in sources else vocabularies(tmp_path)
     assert given
     seed = str(random.randrange(2**31)) if MANY > 1000 else "1"

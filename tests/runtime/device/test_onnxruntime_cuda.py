@@ -337,6 +337,17 @@ def test_errors_of_the_provider_are_told_from_those_of_a_graph(built, said, erro
         opened(built("ring"), change=fail)
 
 
+def test_a_provider_that_is_too_old_for_a_graph_says_which_version_is_not(built):
+    def fail(ort: StandInOrt) -> None:
+        def session(*_: Any, **__: Any) -> Any:
+            raise RuntimeError("Could not find an implementation for TensorScatter(24)")
+
+        ort.InferenceSession, ort.__version__ = session, "1.24.4"
+
+    with pytest.raises(BundleError, match=r"expected ONNX Runtime 1\.25 or newer for opset 24, and this is 1\.24\.4"):
+        opened(built("ring"), change=fail)
+
+
 def test_a_fusion_that_has_no_kernel_is_left_out(built):
     """ONNX Runtime 1.23 makes SkipLayerNormalization of bf16, and then refuses its own graph."""
     tried = []

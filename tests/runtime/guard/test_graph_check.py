@@ -722,3 +722,20 @@ def test_fields_are_told_in_their_order():
         (2, b"a"),
         (3, b"\x00\x00\x80\x3f"),
     ]
+
+
+@pytest.mark.parametrize("stated", [{"ai.onnx": 19}, {"ai.onnx": 18, "com.microsoft": 1}, {"é" * 200: 18}])
+def test_a_graph_imports_what_the_manifest_says(bundle, stated):
+    manifest = open_bundle(bundle).manifest
+    first, *others = manifest.programs
+    data = (bundle / first.file).read_bytes()
+    for opset in ({}, {"ai.onnx": 18}, stated):
+        changed = msgspec.structs.replace(first, opset=opset)
+        tables = msgspec.structs.replace(manifest, programs=(changed, *others))
+        if opset is not stated:
+            check_graph(data, "the graph", changed, tables)
+            continue
+        with pytest.raises(BundleError, match=r"has operators of \{'ai.onnx': 18\}, expected .*says of") as caught:
+            check_graph(data, "the graph", first, tables)
+        assert len(str(caught.value)) < 300
+        assert str(caught.value).isascii()

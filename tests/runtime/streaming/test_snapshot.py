@@ -187,13 +187,13 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_refused(model, tmp_path, m
     stream = model.stream()
     stream.feed(np.arange(3 * 5).reshape(B, 5))
     stream.snapshot().save(path)
-    read = state_files._read
+    read = state_files.read_whole
 
-    def cut(file: Any, size: int) -> Any:
+    def cut(file: Any, size: int, most: int) -> Any:
         os.truncate(path, size - 100)
-        return read(file, size)
+        return read(file, size, most)
 
-    monkeypatch.setattr(state_files, "_read", cut)
+    monkeypatch.setattr(state_files, "read_whole", cut)
     with pytest.raises(UsageError, match=r"became shorter while it was read; expected a saved state"):
         StreamState.load(path)
 

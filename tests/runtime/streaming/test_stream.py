@@ -747,7 +747,7 @@ def test_a_file_that_is_no_saved_state_is_refused(models, kv, tmp_path, spoil):
         StreamState.load(spoil(path, path.read_bytes()))
 
 
-@pytest.mark.parametrize("file", ["weights.safetensors", "selftest.npz", "manifest.json"])
+@pytest.mark.parametrize("file", ["weights.safetensors", "selftest.safetensors", "manifest.json"])
 def test_another_file_of_the_project_is_no_saved_state(models, kv, file):
     with pytest.raises(UsageError, match="expected a saved state"):
         StreamState.load(models(kv).bundle.file(file))

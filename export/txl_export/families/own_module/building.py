@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-import msgspec
 import onnx_ir as ir
 from txl_runtime.bundle.open_batch import at_axes
 from txl_runtime.bundle.reading import WEIGHTS
@@ -230,7 +229,7 @@ def _write(folder: Path, graphs: Written) -> None:
     stored = graphs.weights.write(folder / WEIGHTS)
     for program, model, axes in zip(graphs.programs, graphs.models, graphs.axes, strict=True):
         stored.point_into(model.graph)
-        model.metadata_props["txl-deploy.program"] = msgspec.json.encode(program).decode()
+        model.metadata_props["txl-deploy.program"] = program.note()
         ir.save(model, folder / program.file)
         promised = at_axes(program, axes) if program.open_batch else program
         check_graph(folder / program.file, promised, OPSET)

@@ -9,6 +9,7 @@ import msgspec
 import onnx_ir as ir
 import torch
 from torch import Tensor, nn
+from txl_runtime.bundle.derived import DERIVED
 from txl_runtime.bundle.tables import Input, Output
 
 from txl_export.families.own_module.attributes import leaves
@@ -37,8 +38,8 @@ def model_id(spec: StepSpec, inputs: Sequence[Input], outputs: Sequence[Output],
         graphs: in float32.
     """
     facts = {
-        "inputs": [entry for entry in inputs if entry.role != "valid"],
-        "outputs": list(outputs),
+        "inputs": [_row(entry) for entry in inputs if entry.role != "valid"],
+        "outputs": [_row(entry) for entry in outputs],
         "states": [
             [entry.name, list(entry.shape), in_bundle(entry.dtype), entry.grows, entry.initial is None]
             for entry in spec.states
@@ -53,6 +54,13 @@ def model_id(spec: StepSpec, inputs: Sequence[Input], outputs: Sequence[Output],
 def tensors_id(spec: StepSpec) -> str:
     """SHA-256 over the module's tensors alone, which needs no graph: whether a module has the weights of another."""
     return _digest(spec, b"")
+
+
+def _row(entry: Input | Output) -> msgspec.Raw:
+    """A row of a table as format 2.0 had it: what the tables imply is no part of an identity."""
+    implied = {name for names in DERIVED.values() for name in names}
+    said = {name: getattr(entry, name) for name in entry.__struct_fields__ if name not in implied}
+    return msgspec.Raw(msgspec.json.encode(said))
 
 
 def _digest(spec: StepSpec, facts: bytes) -> str:

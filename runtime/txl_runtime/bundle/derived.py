@@ -1,0 +1,76 @@
+"""What the tables of a bundle imply, spelled out in their rows since format 2.1, so that readers guess nothing.
+
+Every rule stands here once. Exporters write what it gives, a manifest that says nothing of it (as those of format 1 and
+2.0 do) is completed when it is read, and one that says something is held against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from txl_runtime.bundle.tables import Counting, Input, Output, StateTensor, Tables
+
+DERIVED = {"inputs": ("counter", "beyond"), "outputs": ("cluster_columns",), "states": ("spill", "in_place")}
+"""The fields of each table's rows that are derived; what they are where a manifest does not say them is false."""
+MOST_SHOWN = 80
+"""Characters of a value in a message."""
+
+
+def completed(tables: Tables) -> Any:
+    """The same manifest with all that its tables imply; a table may be wrong here, since `agreement` comes later."""
+    manifest: Any = tables
+    return msgspec.structs.replace(manifest, **_implied(tables))
+
+
+def says_nothing(tables: Tables) -> bool:
+    """Whether a manifest has none of the derived fields."""
+    rows = ((row, names) for side, names in DERIVED.items() for row in getattr(tables, side))
+    return not any(getattr(row, name) for row, names in rows for name in names)
+
+
+def differences(tables: Tables) -> Iterator[str]:
+    """Where a manifest says something else than its tables imply, one sentence each; none where it says nothing."""
+    for side, rows in ({} if says_nothing(tables) else _implied(tables)).items():
+        for found, expected in zip(getattr(tables, side), rows, strict=True):
+            for name in DERIVED[side]:
+                if getattr(found, name) != getattr(expected, name):
+                    said, implied = (_shown(getattr(row, name)) for row in (found, expected))
+                    yield f"{side[:-1]} {found.name} says {name} {said}, expected {implied} as the other fields imply"
+
+
+def _shown(value: Any) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) < MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+
+
+def _implied(tables: Tables) -> dict[str, tuple[Any, ...]]:
+    return {
+        "inputs": tuple(_input(tables, entry) for entry in tables.inputs),
+        "outputs": tuple(_output(entry) for entry in tables.outputs),
+        "states": tuple(_state(state) for state in tables.states),
+    }
+
+
+def _input(tables: Tables, entry: Input) -> Input:
+    counter, slots = None, next((state.slots for state in tables.states if state.slots), None)
+    if entry.role == "fill" and (fill := tables.counters.get("fill")):
+        counter = Counting(start=fill.start, most=fill.most, over="stay")
+    elif entry.role == "head" and slots:
+        counter = Counting(start=0, most=slots, over="wrap")
+    beyond = ("largest" if tables.streams == "lockstep" else "zero") if entry.role == "valid" else None
+    return msgspec.structs.replace(entry, counter=counter, beyond=beyond)
+
+
+def _output(output: Output) -> Output:
+    first = output.clusters[0][1] if output.clusters else 0
+    columns = tuple(first + tail for tail in range(len(output.clusters) - 1))
+    return msgspec.structs.replace(output, cluster_columns=columns)
+
+
+def _state(state: StateTensor) -> StateTensor:
+    ring, axis, slots = state.update == "ring", state.row_axis, state.slots
+    rows = state.shape[axis] if ring and slots and axis is not None and axis < len(state.shape) else 0
+    return msgspec.structs.replace(state, spill=max(rows - (slots or 0), 0), in_place=ring)

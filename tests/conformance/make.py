@@ -1,0 +1,829 @@
+"""Makes the conformance list anew, but for the bad bundles, which `fuzz.bad_bundles` writes.
+
+    python tests/conformance/make.py [--keep] [FOLDER]
+
+The bundles are random and small, with weights so large that every fault shows. The vectors are what Python's own driver
+answers. Tokens are kept only where they would be the same if every log-probability were another by `DISTURBED`: what is
+drawn must not depend on how an engine orders its sums. With --keep the bundles stay and only the vectors are made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [
+    str(ROOT),
+    str(ROOT / "export"),
+    str(ROOT / "runtime"),
+    str(ROOT / "tests"),
+    str(ROOT / "tests" / "helpers"),
+]
+FIXTURES = ROOT / "tests" / "fixtures"
+
+import step_models  # noqa: E402
+from plain_draws import by_the_whole  # noqa: E402
+from safetensors.numpy import load, save  # noqa: E402
+from support import random_state, save_checkpoint, small_config  # noqa: E402
+
+from txl_deploy.conformance.driver import Driver  # noqa: E402
+from txl_deploy.conformance.messages import packed, packed_bytes, unpacked, unpacked_bytes  # noqa: E402
+from txl_deploy.conformance.running import FORMAT  # noqa: E402
+
+DISTURBED = {"fp16": 4e-3}
+"""By precision; 1e-3 of any other."""
+SYMBOLS = [*"abcdefghijklmnopqrstuvwxyz .,;-'", "<eos>", "<unk>", *"0123456"]
+WORDS = {
+    "kind": "words",
+    "symbols": SYMBOLS,
+    "unknown": SYMBOLS.index("<unk>"),
+    "line_end": SYMBOLS.index("<eos>"),
+    "delimiter": "",
+    "lower_case": True,
+}
+TABLED = {
+    "kind": "words",
+    "symbols": ["<s>", "</s>", "the", "tide", "Tide", "\u00fc", "b\u3000c", "a,", "<bad>"],
+    "line_start": 0,
+    "line_end": 1,
+}
+PARTED = {"kind": "words", "symbols": ["", " a", "b c", "<unk>", *SYMBOLS[:26]], "unknown": 3, "delimiter": ", "}
+STEPS = {"segment_length": (4, 1)}
+SMALL = {"n_layer": 2, "n_head": 2, "d_model": 8, "d_head": 4, "d_inner": 12, "d_embed": 8}
+Bundle = Callable[[Path], object]
+
+
+# --- bundles --------------------------------------------------------------------------------------------------------
+
+
+def transformer(config: dict[str, Any], vocabulary: Any = None, **options: Any) -> Bundle:
+    """A Transformer-XL of random weights, exported."""
+
+    def write(path: Path) -> None:
+        import txl_export
+
+        values = small_config(**{**SMALL, "vocab_size": len(SYMBOLS), "memory_length": 6, **config})
+        with tempfile.TemporaryDirectory() as folder:
+            more = {} if vocabulary is None else {"vocabulary": vocabulary}
+            file = save_checkpoint(
+                Path(folder) / "model.pt", values, random_state(values, zlib.crc32(path.name.encode())), **more
+            )
+            txl_export.export(file, path, **{**STEPS, "verify": False, **options})
+
+    return write
+
+
+def own(function: str, **options: Any) -> Bundle:
+    """A module of `tests/fixtures/release_0_8/own.py`, or the one below, exported."""
+
+    def write(path: Path) -> None:
+        import txl_export
+
+        source = hearing() if function == "hearing" else f"{FIXTURES / 'release_0_8' / 'own.py'}:{function}"
+        txl_export.export(source, path, **{**STEPS, "verify": False, **options})
+
+    return write
+
+
+def hearing() -> Any:
+    """A step that sees two frames ahead."""
+    import torch
+    from txl_export import InputSpec, OutputSpec, StateSpec, StepSpec
+
+    class Hearing(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ahead, self.cell = torch.nn.Conv1d(5, 6, 3), torch.nn.GRU(6, 6, batch_first=True)
+
+        def forward(self, frames: Any, h: Any) -> Any:
+            seen = self.ahead(frames.transpose(1, 2)).tanh().transpose(1, 2)
+            return self.cell(seen, h)
+
+    torch.manual_seed(4)
+    frames = InputSpec("frames", ("B", "L", 5), lookahead=2)
+    states, outputs = [StateSpec("h", (1, "B", 6), initial=0.5)], [OutputSpec("heard", ("B", "L", 6))]
+    return StepSpec(Hearing(), [frames], states, outputs)
+
+
+def lockstep(path: Path) -> None:
+    """Sequences that share a clock, which goes on by the fewest positions that count in any of all B.
+
+    Of its outputs one has no positions.
+    """
+    from txl_runtime.bundle.tables import Input, Output
+
+    table = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+    model = step_models.StepModel(
+        inputs=(
+            Input(name="x", dtype="float32", shape=("B", "L", 4), role="feature"),
+            Input(name="valid", dtype="int32", shape=("B",), role="valid"),
+        ),
+        outputs=(
+            Output(name="y", dtype="float32", shape=("B", "L", 4)),
+            Output(name="mean", dtype="float32", shape=("B", 4)),
+        ),
+        states=(
+            step_models.state("clock", (1,), None, "int32", initial=2.0),
+            step_models.state("h", (step_models.B, 4), 0, initial=0.25),
+        ),
+        streams="lockstep",
+    )
+    for length in (4, 1):
+        graph = step_models.Graph()
+        fewest = graph.add("ReduceMin", ["valid", graph.constant([0], np.int64)], keepdims=1)
+        graph.add("Add", ["state.clock.in", fewest], "state.clock.out")
+        time = graph.add("Sin", [graph.add("Cast", ["state.clock.in"], to=step_models.TensorProto.FLOAT)])
+        held = graph.add("Mul", ["state.h.in", time])
+        mixed = graph.add("MatMul", ["x", graph.constant(table)])
+        y = graph.add(
+            "Tanh", [graph.add("Add", [mixed, graph.add("Unsqueeze", [held, graph.constant([1], np.int64)])])], "y"
+        )
+        mean = graph.add("ReduceMean", [y, graph.constant([1], np.int64)], "state.h.out", keepdims=0)
+        graph.add("Neg", [mean], "mean")
+        model.add(f"step-{length}", length, graph)
+    sealed(model, path)
+
+
+def sealed(model: step_models.StepModel, path: Path, vocabulary: dict[str, Any] | None = None) -> None:
+    """Write a bundle whose graphs were made by hand, in the format as it is now."""
+    import msgspec
+    from txl_export.bundle.sealing import seal
+    from txl_runtime.bundle.reading import open_bundle
+
+    manifest = open_bundle(model.write(path)).manifest
+    if vocabulary is not None:
+        (path / "vocabulary.json").write_text(json.dumps(vocabulary), "utf-8")
+        manifest = msgspec.structs.replace(manifest, vocabulary="vocabulary.json")
+    seal(path, manifest)
+
+
+def table(path: Path) -> None:
+    """Log-probabilities that a table has for each token: no engine computes them, so that some tie, and some are not
+    numbers; and a count of tokens, which is also an output without positions, too large to be exact as a float32.
+    """
+    from txl_runtime.bundle.tables import Input, Output
+
+    rows = np.full((len(TABLED["symbols"]),) * 2, -np.inf)
+    rows[0, :8] = np.log(1 / 8)
+    rows[1, [2, 5]] = np.log(1 / 2)
+    rows[2, :8] = np.log([1 / 4, 1 / 8, 1 / 16, 1 / 4, 1 / 16, 1 / 8, 1 / 16, 1 / 16])
+    rows[3:8, :8] = np.log([1 / 128, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128])
+    rows[4, :8] = np.log(np.linspace(0.13, 0.12, 8))
+    rows[8] = np.nan
+    width = len(rows)
+    model = step_models.StepModel(
+        inputs=(
+            Input(name="tokens", dtype="int32", shape=("B", "L"), role="tokens", vocab=width),
+            Input(name="valid", dtype="int32", shape=("B",), role="valid"),
+        ),
+        outputs=(
+            Output(name="logprobs", dtype="float32", shape=("B", "L", width), role="logprobs"),
+            Output(name="so_far", dtype="int32", shape=("B",)),
+        ),
+        states=(step_models.state("count", (step_models.B,), 0, "int32", initial=2.0**24),),
+        lengths="valid",
+    )
+    for length in (4, 1):
+        graph = step_models.Graph()
+        graph.add("Gather", [graph.constant(rows, np.float32), "tokens"], "logprobs")
+        graph.add("Add", ["state.count.in", "valid"], "state.count.out")
+        graph.add("Identity", ["state.count.out"], "so_far")
+        model.add(f"step-{length}", length, graph)
+    sealed(model, path, TABLED)
+
+
+def untrue(path: Path) -> None:
+    """A policy whose stored vectors are those of another model, by a little."""
+    from txl_export.bundle.sealing import seal
+    from txl_runtime.bundle.reading import open_bundle
+
+    own("policy")(path)
+    manifest = open_bundle(path).manifest
+    stored = path / "selftest.safetensors"
+    tensors = load(stored.read_bytes())
+    stored.write_bytes(save({**tensors, "output/value": tensors["output/value"] + np.float32(0.01)}))
+    seal(path, manifest)
+
+
+def frozen(path: str) -> Bundle:
+    """A copy of a bundle that an earlier release wrote."""
+    return lambda into: shutil.copytree(FIXTURES / path, into)
+
+
+ZEROS = {"memory_start": "zeros", "pre_lnorm": True, "attention_bias": True}
+BUNDLES: dict[str, tuple[list[str], Bundle]] = {
+    "ring": ([], transformer({}, WORDS, batch_size=3)),
+    "rolled": (["format1"], frozen("format1/plain10")),
+    "hidden": ([], transformer({}, PARTED, memory="hidden", batch_size=2)),
+    "clusters": (
+        ["clusters"],
+        transformer(
+            {"n_layer": 1, "vocab_size": 256, "cutoffs": (60, 150), "div_val": 2}, {"kind": "bytes"}, batch_size=2
+        ),
+    ),
+    "zeros": ([], transformer(ZEROS, batch_size=3)),
+    "int8": (["int8"], transformer({"d_model": 16, "d_head": 8, "d_embed": 16}, precision="int8", batch_size=2)),
+    "half": (["half"], transformer({}, precision="fp16", batch_size=2)),
+    "policy-1": ([], own("policy")),
+    "untrue": ([], untrue),
+    "policy-16": (["open"], own("policy", batch_size=16)),
+    "lookahead": (["lookahead"], own("hearing", batch_size=2)),
+    "stages": (["grows"], own("growing", growth="stages", segment_length=4)),
+    "growing": (["grows", "old"], frozen("release_0_8/growing")),
+    "lockstep": (["lockstep"], lockstep),
+    "table": ([], table),
+    "axes": (["axes"], lambda path: sealed(step_models.recurrent(), path)),
+    "format1": (["format1"], frozen("format1/kv")),
+    "release-0.8": (["old", "clusters"], frozen("release_0_8/clusters")),
+}
+"""What every vector of a bundle shows, and how the bundle is made."""
+
+
+# --- vectors --------------------------------------------------------------------------------------------------------
+
+
+def settled(data: bytes) -> bytes:
+    """A safetensors file with its header in one order, which the library leaves open."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.dumps(json.loads(data[8:end]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + data[end:]
+
+
+def opened(data: bytes) -> tuple[dict[str, Any], dict[str, str]]:
+    """Tensors and texts of a safetensors file."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    facts: dict[str, str] = json.loads(data[8:end])["__metadata__"]
+    return load(data), facts
+
+
+def closed(tensors: dict[str, Any], facts: dict[str, str]) -> str:
+    """Tensors as bytes of a safetensors file, one behind the other as they are here."""
+    header: dict[str, Any] = {"__metadata__": facts}
+    data = b""
+    for name, array in tensors.items():
+        kind = {"float32": "F32", "int32": "I32", "bool": "BOOL", "float16": "F16"}[array.dtype.name]
+        header[name] = {
+            "dtype": kind,
+            "shape": list(array.shape),
+            "data_offsets": [len(data), len(data) + array.nbytes],
+        }
+        data += array.tobytes()
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return packed_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+class Composer:
+    """Asks Python's driver, and keeps every request with its reply."""
+
+    def __init__(self, path: Path, shows: list[str]) -> None:
+        self.path, self.base, self.driver = path, shows, Driver()
+        self.good("load", path=str(path), update=None)
+        self.manifest = m = self.driver.model.manifest
+        self.draws = np.random.default_rng(zlib.crc32(path.name.encode()))
+        self.most_b, self.lengths, self.longest = m.batch_size, m.segment_lengths, m.segment_lengths[0]
+        self.fluent = m.tokens is not None and m.logprobs is not None and m.can.feed_freely
+        self.apart, self.counted, self.exact = m.can.run_apart, m.can.count_rows, m.lengths == "exact"
+        self.ids = (m.vocab_size or 1) - (path.name == "table")  # after the last one of which nothing can be drawn
+        self.again = bool(
+            {"old", "format1", "int8", "half", "clusters"} & set(shows)
+        )  # what others show holds here too
+        self.vectors: list[dict[str, Any]] = []
+        self.steps: list[dict[str, Any]] = []
+        self.b, self.elsewhere = 0, ""
+
+    def good(self, do: str, **request: Any) -> dict[str, Any]:
+        """Ask without keeping it."""
+        reply = self.driver.answer({"do": do, **request})
+        assert "ok" in reply, (do, reply)
+        return reply
+
+    def begin(self, shows: str, update: str, b: int, memory_length: int | None = None) -> None:
+        """Begin a vector with a fresh stream."""
+        if self.driver.model.update != update:
+            self.good("load", path=str(self.path), update=update)
+        self.good("open", b=b, memory_length=memory_length)
+        self.b, self.steps, self.memory_length = b, [], memory_length
+        vector = {"shows": [*shows.split(), *self.base], "update": update, "b": b, "memory_length": memory_length}
+        self.vectors.append({**vector, "steps": self.steps})
+
+    def ask(self, do: str, refused: bool | None = False, **request: Any) -> dict[str, Any]:
+        """Ask and keep it."""
+        reply = self.driver.answer(self.own_bytes({"do": do, **request}))
+        assert refused in (None, "refused" in reply), (self.path.name, do, reply)
+        if do in ("save", "take") and "ok" in reply:
+            reply["ok"]["bytes"] = self.saved = packed_bytes(settled(unpacked_bytes(reply["ok"]["bytes"])))
+        self.steps.append({"request": {"do": do, **request}, "reply": reply})
+        return reply
+
+    def own_bytes(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The request as a runner sends it: bytes that are null are what was saved last."""
+        return request | {"bytes": self.saved} if "bytes" in request and request["bytes"] is None else request
+
+    # --- what is asked ---
+
+    def number(self, first: int, last: int) -> int:
+        return int(self.draws.integers(first, last + 1))
+
+    def counts(self, length: int, kind: str = "some") -> list[int] | None:
+        """How many positions count: all, at least one of each sequence, or with "idle" of one sequence at least."""
+        if kind == "all" or not self.apart or (self.exact and kind == "some"):
+            return None
+        while True:
+            found = self.draws.integers(kind == "some", length + 1, self.b)
+            found = np.where(found * 2 > length, length, 0) if self.exact else found
+            if found.any():
+                return [int(number) for number in found]
+
+    def arrays(self, length: int, counts: list[int] | None = None, garbage: bool = False) -> dict[str, Any]:
+        """Inputs by name; what does not count is no token id and no usual number where there is to be garbage."""
+        found = {}
+        for entry in self.manifest.given:
+            sizes = entry.sizes(self.b, length)
+            if entry.role == "tokens":
+                array = self.draws.integers(0, self.ids, sizes).astype(np.int32)
+            else:
+                array = self.draws.normal(size=sizes) * 1.5
+                array = array > 1 if entry.dtype == "bool" else array.astype(entry.dtype)
+            if garbage and counts is not None and entry.shape[:2] == ("B", "L"):
+                for row, count in enumerate(counts):
+                    if count == 0 or not entry.lookahead:
+                        array[row, count:] = -7 if entry.role == "tokens" else 1e4
+            found[entry.name] = packed(array)
+        return found
+
+    def run(self, kind: str = "some", length: int = 0, garbage: bool = False, commit: bool = True) -> set[str]:
+        """A segment; what it shows."""
+        length = length or (int(self.draws.choice(self.lengths)) if self.exact else self.number(1, self.longest))
+        counts = self.counts(length, kind)
+        self.ask("run", inputs=self.arrays(length, counts, garbage), counts=counts, commit=commit)
+        return (
+            {"idle", "padding"} if 0 in (counts or ()) else {"padding"} if min(counts or [length]) < length else set()
+        )
+
+    def feed(self, length: int, last: bool = False, kind: str = "some") -> None:
+        """Any number of positions."""
+        counts = None if self.exact else self.counts(length, kind)
+        self.ask("feed", inputs=self.arrays(length, counts), counts=counts, last=last)
+
+    def tokens(self, length: int) -> dict[str, Any]:
+        return packed(self.draws.integers(0, self.ids, (self.b, length)).astype(np.int32))
+
+    def score(self, length: int = 9) -> None:
+        """What tokens cost."""
+        self.ask("score", tokens=self.tokens(length), counts=self.counts(length, "idle") if self.number(0, 1) else None)
+
+    def generate(self, count: int = 6, same: bool = False, **options: Any) -> None:
+        """Tokens that do not depend on the last bits; another prompt and seed otherwise."""
+        options = {"temperature": 1.0, "top_k": None, "top_p": None, **options}
+        before = self.driver.stream.snapshot()
+        for seed in range(500):
+            tokens, counts = self.tokens(5), [self.number(1, 5) for _ in range(self.b)]
+            if same:  # then what differs are the draws alone
+                ids = unpacked(tokens)
+                tokens, counts = packed(np.repeat(ids[:1], self.b, axis=0)), [5] * self.b
+            request = {"tokens": tokens, "counts": counts, "count": count, "seed": seed, **options}
+            drawn = unpacked(self.good("generate", **request)["ok"]["tokens"])
+            self.driver.stream.restore(before)
+            if self.steady(before, unpacked(tokens), counts, drawn, request) and not (
+                same and (drawn[:, 0] == drawn[:, 1]).all()
+            ):
+                self.ask("generate", **request)
+                return
+        raise AssertionError(f"{self.path.name}: no draws that stay the same with {options}")
+
+    def steady(self, before: Any, tokens: Any, counts: list[int], drawn: Any, options: dict[str, Any]) -> bool:
+        """Whether every drawn token is what disturbed log-probabilities give; computed plainly, from all of them."""
+        stream = self.driver.model.stream(self.b, self.memory_length)
+        stream.restore(before)
+        heat, cut = options["temperature"], (options["top_k"], options["top_p"])
+        draws = [
+            np.random.default_rng(np.random.SeedSequence(options["seed"], spawn_key=(row,))) for row in range(self.b)
+        ]
+        last = stream.feed(tokens, counts, last=True)
+        for place, some in enumerate(drawn):
+            if place:
+                last = stream.step(drawn[place - 1][:, None])[:, 0]
+            for row, token in enumerate(some.tolist()):
+                uniform = draws[row].random() if heat else 0.0
+                for values in self.disturbed(last[row].astype(np.float64), token):
+                    if by_the_whole(values, uniform, heat, *cut) != token:
+                        return False
+        return True
+
+    def disturbed(self, values: Any, token: int) -> Iterator[Any]:
+        """Log-probabilities as they are, then as other engines may have them: as bad as possible for this token."""
+        by = DISTURBED.get(self.manifest.precision, 1e-3)
+        ranks = np.empty(len(values))
+        ranks[np.argsort(-values, kind="stable")] = np.arange(len(values))
+        yield values
+        for order, place in ((np.arange(len(values)), token), (ranks, ranks[token])):
+            for first in (place, place + 1):
+                for sign in (by, -by):
+                    yield values + np.where(order < first, sign, -sign)
+        for sign in (by, -by):
+            yield values + np.where(np.arange(len(values)) == token, sign, -sign)
+        for _ in range(4):
+            yield values + self.draws.uniform(-by, by, len(values))
+
+    def state(self) -> None:
+        """What is carried."""
+        self.ask("state")
+
+    def select(self, *rows: int) -> None:
+        """Other sequences in other places."""
+        self.ask("select", rows=list(rows))
+        self.b = len(rows)
+
+    def warm(self, segments: int = 0) -> None:
+        """Some segments, so that sequences differ and have come differently far."""
+        for _ in range(segments or (2 if self.again else 3)):
+            self.run()
+
+    def compose(self) -> None:
+        """Every vector of the bundle."""
+        updates = [rule for rule in self.manifest.updates if rule != "none"]
+        if self.path.name == "untrue":
+            self.begin("selftest", updates[0], 1)
+            assert not self.ask("selftest")["ok"]["passed"]
+            return
+        for rule in updates:
+            if rule == updates[0] or self.path.name == "ring":  # elsewhere the other rule is tried at random alone
+                self.of_segments(rule)
+            self.random(rule)
+            if self.fluent and rule == updates[0]:
+                self.of_table(rule) if self.path.name == "table" else self.of_tokens(rule)
+                self.of_texts(rule)
+        if any(name.startswith("selftest.") for name in self.manifest.files):
+            self.begin("selftest", updates[0], 1)
+            self.ask("selftest")
+        if not self.again:
+            self.of_edges(updates[0])
+
+    def of_segments(self, rule: str) -> None:
+        """What any model has."""
+        b, long = self.most_b, self.longest
+        self.begin("initial", rule, b)
+        self.state(), self.run("all", long), self.state()
+        self.begin("cut last", rule, b)
+        ahead = 2 * long + (0 if self.exact and 1 not in self.lengths else 1)
+        self.feed(ahead), self.feed(ahead, last=True), self.state()
+        self.begin("commit", rule, b)
+        (
+            self.run("all"),
+            self.run("all", commit=False),
+            self.state(),
+            self.run("all", commit=False),
+            self.run("all"),
+            self.state(),
+        )
+        if b > 1 and not self.manifest.joint:
+            self.begin("padding", rule, b - 1)
+            self.warm(), self.state()
+            self.select(b - 2, *range(b - 1)), self.warm(2), self.state()
+        self.of_states(rule)
+        if self.apart and b > 1:
+            self.begin("idle padding", rule, b)
+            for _ in range(4):
+                self.run("idle", garbage=True), self.state()
+        if self.counted:
+            self.begin("fill", rule, b)
+            for _ in range(3 if self.again else 5):
+                self.run(), self.state()
+            if not self.again:
+                self.begin("limit fill", rule, b, max(1, self.manifest.memory_length // 2))
+                self.warm(4), self.state(), self.ask("reset", rows=[0]), self.state(), self.warm(2), self.state()
+        if rule == "ring":
+            self.begin("spill fill", rule, b)
+            for _ in range(3 if self.again else 6):
+                self.run("all", 1 if self.again else long), self.run(), self.run()
+            self.state(), self.feed(4 * long, last=self.again), self.state()
+        self.refusals(rule)
+
+    def of_states(self, rule: str) -> None:
+        """Sequences that are reset, reordered, stored."""
+        b, one = self.most_b, self.apart or self.most_b == 1
+        self.begin("reset initial" if self.apart else "reset initial lockstep", rule, b)
+        self.warm()
+        if self.apart:
+            self.ask("reset", rows=[b - 1]), self.state(), self.run("all"), self.state()
+        self.ask("reset", rows=None), self.state(), self.run("all"), self.state()
+        if b > 1 and not self.manifest.joint:
+            self.begin("select", rule, b)
+            self.warm(), self.select(*range(1, b), 0), self.state(), self.run("all"), self.state()
+            self.select(b - 1), self.run("all"), self.state()
+            self.select(*[0] * b), self.run("all"), self.state()
+        self.begin("snapshot", rule, b)
+        self.warm(), self.ask("save")
+        kept, self.elsewhere = (
+            self.elsewhere or self.saved,
+            self.saved,
+        )  # the one of the other rule, where there are two
+        self.run("all"), self.state(), self.ask("restore", bytes=None), self.state(), self.run("all"), self.state()
+        self.begin("snapshot", rule, b)
+        self.run("all"), self.ask("restore", bytes=kept), self.state(), self.run(), self.run("all"), self.ask("save")
+        if one:
+            self.begin("rows", rule, b)
+            self.warm(), self.ask("take", row=b - 1)
+            kept = self.saved
+            self.run("all"), self.ask("put", row=0, bytes=None), self.state(), self.run("all"), self.state()
+            self.begin("rows", rule, b)
+            self.run("all"), self.ask("put", row=b // 2, bytes=kept), self.state()
+            self.run("all"), self.ask("take", row=b // 2)
+
+    def refusals(self, rule: str) -> None:
+        """What has to be refused, after which everything is as it was."""
+        self.begin("refusals", rule, max(1, self.most_b - 1))
+        self.run("all")
+        good, long = self.arrays(self.longest), self.longest
+        wrong: list[tuple[str, dict[str, Any]]] = [
+            ("run", {"inputs": self.arrays(long + 1), "counts": None, "commit": True}),
+            ("run", {"inputs": {}, "counts": None, "commit": True}),
+            ("run", {"inputs": {**good, "another": packed(np.zeros(1, np.float32))}, "counts": None, "commit": True}),
+            ("run", {"inputs": good, "counts": [long + 1] * self.b, "commit": True}),
+            ("run", {"inputs": good, "counts": [long] * (self.b + 1), "commit": True}),
+            ("reset", {"rows": [self.b]}),
+            ("select", {"rows": [self.b]}),
+            ("select", {"rows": [0] * (self.most_b + 1)}),
+            ("take", {"row": self.b}),
+            ("restore", {"bytes": packed(np.arange(40, dtype=np.int32))["data"]}),
+        ]
+        if self.manifest.tokens is not None and set(good) == {self.manifest.tokens.name}:
+            high = packed(np.full((self.b, 1), self.manifest.vocab_size, np.int32))
+            wrong.append(("run", {"inputs": {self.manifest.tokens.name: high}, "counts": None, "commit": True}))
+        for do, request in wrong:
+            self.ask(do, refused=True, **request)
+        self.state(), self.run("all"), self.state()
+
+    def of_edges(self, rule: str) -> None:
+        """Where counts, limits and snapshots are as small, as large or as odd as they may be."""
+        if self.counted:
+            self.limits(rule)
+        if rule != "ring":  # what follows has nothing to do with where rows stand
+            self.of_cuts(rule)
+            self.refused_later(rule)
+
+    def of_cuts(self, rule: str) -> None:
+        """Sequences that are idle in all of a feed, or end where a segment does; steps in which nothing counts."""
+        b, long = self.most_b, self.longest
+        cuts = [0, 2 * long, *([2 * long + 1, long] if 1 in self.lengths else [long])]
+        for last in (False, True):
+            self.begin("cut last idle" if self.apart else "cut last lockstep", rule, b)
+            counts = [cuts[(row + last) % len(cuts)] for row in range(b)] if self.apart else None
+            self.ask("feed", inputs=self.arrays(max(cuts)), counts=counts, last=last), self.state()
+            self.ask("feed", inputs=self.arrays(2 * long), counts=None, last=last), self.state()
+            nothing = {"inputs": self.arrays(long), "counts": [0] * b}
+            self.ask("run", **nothing, commit=True), self.ask("feed", **nothing, last=last), self.state()
+        self.begin("reset", rule, b)
+        self.run("all"), self.ask("reset", rows=[]), self.state()
+
+    def limits(self, rule: str) -> None:
+        """Streams that keep few rows or none."""
+        b, most = self.most_b, self.manifest.memory_length
+        self.begin("fill", rule, b)
+        self.feed(most + 1, last=True, kind="all"), self.ask("save")
+        full = self.saved
+        self.begin("limit fill snapshot", rule, b, most // 2 - 1)
+        self.ask("restore", bytes=full), self.state(), self.run("all", 1), self.run("all", 1), self.ask("save")
+        self.select(*range(b)[::-1]), self.run("all", 1), self.state()
+        self.begin("limit fill", rule, b, 0)
+        self.run("all"), self.state(), self.ask("reset", rows=[0]), self.run("all", 1), self.state()
+        tensors, facts = opened(unpacked_bytes(full))
+        self.begin("snapshot", rule, b)
+        without = {name: tensors[name] for name in sorted(tensors, reverse=True) if name != "head"}
+        self.ask("restore", bytes=closed(without, {"another": "word", **facts})), self.state(), self.run("all")
+        if "head" in tensors:
+            heads = np.array([2**31 - 1, -1, 1000][:b], np.int32)
+            self.ask("restore", bytes=closed({**tensors, "head": heads}, facts)), self.run("all"), self.ask("save")
+
+    def refused_later(self, rule: str) -> None:
+        """What has to be refused though its first part, or most of it, is right."""
+        b, long = self.most_b, self.longest
+        self.begin("refusals", rule, b)
+        self.run("all"), self.ask("save")
+        full = self.saved
+        tensors, facts = opened(unpacked_bytes(full))
+        self.run("all")
+        good = self.arrays(long)
+        name, entry = next((entry.name, entry) for entry in self.manifest.given)
+        other = np.float32 if entry.role == "tokens" else np.bool_
+        wrong: list[tuple[str, dict[str, Any]]] = [
+            ("open", {"b": b + 1, "memory_length": None}),
+            ("open", {"b": 0, "memory_length": None}),
+            ("open", {"b": b, "memory_length": (self.manifest.memory_length if self.counted else 0) + 1}),
+            ("select", {"rows": []}),
+            ("select", {"rows": [-1]}),
+            ("reset", {"rows": [-1]}),
+            ("run", {"inputs": good, "counts": [-1] * b, "commit": True}),
+            ("run", {"inputs": {**good, name: packed(unpacked(good[name]).astype(other))}, "counts": None}),
+            ("restore", {"bytes": closed(tensors, {**facts, "model_id": "0" * 64})}),
+            ("restore", {"bytes": closed(tensors, {**facts, "format": "txl-deploy.state/9"})}),
+            ("restore", {"bytes": closed({**tensors, "another": np.zeros(b, np.float32)}, facts)}),
+            ("restore", {"bytes": closed({each: tensors[each] for each in sorted(tensors)[:-1]}, facts)}),
+        ]
+        if self.counted:
+            for fill in (self.manifest.memory_length + 1, -1):
+                fills = np.array([fill, *tensors["fill"][1:]], np.int32)
+                wrong.append(("restore", {"bytes": closed({**tensors, "fill": fills}, facts)}))
+        if self.apart and b > 1:
+            self.ask("take", row=0)
+            wrong += [("restore", {"bytes": None}), ("put", {"row": 0, "bytes": full})]
+        if self.exact and long > 1:
+            counts = [long - 1] * b
+            wrong.append(("run", {"inputs": good, "counts": counts, "commit": True}))
+        if not self.apart and b > 1:
+            wrong += [("run", {"inputs": good, "counts": [0, *[long] * (b - 1)], "commit": True})]
+            wrong += [("reset", {"rows": [0]}), ("take", {"row": 0})]
+        if self.fluent:
+            ids = unpacked(self.tokens(2 * long + 1)).copy()
+            ids[0, -1] = -1
+            late, prompt = packed(ids), {"tokens": self.tokens(2), "counts": None, "count": 2, "seed": 0}
+            fair = {"temperature": 1.0, "top_k": None, "top_p": None}
+            wrong += [
+                ("feed", {"inputs": {name: late}, "counts": None, "last": True}),
+                ("score", {"tokens": late, "counts": None}),
+                ("generate", {**prompt, **fair, "tokens": late}),
+                ("generate", {**prompt, **fair, "counts": [0] * b}),
+                ("generate", {**prompt, **fair, "temperature": -1.0}),
+                ("generate", {**prompt, **fair, "top_k": 0}),
+                ("generate", {**prompt, **fair, "top_p": 0.0}),
+                ("generate", {**prompt, **fair, "top_p": 1.5}),
+            ]
+        for do, request in wrong:
+            commit = {"commit": True} if do == "run" else {}
+            self.ask(do, refused=True, **{**request, **commit})
+        self.state(), self.run("all"), self.state()
+
+    def of_table(self, rule: str) -> None:
+        """What depends on the last bit of a log-probability where an engine computes it."""
+        fair = {"temperature": 1.0, "top_k": None, "top_p": None}
+
+        def draw(shows: str, *prompts: int, seed: int = 3, count: int = 1, **options: Any) -> None:
+            self.begin(shows, rule, len(prompts))
+            tokens = packed(np.array(prompts, np.int32)[:, None])
+            for _ in range(2):  # a second call begins its random numbers anew
+                self.ask("generate", tokens=tokens, counts=None, count=count, seed=seed, **{**fair, **options})
+            self.state()
+
+        draw("greedy", 0, 1, 2, temperature=0.0, count=3)
+        for seed in (0, 5, 2**32 - 1, 2**32 + 5, 2**63 + 5, 2**64 + 5, 2**70 + 5, 2**128 + 5, 2**200 + 5):
+            draw("draws", 0, 0, 0, seed=seed)
+        for seed in range(4):
+            draw("draws top_k", 0, 1, 2, seed=seed, top_k=3)
+            draw("draws top_p", 0, 3, 2, seed=seed, top_p=0.5)
+            draw("draws top_p", 2, 3, 2, seed=seed, top_p=1.0)
+            draw("draws temperature", 4, 4, 4, seed=seed, temperature=0.01)
+        draw("draws top_k", 0, 1, 2, top_k=50)
+        draw("draws temperature", 0, 1, 3, temperature=1e-4)
+        draw("draws temperature", 0, 1, 3, temperature=50.0)
+        self.begin("draws greedy", rule, 1)
+        for heat in (0.0, 1.0):
+            request = {"tokens": packed(np.array([[3, 8]], np.int32)), "counts": None, "count": 1, "seed": 0}
+            reply = self.ask("generate", refused=True, **request, **{**fair, "temperature": heat})
+            assert reply["kind"] == "backend", reply
+
+    def of_tokens(self, rule: str) -> None:
+        """What a model has that reads token ids and returns log-probabilities."""
+        b = self.most_b
+        self.begin("score", rule, b)
+        self.score(), self.state(), self.score(2), self.score(), self.state()
+        self.begin("greedy", rule, b)
+        self.generate(8, temperature=0.0), self.state(), self.generate(8, temperature=0.0)
+        for shows, options in (
+            ("draws", {}),
+            ("draws temperature", {"temperature": 0.6}),
+            ("draws temperature", {"temperature": 1.7}),
+            ("draws top_k", {"top_k": 4}),
+            ("draws top_p", {"top_p": 0.5}),
+            ("draws top_p", {"top_p": 0.9}),
+            ("draws top_p temperature", {"top_p": 0.7, "temperature": 2.5}),
+            ("draws top_k top_p temperature", {"top_k": 5, "top_p": 0.8, "temperature": 1.5}),
+        )[:: 3 if {"old", "format1"} & set(self.base) else 1]:  # how an old bundle draws is how any other does
+            self.begin(shows, rule, b)
+            self.generate(5, **options), self.generate(5, **options), self.state()
+        if b > 1:
+            self.begin("draws apart", rule, b)
+            self.generate(4, same=True)
+
+    def of_texts(self, rule: str) -> None:
+        """Texts and back; each plain one only with what ASCII has."""
+        vocabulary = self.driver.model.vocabulary
+        if vocabulary is not None:
+            plain = (b"", b"the tide comes in,\nand goes out.\n", b"  a  b \n\n", b"one line")
+            wide = (
+                "NA\u00cfVE \u4e2d\u3000\u0130".encode(),
+                b"The Tide\r\nComes\x0bIn\r",
+                b"\xff\x00 ab",
+            )  # needs Unicode's tables
+            if self.path.name == "table":
+                plain = (b"the  tide\t the\n\n \na, tide", b"the\x0ctide\r\n\r\rthe\n", b"the tides", b"")
+                wide = ("\u3000the\xa0\xfc\u2028tide\x85the\n".encode(), b"\xef\xbb\xbfthe", b"Tide\x1cTide\x1fthe\n")
+            if self.path.name == "hidden":
+                plain = (b"a, b,  a, , b c\n", b", \n,\na,b\n\n", b" a , b ,c", b"b c, x\ry")
+                wide = ("\u3000a, \xfc".encode(), b"\xff, a")
+            for texts in (plain, wide):
+                self.begin("text", rule, 1)
+                if self.manifest.vocab_size > 30:
+                    self.ask("decode", tokens=packed(np.array([0, 40, 1, 40], np.int32)))
+                for text in texts:
+                    reply = self.ask("encode", None, bytes=packed_bytes(text))  # words are of UTF-8 alone
+                    if "ok" in reply:
+                        self.ask("decode", tokens=reply["ok"]["tokens"])
+
+    def random(self, rule: str, turns: int = 13) -> None:
+        """Anything in any order."""
+        self.begin("", rule, self.number(1, self.most_b) if not self.manifest.joint else self.most_b)
+        vector, saved, taken = self.vectors[-1], "", ""
+        names = ["run", "run", "run", "uncommitted", "feed", "select", "save", "restore", "reset", "state"]
+        names += ["take", "put"] if self.apart or self.b == 1 else []
+        names += ["score", "generate"] if self.fluent else []
+        shown = {
+            "uncommitted": "commit",
+            "feed": "cut",
+            "save": "snapshot",
+            "restore": "snapshot",
+            "take": "rows",
+            "put": "rows",
+        }
+        saved_b, done = 0, set[str]()
+        for _ in range(turns):
+            name = str(self.draws.choice(names))
+            if name == "run":
+                done |= self.run("idle")
+                continue
+            if name == "uncommitted":
+                self.run(commit=False)
+            elif name == "feed":
+                self.feed(self.longest * self.number(1, 2), last=self.number(0, 1) > 0)
+            elif name == "select" and not self.manifest.joint:
+                self.select(*self.draws.integers(0, self.b, self.number(1, self.most_b)).tolist())
+                alone = self.apart or self.b == 1
+                names = names if alone else [each for each in names if each not in ("take", "put")]
+            elif name == "save":
+                self.ask("save")
+                saved, saved_b = self.saved, self.b
+            elif name == "restore" and saved and saved_b == self.b:
+                self.ask("restore", bytes=saved)
+            elif name == "reset":
+                self.ask("reset", rows=[self.number(0, self.b - 1)] if self.apart else None)
+            elif name == "take":
+                self.ask("take", row=self.number(0, self.b - 1))
+                taken = self.saved
+            elif name == "put" and taken:
+                self.ask("put", row=self.number(0, self.b - 1), bytes=taken)
+            elif name == "score":
+                self.score(6)
+            elif name == "generate":
+                self.generate(3, temperature=float(self.draws.choice([0.0, 0.8])))
+                done |= {"draws", "greedy"}
+                continue
+            elif name != "state":
+                continue
+            done.add(shown.get(name, name))
+        self.state()
+        known = done - {"state"} | ({"spill"} if rule == "ring" else set()) | ({"fill"} if self.counted else set())
+        vector["shows"] = [*sorted(known), *self.base]
+
+
+def main() -> None:
+    """Write the folder."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "conformance")
+    parser.add_argument("--keep", action="store_true", help="make vectors of the bundles that are there")
+    parser.add_argument("--only", action="append", help="a bundle; all others and their vectors stay (repeatable)")
+    given = parser.parse_args()
+    sys.modules["jinja2"] = None  # type: ignore[assignment]  # then an export writes no page
+    chosen = {name: BUNDLES[name] for name in given.only or BUNDLES}
+    if not given.only:
+        for folder in ("vectors",) if given.keep else ("vectors", "bundles"):
+            shutil.rmtree(given.folder / folder, ignore_errors=True)
+    (given.folder / "vectors").mkdir(parents=True, exist_ok=True)
+    for name, (_, write) in chosen.items():
+        path = given.folder / "bundles" / name
+        if not given.keep:
+            path.parent.mkdir(exist_ok=True)
+            shutil.rmtree(path, ignore_errors=True)
+            write(path)
+    for name, (shows, _) in chosen.items():
+        composer = Composer(given.folder / "bundles" / name, shows)
+        composer.compose()
+        lines = [json.dumps(vector, separators=(",", ":")) + "\n" for vector in composer.vectors]
+        (given.folder / "vectors" / f"{name}.jsonl").write_text("".join(lines))
+        print(f"{name}: {len(lines)} vectors")
+    index = {"format": FORMAT, "version": 1, "bundles": list(BUNDLES)}
+    (given.folder / "index.json").write_text(json.dumps(index) + "\n")
+
+
+if __name__ == "__main__":
+    main()

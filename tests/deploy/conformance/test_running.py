@@ -1,0 +1,284 @@
+"""The conformance list: Python keeps it, faults are caught by vectors that are for them, drivers may be odd."""
+
+from __future__ import annotations
+
+import contextlib
+import filecmp
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+import pytest
+from conforming import FOLDER, WRONG, inside, run
+from stand_ins.wrong_drivers import FAULTS, HASHES, faulty
+from support import FIXTURES, until
+from txl_runtime.errors import UsageError
+
+from txl_deploy.conformance import talking
+from txl_deploy.conformance.messages import PROMISES
+from txl_deploy.conformance.running import BAD, OWN, Conformance
+
+BUNDLES = json.loads((FOLDER / "index.json").read_text())["bundles"]
+MEANT = {
+    "lockstep": "lockstep",
+    "initial": "zeros",
+    "lookahead": "lookahead",
+    "grows": "stages",
+    "open": "policy-16",
+    "clusters": "clusters",
+    "text": "clusters",
+    "refusals": "policy-1",
+    "greedy takes the last that ties": "table",
+    "seeds are cut to 32 bits": "table",
+    "seeds are cut to 64 bits": "table",
+    "seeds are cut to 128 bits": "table",
+    "lines end at other signs": "table",
+    "temperatures have a floor": "table",
+    "a reset of none is one of all": "hidden",
+    "selftest": "untrue",
+    HASHES: BAD,
+}
+"""A bundle whose vectors are for a fault or a promise; of any other it is the one called ring."""
+
+
+FAST = ("ring", "zeros", "policy-16", "lookahead", "stages", "lockstep")
+"""What differs most from each other; together they show every kind of step."""
+
+
+def kept(*names: str) -> None:
+    """Raise AssertionError unless Python keeps what these bundles' vectors show."""
+    with inside():
+        found = run(*names)
+    assert [failure for tally in found for failure in tally.failures] == []
+    assert all(tally.passed == tally.vectors > 0 and not tally.unsupported for tally in found)
+
+
+def test_python_keeps_a_part_of_the_list() -> None:
+    kept(*FAST)
+
+
+@pytest.mark.slow(keep=len(BUNDLES))
+@pytest.mark.parametrize("name", [name for name in BUNDLES if name not in FAST])
+def test_python_keeps_the_rest_of_the_list(name: str) -> None:
+    kept(name)
+
+
+def test_python_keeps_it_through_the_protocol() -> None:
+    (found,) = run("policy-16", driver=OWN)
+    assert (found.failed, found.unsupported, found.same_bits) == (0, 0, True)
+    assert found.passed == found.vectors
+    assert found.largest is not None
+
+
+@pytest.mark.slow(keep=1)
+def test_python_refuses_the_bad_bundles_through_the_protocol() -> None:
+    (found,) = run(BAD)
+    assert (found.failures, found.died, found.opened, found.unsupported) == ([], 0, 0, 0)
+    assert found.passed == found.vectors > 200
+
+
+@pytest.mark.parametrize("fault", [name for name, (_, promise) in FAULTS.items() if promise != HASHES])
+def test_a_fault_is_caught_by_vectors_that_are_for_it(fault: str) -> None:
+    promise = FAULTS[fault][1]
+    with inside(promise), faulty(fault):
+        (found,) = run(MEANT.get(fault, MEANT.get(promise, "ring")))
+    assert found.failures, f"{found.passed} vectors that show {promise} passed"
+    assert found.failures[0].found.startswith("step "), "what differs is named"
+
+
+def test_files_whose_hashes_nobody_checks_are_found_out(tmp_path: Path) -> None:
+    with inside(), faulty("hashes are not checked"):
+        (found,) = run(BAD, folder=some_bad(tmp_path, "altered-step-weights.safetensors", "missing-step-step-1.onnx"))
+    assert [(failure.vector, failure.shows) for failure in found.failures] == [
+        ("altered-step-weights.safetensors", [HASHES])
+    ]
+    assert (found.passed, found.opened, found.refused) == (1, 1, 1)
+
+
+def some_bad(folder: Path, *names: str) -> Path:
+    """A list with these bad bundles alone."""
+    shutil.copytree(FOLDER / BAD, folder / BAD)
+    (folder / "bundles").mkdir()
+    shutil.copytree(FOLDER / "bundles" / "format1", folder / "bundles" / "format1")
+    document = json.loads((FOLDER / BAD / "index.json").read_text())
+    document["cases"] = [case for case in document["cases"] if case["name"] in names]
+    (folder / BAD / "index.json").write_text(json.dumps(document))
+    (folder / "index.json").write_text(json.dumps({"format": "txl-deploy.conformance", "version": 1, "bundles": []}))
+    return folder
+
+
+def test_a_bad_bundle_is_refused_through_the_protocol(tmp_path: Path) -> None:
+    (found,) = run(BAD, folder=some_bad(tmp_path, "cut-manifest", "pipe-step-1.onnx", "link-to-itself"))
+    assert (found.passed, found.refused, found.failed) == (3, 3, 0)
+
+
+# --- drivers that do not keep to the protocol -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("manner", "told"),
+    [
+        ("dies", "died when asked to open, code 7: out of luck"),
+        ("aborts", "died when asked to open, SIGABRT"),
+        ("chatters", "answered open with 'loading weights …', expected a reply in JSON"),
+        ("out of order", "answered open with the id 1, expected"),
+    ],
+)
+def test_what_breaks_the_protocol_is_told(manner: str, told: str) -> None:
+    (found,) = run("lockstep", driver=(*WRONG, manner))
+    assert (found.passed, found.failed, found.same_bits) == (2, found.vectors - 2, False)
+    assert told in found.failures[0].found
+    assert "was not run" in found.failures[1].found
+
+
+def test_a_reply_that_is_both_is_none() -> None:
+    with pytest.raises(
+        UsageError, match=r"the driver answered hello with .* expected a reply in JSON with ok or refused"
+    ):
+        run("lockstep", driver=(*WRONG, "says both"))
+
+
+def test_after_a_driver_that_died_the_next_bundle_goes_on() -> None:
+    found = run("policy-1", "lockstep", driver=(*WRONG, "dies"))
+    assert [tally.passed for tally in found] == [2, 2]
+
+
+def test_a_driver_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    note = tmp_path / "pid"
+
+    class Replies(SimpleQueue[bytes]):
+        """Nobody waits for a clock: the time is up when the driver hangs."""
+
+        def get(self, block: bool = True, timeout: float | None = None) -> bytes:
+            assert timeout in (None, 7.0)
+            while timeout and not note.with_name("hangs").exists():
+                with contextlib.suppress(Empty):
+                    return super().get(timeout=0.02)
+            if timeout:
+                raise Empty
+            return super().get()
+
+    monkeypatch.setattr(talking, "SimpleQueue", Replies)
+    (found,) = run("lockstep", driver=(*WRONG, "hangs", str(note)), silence=7.0)
+    assert "said nothing for 7 s when asked to open" in found.failures[0].found
+    process = Path("/proc") / note.read_text()
+    until(lambda: not process.exists())
+
+
+def test_what_is_not_supported_is_counted_apart() -> None:
+    declined, lacked = (run("lockstep", driver=(*WRONG, manner))[0] for manner in ("declines", "lacks"))
+    assert (declined.passed, declined.failed, declined.unsupported) == (declined.vectors - 1, 0, 1)
+    assert lacked.failed == 0
+    assert lacked.unsupported == lacked.vectors - lacked.passed > lacked.passed > 0
+
+
+def test_who_opens_trusted_bundles_alone_is_not_held_to_what_is_said_of_strangers(tmp_path: Path) -> None:
+    folder = some_bad(tmp_path, "graph-loop", "cut-manifest", "missing-format1-head.onnx")
+    (found,) = run(BAD, folder=folder, driver=(*WRONG, "lacks"))
+    assert (found.passed, found.refused, found.unsupported, found.failed) == (1, 1, 2, 0), "nor to format 1"
+    (found,) = run(BAD, folder=folder)
+    assert (found.passed, found.refused) == (3, 3)
+
+
+def test_a_right_driver_that_is_not_python_s_own_passes() -> None:
+    (found,) = run("lockstep", driver=(*WRONG, "nothing"))
+    assert (found.passed, found.same_bits) == (found.vectors, True)
+
+
+def test_a_driver_that_rounds_otherwise_passes_and_is_not_the_same() -> None:
+    (found,) = run("lockstep", driver=(*WRONG, "rounds"))
+    assert (found.failed, found.same_bits) == (0, False)
+    assert found.largest is not None
+    assert 0 < found.largest < 1e-5
+
+
+def test_a_driver_that_takes_another_update_rule_fails() -> None:
+    (found,) = run("lockstep", driver=(*WRONG, "takes another rule"))
+    assert found.passed == 0
+    assert found.failures[0].found == "load took update 'rolled', expected 'replace'"
+
+
+def test_a_wrong_driver_fails_through_the_protocol() -> None:
+    (found,) = run("lockstep", driver=(*WRONG, "nothing runs behind b"))
+    assert {"lockstep"} <= set(found.failures[0].shows)
+    assert found.same_bits is False
+    assert re.match(r"step 2, run: outputs.y differs by 0\.\d+, limit 0.0001", found.failures[0].found)
+
+
+# --- the folder -----------------------------------------------------------------------------------------------------
+
+
+def test_every_promise_is_shown_by_some_vector_and_told_on_the_page() -> None:
+    shown = {
+        promise
+        for name in BUNDLES
+        for line in (FOLDER / "vectors" / f"{name}.jsonl").read_text().splitlines()
+        for promise in json.loads(line)["shows"]
+    }
+    assert shown == set(PROMISES) - {"strangers"}
+    page = (FOLDER / "README.md").read_text().partition("## What is promised")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?`) \|", page, re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == set(PROMISES)
+    assert {promise for _, promise in FAULTS.values()} >= set(PROMISES) - {
+        "int8",
+        "half",
+        "format1",
+        "old",
+        "axes",
+        "strangers",
+    }
+
+
+def test_the_folder_is_small_and_its_copies_of_frozen_bundles_are_whole() -> None:
+    assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) <= 6_000_000
+    copies = {
+        "bundles/format1": "format1/kv",
+        "bundles/rolled": "format1/plain10",
+        "bundles/growing": "release_0_8/growing",
+        "bundles/release-0.8": "release_0_8/clusters",
+        f"{BAD}/bases/format1": "format1/hidden",
+    }
+    for copy, frozen in copies.items():
+        names = {path.relative_to(FIXTURES / frozen) for path in (FIXTURES / frozen).rglob("*") if path.is_file()}
+        assert names == {path.relative_to(FOLDER / copy) for path in (FOLDER / copy).rglob("*") if path.is_file()}
+        assert all(filecmp.cmp(FIXTURES / frozen / name, FOLDER / copy / name, shallow=False) for name in names), copy
+
+
+def test_a_list_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"index.json: No such file .* --folder"):
+        Conformance(tmp_path)
+    (tmp_path / "index.json").write_text('{"format": "another", "version": 1, "bundles": []}')
+    with pytest.raises(UsageError, match=r"a list of another 1, expected txl-deploy\.conformance 1"):
+        Conformance(tmp_path)
+    (tmp_path / "index.json").write_text("[")
+    with pytest.raises(UsageError, match=r"index\.json: .* take a whole copy"):
+        Conformance(tmp_path)
+
+
+def test_vectors_that_are_none_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "index.json").write_text((FOLDER / "index.json").read_text())
+    (tmp_path / "vectors").mkdir()
+    (tmp_path / "vectors" / "ring.jsonl").write_text("{}\n")
+    with pytest.raises(UsageError, match=r"ring.jsonl: line 1: .*`shows`"):
+        run("ring", folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ('{"id": 1, "ok": {"name": "x"}}', "the driver's hello: .*version"),
+        ('{"id": 1, "refused": "no", "kind": "usage"}', "the driver's hello: Expected `object`"),
+        ("hello", "the driver answered hello with 'hello', expected a reply in JSON"),
+    ],
+)
+def test_a_driver_that_does_not_say_who_it_is_is_refused(said: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        run("ring", driver=(sys.executable, "-c", f"input(); print({said!r})"))
+
+
+def test_a_driver_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UsageError, match="--driver /nowhere/driver: No such file"):
+        run("ring", driver=("/nowhere/driver",))

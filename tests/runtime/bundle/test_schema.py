@@ -1,0 +1,163 @@
+"""The published schema and table of operators: they are what the code says, and refuse what the code refuses."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import bad_bundles
+import jsonschema
+import msgspec
+import published
+import pytest
+import step_models
+from support import FIXTURES
+from txl_runtime import BundleError
+from txl_runtime.bundle.manifest import decode_manifest
+from txl_runtime.guard.forms import FORMS, Form
+
+RELEASED = FIXTURES / "release_0_8"
+Edit = Callable[[dict[str, Any]], Any]
+
+
+@pytest.fixture(scope="module")
+def written(make_bundle: Callable[..., Path]) -> dict[str, Any]:
+    return json.loads(
+        (make_bundle(batch_size=3, config={"cutoffs": (20, 40), "div_val": 2}) / "manifest.json").read_bytes()
+    )
+
+
+@pytest.mark.parametrize("name", published.PUBLISHED)
+def test_what_is_published_is_what_the_code_says(name):
+    assert (published.DOCS / name).read_text("utf-8") == published.text(name), "make published"
+
+
+def test_the_schema_is_one_and_says_what_every_field_is():
+    jsonschema.Draft202012Validator.check_schema(published.schema())
+    for part in published.schema()["$defs"].values():
+        assert part["description"]
+    for name in ("Manifest", "Input", "Output", "StateTensor", "Program", "Counting"):
+        fields = published.schema()["$defs"][name]["properties"]
+        assert [field for field, said in fields.items() if not said.get("description")] == []
+
+
+def test_the_table_of_operators_can_be_read_back():
+    table = published.forms()
+    assert msgspec.convert(table["forms"], dict[str, dict[str, Form]]) == FORMS
+    assert table["opsets"] == [18, 19, 20, 21, 22, 23, 24]
+    assert set(table["plain"]) < {*FORMS[""], *FORMS["com.microsoft"]}
+
+
+@pytest.mark.parametrize(
+    "path", [*RELEASED.glob("*/manifest.json"), *FIXTURES.glob("bad_bundles/bases/*/manifest.json")], ids=str
+)
+def test_manifests_of_2_0_pass(path):
+    assert not list(published.validator().iter_errors(json.loads(path.read_bytes())))
+
+
+def test_manifests_that_are_written_now_pass_and_are_read_by_0_8(written, tmp_path):
+    old = jsonschema.Draft202012Validator(json.loads((FIXTURES / "manifest_0_8.schema.json").read_bytes()))
+    step = json.loads((step_models.growing().write(tmp_path / "growing.txl") / "manifest.json").read_bytes())
+    for document in (written, step):
+        for reader in (published.validator(), old):
+            assert not list(reader.iter_errors(document))
+    assert set(written["counters"]) <= {"fill"}, "0.8 refuses a counter that it does not know"
+
+
+def changed(at: str, value: Any) -> Edit:
+    """Sets what stands at a path such as programs.0.kind; ... takes it away."""
+
+    def edit(document: Any) -> None:
+        *way, last = (int(part) if part.isdecimal() else part for part in at.split("."))
+        for part in way:
+            document = document[part]
+        if value is ...:
+            del document[last]
+        else:
+            document[last] = value
+
+    return edit
+
+
+WRONG: dict[str, tuple[str, Any]] = {
+    "no B": ("batch_size", ...),
+    "B 0": ("batch_size", 0),
+    "B of 33 bits": ("batch_size", 2**32),
+    "B as text": ("batch_size", "2"),
+    "another format": ("format", "onnx"),
+    "a newer major version": ("format_version", "3.0"),
+    "a version without a number": ("format_version", "latest"),
+    "a hash of upper case": ("model_id", "A" * 64),
+    "another precision": ("precision", "fp8"),
+    "another role": ("inputs.0.role", "words"),
+    "another type": ("inputs.0.dtype", "int64"),
+    "a letter for a size": ("inputs.0.shape.0", "T"),
+    "a size of nothing": ("outputs.0.shape.2", 0),
+    "more axes than an array has": ("inputs.0.shape", [1] * 33),
+    "clusters of three": ("outputs.0.clusters.0", [0, 20, 40]),
+    "a negative axis": ("states.0.row_axis", -1),
+    "another rule": ("states.0.update", "queue"),
+    "another rule of a program": ("programs.0.update", "queue"),
+    "another kind": ("programs.0.kind", "backwards"),
+    "an opset as text": ("programs.0.opset", {"ai.onnx": "18"}),
+    "an opset 0": ("programs.0.opset", {"ai.onnx": 0}),
+    "no programs": ("programs", []),
+    "another counter": ("counters.sides", {"start": 0, "most": 1}),
+    "a counter without a bound": ("counters.fill", {"start": 0}),
+    "a count that goes elsewhere": ("inputs.2.counter.over", "jump"),
+    "another count beyond": ("inputs.1.beyond", "smallest"),
+    "a negative spill": ("states.0.spill", -1),
+    "a truth as a number": ("states.0.in_place", 1),
+    "other streams": ("streams", "alone"),
+    "other lengths": ("lengths", "any"),
+    "a file without a hash": ("files.head.onnx", None),
+    "no weights": ("weights", ...),
+    "a number for the vectors": ("selftest", 7),
+}
+
+
+@pytest.mark.parametrize(("at", "value"), WRONG.values(), ids=WRONG)
+def test_what_the_runtime_refuses_by_type_or_range_the_schema_refuses(written, at, value):
+    document = copy.deepcopy(written)
+    if at.startswith("files."):
+        document["files"]["head.onnx"] = {"size": 1}
+    else:
+        changed(at, value)(document)
+    with pytest.raises(BundleError):
+        decode_manifest(json.dumps(document).encode(), "manifest.json")
+    assert not published.validator().is_valid(document)
+
+
+def test_of_the_bad_bundles_the_schema_refuses_every_manifest_that_the_structs_do_not_take(tmp_path):
+    refused = 0
+    for number, case in enumerate(bad_bundles.index()["cases"]):
+        if case["base"] not in ("step", "transformer_xl") or case["expected"] != "refused":
+            continue
+        if not any(
+            change["file"] == "manifest.json" and change["do"] in ("set", "remove") for change in case["changes"]
+        ):
+            continue
+        path = bad_bundles.build(case, tmp_path / str(number))
+        data = (path / "manifest.json").read_bytes()
+        try:
+            decode_manifest(data, "manifest.json")
+        except BundleError as error:
+            if "expected the manifest of a bundle" in str(
+                error
+            ):  # by the structs, and not by what tables have to agree on
+                refused += 1
+                assert not published.validator().is_valid(json.loads(data)), case["name"]
+    assert refused > 30
+
+
+def test_a_schema_that_refuses_what_is_read_is_found(written, monkeypatch):
+    data = json.dumps({**written, "parameters": 2**40}).encode()
+    decode_manifest(data, "manifest.json")
+    strict = copy.deepcopy(published.schema())
+    strict["$defs"]["Manifest"]["properties"]["parameters"]["maximum"] = 2**30
+    monkeypatch.setattr(published, "validator", lambda: jsonschema.Draft202012Validator(strict))
+    with pytest.raises(AssertionError, match=r"refuses a manifest that is read: \['\$\.parameters: "):
+        decode_manifest(data.replace(str(2**40).encode(), str(2**40 + 1).encode()), "manifest.json")

@@ -1,0 +1,1 @@
+"""Whether a runtime, in whatever language, does what the conformance list says; its README has the protocol."""
