@@ -16,6 +16,7 @@ from ptys import BAR, COMMAND, CTRL_C, in_a_terminal
 from stand_ins.wrong_drivers import faulty
 from support import call_main, until
 
+from txl_deploy import console
 from txl_deploy.conformance.driver import Driver
 
 Call = Callable[..., tuple[int, str, str]]
@@ -27,7 +28,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
     """The verb in this process, and Python's driver as well."""
 
     def run(*arguments: object, columns: int = 100) -> Any:
-        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setattr(console.stdout, "width", columns)  # which it took when it was imported, perhaps long ago
         with inside():
             return call_main(["conformance", "--folder", FOLDER, *arguments], monkeypatch, capfd)
 
