@@ -12,6 +12,7 @@ from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.errors import UsageError, some
 from txl_runtime.listener import Listener, Silent
 
+from txl_export.families.graph.against_bundle import verify_against
 from txl_export.families.graph.against_module import verify_file
 from txl_export.families.own_module.sources import asked_module
 from txl_export.families.own_module.spec import StepSpec
@@ -20,7 +21,6 @@ from txl_export.families.transformer_xl.building import reference_for
 from txl_export.families.transformer_xl.family import weights_of_bundle, weights_of_checkpoint
 from txl_export.families.transformer_xl.parity.bisecting import Bisection, bisect_against_reference, bisect_engine
 from txl_export.proof.input_source import read_samples
-from txl_export.proof.outside import verify_against
 from txl_export.proof.parity import Parity
 from txl_export.proof.verification import openers
 

@@ -12,7 +12,7 @@ import pytest
 import txl_export
 from onnx import TensorProto, helper, numpy_helper
 from step_models import B, Graph, StepModel, state
-from txl_export.proof.outside import SEGMENTS
+from txl_export.families.graph.against_bundle import SEGMENTS
 from txl_runtime.bundle.tables import Input, Output
 from txl_runtime.errors import UsageError
 
@@ -148,9 +148,9 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "another number of sequences": ({"batch": 2}, {}, r"a\.onnx: does not run: .*see the shapes that it takes"),
     "beside a checkpoint": ({}, {"checkpoint": "a.pt"}, "--against is given beside what else"),
     "inputs without one": ({}, {"inputs": {"z": np.zeros(2)}}, r"a\.onnx: has no z, it takes input, state"),
-    "text as inputs": ({}, {"inputs": {"state": np.array(["a"])}}, "state is float, which no array is made of"),
+    "text as inputs": ({}, {"inputs": {"state": np.array(["a"])}}, "state is float32, which no array is made of"),
     "inputs of another shape": ({}, {"inputs": {"x": np.zeros((2, 7))}}, r"--inputs has x of \[2, 7\], expected"),
-    "no such file": ({}, {"against": "nowhere.onnx"}, "ONNX Runtime does not open it"),
+    "no such file": ({}, {"against": "nowhere.onnx"}, "nowhere.onnx: No such file or directory, "),
 }
 
 
