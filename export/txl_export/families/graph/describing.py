@@ -140,5 +140,6 @@ def what_next(facts: GraphFacts) -> str:
         return "There is no state to carry from call to call: ONNX Runtime is all that this file needs."
     return (
         "This version exports no ONNX file. What it exports is the PyTorch module that the file was made of, as a "
-        "model of your own: see docs/own-models.md. The states to name there are those above."
+        "model of your own: see docs/own-models.md. The states to name there are those above. Whether the file equals "
+        "that module, txl-deploy verify FILE.onnx --module FILE.py:FUNCTION tells."
     )
