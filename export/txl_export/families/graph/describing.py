@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -102,9 +103,12 @@ def describe_graph(path: Path, heard: Listener, seconds: float = SECONDS) -> Gra
 
 
 def _folded(foreign: Foreign, runner: Runner, facts: GraphFacts) -> Structure:
-    """The structure of the graph with constants computed, which the helper has written, else of the file's."""
-    with contextlib.suppress(CheckpointError, KeyError):
-        return _nodes(parse(runner.folded, "the graph"), facts)
+    """The structure of the graph with constants computed, else of the file's."""
+    with (
+        contextlib.suppress(RunError, CheckpointError, KeyError),
+        tempfile.TemporaryDirectory(prefix="txl-deploy-inspect-") as place,
+    ):
+        return _nodes(parse(runner.fold(foreign.path, Path(place)).read_bytes(), "the graph"), facts)
     return _nodes(foreign.model, facts)
 
 
