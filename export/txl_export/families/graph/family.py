@@ -10,7 +10,7 @@ import hashlib
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,6 @@ from txl_runtime.bundle.tables import Precision
 from txl_runtime.errors import BackendError, UsageError, some
 from txl_runtime.listener import Listener
 from txl_runtime.model import load
-from txl_runtime.types import Array
 
 from txl_export.families.graph.capturing import capturing
 from txl_export.families.graph.chaining import check_opened, divisible
@@ -98,6 +97,9 @@ def prepare(source: str | Path, options: ExportOptions, heard: Listener) -> Prep
         "states": {side.port: output for side, output in taken.step.states if side.port in taken.step.shown},
         "fix": {name: np.asarray(value).tolist() for name, value in choices.fix.items()},
         "open": choices.open,
+        "initial": {
+            side.port: f"initial.{side.spec.name}" for side, _ in taken.step.states if side.port in choices.initial
+        },
         "batch_axes": dict(choices.batch_axes),
         "opened": some([*taken.opened]) if taken.opened else "",
         "settled": some([f"{name} = {value}" for name, value in choices.fix.items()]) if choices.fix else "",
@@ -128,24 +130,21 @@ def verify(request: VerifyRequest, heard: Listener) -> Parity:
             heard.warn("the bundle's own vectors are replayed; --checkpoint FILE.onnx compares it with the file")
             return replay_vectors(opener, heard)
         told, first = manifest.family, read_weight_file(bundle.file(manifest.weights))
-        starts = {
-            state.name: first[state.initial].numpy() for state in manifest.states if isinstance(state.initial, str)
-        }
-        choices = Choices(told["states"], told["fix"], told["open"], NONE, told["batch_axes"])
-        taken = take(request.checkpoint, choices, heard, starts)
+        starts = {port: first[name].numpy() for port, name in told["initial"].items()}
+        choices = Choices(told["states"], told["fix"], told["open"], starts, told["batch_axes"])
+        taken = take(request.checkpoint, choices, heard)
         check_same_module(taken.spec, request.checkpoint.name, bundle, heard)
         plan = planned(taken, taken.spec, (manifest.batch_size,), manifest.segment_lengths, heard)
         return verify_step(opener, plan, SOURCE, request.segments, heard, EMULATED if emulated else None)
 
 
-def take(path: Path, choices: Choices, heard: Listener, starts: Mapping[str, Array] = NONE) -> Taken:
+def take(path: Path, choices: Choices, heard: Listener) -> Taken:
     """Take a file over: settings fixed, hidden states open where that is asked for, its states found.
 
     Args:
         path: of the file.
         choices: what the user says of it.
         heard: hears of the stages.
-        starts: what states hold first, by the step's names, beside what `choices` say of it.
 
     Raises:
         TxlError: it cannot be read, run, or made a step.
