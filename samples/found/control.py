@@ -24,7 +24,7 @@ def act(actions: "np.ndarray[tuple[int, ...], np.dtype[np.float32]]") -> None:
 def main(bundle: str, seconds: float = 5.0) -> None:
     """Run for so long; says at the end how much of a period a step took."""
     model = txl_runtime.load(bundle, threads=1)
-    stream, (seen,), (given, *_) = model.stream(), model.manifest.given, model.manifest.outputs
+    stream, (seen,), (given, *_) = model.stream(1), model.manifest.given, model.manifest.outputs
     due, took = time.perf_counter(), [0.0]
     for _ in range(round(seconds / PERIOD)):
         began = time.perf_counter()

@@ -152,9 +152,9 @@ def take(path: Path, choices: Choices, heard: Listener) -> Taken:
     foreign = read_foreign(path)
     place = Path(tempfile.mkdtemp(prefix="txl-deploy-file-"))
     try:
+        model, constants = fix(foreign, choices.fix)
         heard.stage("open the file in a helper process")
         runner = Runner(foreign, SECONDS).__enter__()
-        model, constants = fix(foreign, choices.fix)
         graph, hidden = runner.fold(save(model, place / "fixed.onnx"), place), list[Hidden]()
         if choices.open:
             model = ir.load(graph)

@@ -133,13 +133,15 @@ def _fold(path: Path, place: Path) -> Answer:
     import onnx.inliner
     import onnx.version_converter
     import onnx_ir as ir
-    from onnxscript import optimizer
 
     between, folded = place / "between.onnx", place / FOLDED
     try:
         model = ir.load(path)
-        with contextlib.suppress(Exception):  # then ONNX Runtime alone has to do
-            optimizer.fold_constants(model)
+        if any(node.op_type == "If" for node in model.graph):
+            from onnxscript import optimizer
+
+            with contextlib.suppress(Exception):  # then ONNX Runtime alone has to do
+                optimizer.fold_constants(model)
         ir.save(model, between, external_data="between.data")
         _session(str(between), folded)
         graph = onnx.load(folded, load_external_data=False)

@@ -14,6 +14,7 @@ import txl_export
 import txl_runtime
 from foreign_graphs import STATEFUL, STATELESS, Case, exported
 from onnx import TensorProto, helper, numpy_helper
+from small_files import graph, leaky
 from support import PACKAGES
 from txl_runtime.errors import CheckError, UsageError
 
@@ -88,33 +89,6 @@ def test_a_bundle_computes_what_the_file_computes_with_its_states_fed_back(name,
 @pytest.mark.parametrize("name", SLOW)
 def test_every_known_export_becomes_a_bundle(name, tmp_path):
     assert beside(written(STATEFUL[name], tmp_path), tmp_path / "bundle") <= 1e-5
-
-
-def graph(
-    path: Path, nodes: list[Any], inputs: dict[str, Any], outputs: dict[str, Any], constants: dict[str, Any]
-) -> Path:
-    """A small file; sizes that are texts are open."""
-    kinds = {"x": TensorProto.FLOAT, "mode": TensorProto.BOOL, "sr": TensorProto.INT64}
-    sides = [
-        [helper.make_tensor_value_info(name, kinds.get(name, TensorProto.FLOAT), shape) for name, shape in side.items()]
-        for side in (inputs, outputs)
-    ]
-    tensors = [numpy_helper.from_array(np.asarray(value, np.float32), name) for name, value in constants.items()]
-    made = helper.make_graph(nodes, "graph", *sides, tensors)
-    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    onnx.save(model, path)
-    return path
-
-
-def leaky(path: Path, batch: int | str = "batch", size: int | str = 3, kept: float = 0.5) -> Path:
-    """h' = kept · h + x, and y = tanh of it."""
-    nodes = [
-        helper.make_node("Mul", ["h", "kept"], ["faded"]),
-        helper.make_node("Add", ["faded", "x"], ["h_new"]),
-        helper.make_node("Tanh", ["h_new"], ["y"]),
-    ]
-    shape = [batch, size]
-    return graph(path, nodes, {"x": shape, "h": shape}, {"y": shape, "h_new": shape}, {"kept": kept})
 
 
 def test_an_open_batch_stays_open_and_takes_what_is_asked_for(tmp_path):
