@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from small_graphs import FLOAT, model, value
+
+Sizes = Mapping[str, Sequence[Any]]
+KINDS = {"mode": TensorProto.BOOL, "sr": TensorProto.INT64}
 
 
-def graph(
-    path: Path, nodes: list[Any], inputs: dict[str, Any], outputs: dict[str, Any], constants: dict[str, Any]
-) -> Path:
-    """A small file; sizes that are texts are open."""
-    kinds = {"x": TensorProto.FLOAT, "mode": TensorProto.BOOL, "sr": TensorProto.INT64}
-    sides = [
-        [helper.make_tensor_value_info(name, kinds.get(name, TensorProto.FLOAT), shape) for name, shape in side.items()]
-        for side in (inputs, outputs)
-    ]
-    tensors = [numpy_helper.from_array(np.asarray(value, np.float32), name) for name, value in constants.items()]
-    made = helper.make_graph(nodes, "graph", *sides, tensors)
-    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    onnx.save(model, path)
+def graph(path: Path, nodes: Sequence[Any], inputs: Sizes, outputs: Sizes, constants: Mapping[str, Any]) -> Path:
+    """A small file; sizes that are texts are open, constants are float32."""
+    sides = [[value(name, shape, KINDS.get(name, FLOAT)) for name, shape in side.items()] for side in (inputs, outputs)]
+    tensors = [numpy_helper.from_array(np.asarray(one, np.float32), name) for name, one in constants.items()]
+    onnx.save(model(nodes, *sides, tensors, opset=13), path)
     return path
 
 
