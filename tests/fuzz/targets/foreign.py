@@ -8,6 +8,8 @@ from functools import cache
 import foreign_graphs as graphs
 import msgspec
 from foreign_graphs import STATEFUL, STATELESS, exported
+from txl_export.families.graph.fixing import fix, save
+from txl_export.families.graph.hidden import open_hidden
 from txl_export.families.graph.naming import likeness
 from txl_export.families.graph.reading import read_foreign
 from txl_export.families.graph.running import RunError
@@ -47,6 +49,9 @@ def one_input(data: bytes) -> None:
         except RunError:
             return
         assert drawn.keys() == set(names)
+    model, _ = fix(foreign, dict.fromkeys(names[:1], "1"))
+    save(model, foreign.path.with_name("fixed.onnx"))
+    open_hidden(model)
 
 
 def seeds() -> Iterator[bytes]:

@@ -17,7 +17,7 @@ from onnx_ir.passes.common import TopologicalSortPass
 from txl_runtime.errors import UsageError
 from txl_runtime.guard.forms import OPSETS
 
-from txl_export.families.graph.fixing import forget_sizes, save
+from txl_export.families.graph.fixing import forget_sizes, load, save
 from txl_export.families.graph.forms import to_forms
 from txl_export.families.graph.running import RunError, Runner
 from txl_export.families.graph.stepping import FileStep, Side
@@ -56,7 +56,7 @@ def capturing(
                 folded = runner.fold(save(model, Path(place) / "sized.onnx"), Path(place))
             except RunError as error:
                 raise UsageError(f"{name} cannot be made of the file: {error}") from None
-            model = ir.load(folded)
+            model = load(folded)
             ir.external_data.load_to_model(model)
         to_forms(model)
         _Around(model.graph, step, plan, network).put()
@@ -80,7 +80,7 @@ def capturing(
 
 def _sized(path: Path, step: FileStep, network: StepNetwork) -> ir.Model:
     """The graph with a program's sizes as its own."""
-    model = ir.load(path)
+    model = load(path)
     sizes = {spec.name: spec.shape for spec in network.inputs}
     taken = {side.port: sizes[side.spec.name] for side in step.inputs}
     taken |= {side.port: sizes[f"state.{side.spec.name}.in"] for side, _ in step.states}

@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-import onnx_ir as ir
 from txl_runtime.bundle.tables import Precision
 from txl_runtime.errors import BackendError, UsageError, some
 from txl_runtime.listener import Listener
-from txl_runtime.model import load
+from txl_runtime.model import load as load_bundle
 
 from txl_export.families.graph.capturing import capturing
 from txl_export.families.graph.chaining import check_opened, divisible
-from txl_export.families.graph.fixing import fix, save
+from txl_export.families.graph.fixing import fix, load, save
 from txl_export.families.graph.hidden import Hidden, open_hidden
 from txl_export.families.graph.reading import Foreign, read_foreign
 from txl_export.families.graph.running import EndedError, RunError, Runner
@@ -125,7 +124,7 @@ def verify(request: VerifyRequest, heard: Listener) -> Parity:
         )
     emulated = manifest.precision == EMULATED and backend in ("auto", "cpu")
     with runnable(bundle.path, manifest, "cpu" if emulated else backend) as folder:
-        opener = partial(load, folder, "cpu" if emulated else backend, engine_threads(manifest, request.threads))
+        opener = partial(load_bundle, folder, "cpu" if emulated else backend, engine_threads(manifest, request.threads))
         if request.checkpoint is None:
             heard.warn("the bundle's own vectors are replayed; --checkpoint FILE.onnx compares it with the file")
             return replay_vectors(opener, heard)
@@ -157,7 +156,7 @@ def take(path: Path, choices: Choices, heard: Listener) -> Taken:
         runner = Runner(foreign, SECONDS).__enter__()
         graph, hidden = runner.fold(save(model, place / "fixed.onnx"), place), list[Hidden]()
         if choices.open:
-            model = ir.load(graph)
+            model = load(graph)
             hidden = open_hidden(model)
             if not hidden:
                 raise UsageError(f"{path}: --open is given, and no state is hidden in the graph; leave it out")
@@ -176,7 +175,7 @@ def take(path: Path, choices: Choices, heard: Listener) -> Taken:
     whole = caller(runner, path, constants)
     call = caller(inner, path, NONE) if hidden else whole
     number = int(hashlib.sha256(graph.read_bytes()).hexdigest()[:12], 16)
-    module = FileModule(step, call, ir.load(graph).graph, number)
+    module = FileModule(step, call, load(graph).graph, number)
     weakref.finalize(module, shutil.rmtree, place, ignore_errors=True)
     return Taken(foreign, graph, step, module, runner, whole, tuple(one.name for one in hidden))
 

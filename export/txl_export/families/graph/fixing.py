@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import onnx_ir as ir
-from txl_runtime.errors import UsageError, some
+from txl_runtime.errors import CheckpointError, UsageError, one_line, some
 from txl_runtime.types import Array
 
 from txl_export.families.graph.reading import Foreign, Port
@@ -34,8 +34,9 @@ def fix(foreign: Foreign, values: Mapping[str, Any]) -> tuple[ir.Model, dict[str
 
     Raises:
         UsageError: a name is none of the file's, or a value is none for it.
+        CheckpointError: as `load`.
     """
-    model, constants = ir.load(foreign.path), dict[str, Array]()
+    model, constants = load(foreign.path), dict[str, Array]()
     ports = {port.name: port for port in (*foreign.inputs, *foreign.optional)}
     inputs = {str(value.name): value for value in model.graph.inputs}
     for name, value in values.items():
@@ -76,9 +77,30 @@ def forget_sizes(graph: ir.Graph) -> None:
                 value.shape = None
 
 
+def load(path: Path) -> ir.Model:
+    """A graph that can be changed; its larger tensors stay in their file.
+
+    Raises:
+        CheckpointError: its parts do not fit together.
+    """
+    try:
+        return ir.load(path)
+    except Exception as error:  # onnx-ir raises what happens to go wrong
+        raise CheckpointError(f"{path}: no graph that could be changed ({one_line(error)}); export it again") from None
+
+
 def save(model: ir.Model, path: Path) -> Path:
-    """Write a graph, with larger tensors beside it."""
-    ir.save(model, path, external_data=f"{path.stem}.data")
+    """Write a graph, with larger tensors beside it.
+
+    Raises:
+        CheckpointError: a tensor of it is not what it says.
+    """
+    try:
+        ir.save(model, path, external_data=f"{path.stem}.data")
+    except OSError:
+        raise
+    except Exception as error:  # as above
+        raise CheckpointError(f"a tensor is not what it says ({one_line(error)}); export the file again") from None
     return path
 
 
@@ -109,7 +131,10 @@ def _to_constant(graph: ir.Graph, value: ir.Value, constant: Array) -> None:
     graph.inputs.remove(value)
     value.const_value = ir.tensor(constant, name=value.name)
     value.shape = ir.Shape(constant.shape)
-    graph.register_initializer(value)
+    try:
+        graph.register_initializer(value)
+    except ValueError as error:  # it is the result of a node as well, or of another initializer's name
+        raise CheckpointError(f"{value.name} cannot be fixed ({one_line(error)}); export the file again") from None
 
 
 def _places(name: str, foreign: Foreign) -> list[tuple[str, int]]:
