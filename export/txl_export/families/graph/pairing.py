@@ -14,8 +14,7 @@ is undecided, and said to be.
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -138,7 +137,10 @@ class _Pairing:
             found = [pair for pair, shown in self._proofs.items() if proof in shown]
             if proof not in EXACT:
                 found = [pair for pair in found if not self._named_otherwise(pair)]
-            self._assign([pair for pair in found if proof != "named" or self._returns_more(pair)], proof)
+            if proof == "named":
+                found = [pair for pair in found if self._returns_more(pair)]
+            chosen = most_alike({pair: likeness(*pair) for pair in self._free(found)}, alone=True)
+            self._taken |= {given: (returned, proof) for given, returned in chosen.items()}
         states = [self._state(given, *taken) for given, taken in self._taken.items()]
         order = list(self._ports)
         result = Paired(sorted(states, key=lambda state: order.index(state.input)))
@@ -268,26 +270,6 @@ class _Pairing:
         wholly = [self._given[name].ravel()[:LOOKED_AT] for name in inputs if self._given[name].dtype == found.dtype]
         pasted = any(part.size and _within(part, np.sort(found, None)).all() for part in wholly)
         return "" if pasted and not alike else "grown" if grown else "moved"
-
-    # ---- which pairs belong together
-
-    def _assign(self, pairs: list[tuple[str, str]], proof: str) -> None:
-        """Take pairs as states where an input has one output and an output one input, by names where there are more."""
-        left = self._free(pairs)
-        while left:
-            chosen = self._alone(left) or self._by_name(left)
-            if chosen is None:
-                return
-            self._taken[chosen[0]] = chosen[1], proof
-            left = self._free(left)
-
-    def _alone(self, left: Collection[tuple[str, str]]) -> tuple[str, str] | None:
-        inputs, outputs = Counter(given for given, _ in left), Counter(output for _, output in left)
-        return next((pair for pair in sorted(left) if inputs[pair[0]] == outputs[pair[1]] == 1), None)
-
-    def _by_name(self, left: Collection[tuple[str, str]]) -> tuple[str, str] | None:
-        """A pair whose names are more alike than those of each other pair that it rules out."""
-        return most_alike({pair: likeness(*pair) for pair in sorted(left)})
 
 
 def _within(numbers: NDArray[Any], ordered: NDArray[Any]) -> NDArray[np.bool_]:
