@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from onnx import numpy_helper
 from txl_report.schema.verification import Gate
-from txl_runtime.errors import BackendError, UsageError, some
+from txl_runtime.errors import UsageError, some
 from txl_runtime.ladder import float32_limit
 from txl_runtime.listener import Listener
 from txl_runtime.selftest import relative_difference
@@ -23,8 +23,8 @@ from txl_runtime.types import Array
 from txl_export.families.graph.matching import Wiring, the_right, ways_in, ways_out
 from txl_export.families.graph.naming import kinship
 from txl_export.families.graph.reading import read_foreign
-from txl_export.families.graph.running import EndedError, RunError, Runner
-from txl_export.families.graph.standing_in import FileModel, Wired
+from txl_export.families.graph.running import RunError
+from txl_export.families.graph.standing_in import FileModel, Wired, wired
 from txl_export.families.own_module.loading import importable
 from txl_export.families.own_module.module_call import Eager
 from txl_export.families.own_module.plan import Plan, make_plan
@@ -38,8 +38,6 @@ from txl_export.proof.verification import verify_model
 
 SEQUENCES = 3
 """Of a file that takes any number of them: so many run beside each other at most."""
-SECONDS = 600.0
-"""That all runs of the file may take, with the module's between them."""
 TRIED = 3
 """Segments in which an order has to be right that no name tells."""
 
@@ -85,19 +83,13 @@ def verify_file(
     with importable(module):
         plan = make_plan(spec, ins[0].batch or SEQUENCES, lengths, heard)
         heard.stage(f"open {path.name}")
-        try:
-            with Runner(foreign, SECONDS) as runner:
-                file = Wired(foreign, runner)
-                wiring = _matched(file, plan, ins)
-                _tell(wiring, plan, heard)
-                model, reference = FileModel(plan, file, wiring), ModuleReference(plan)
-                found = verify_model(
-                    lambda: model, reference, name, spec.samples, segments, heard, idle=plan.idle, odd=False
-                )
-        except RunError as error:
-            raise UsageError(f"{path}: ONNX Runtime does not open it: {error}; export it again") from None
-        except EndedError as error:
-            raise BackendError(f"{path}: {error}; try fewer --segments, or export it again") from None
+        with wired(foreign) as file:
+            wiring = _matched(file, plan, ins)
+            _tell(wiring, plan, heard)
+            model = FileModel(plan, file, wiring)
+            found = verify_model(
+                lambda: model, ModuleReference(plan), name, spec.samples, segments, heard, idle=plan.idle, odd=False
+            )
     defaults = {tensor.name: tensor for tensor in foreign.model.graph.initializer}
     starts = {one: defaults[port] for one, port in wiring.takes.items() if port in defaults}
     found = replace(found, gates=(*found.gates, *_first_states(plan, starts)))
