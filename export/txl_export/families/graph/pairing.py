@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from txl_export.families.graph.naming import likeness, most_alike
 from txl_export.families.graph.running import RunError, Runner
-from txl_export.families.graph.structure import Ways
+from txl_export.families.graph.structure import Value
 from txl_export.families.graph.trying import Inputs
 
 EXACT = frozenset(("recurrent", "cell"))
@@ -228,7 +228,7 @@ class _Pairing:
     def _shown(self, given: str, returned: str) -> set[str]:
         """What speaks for a pair, as keys of `PROOFS`."""
         self._runner.check()
-        ways, bit = self._structure.outputs.get(returned, Ways()), self._structure.bits(given)
+        ways, bit = self._structure.outputs.get(returned, Value()), self._structure.bits(given)
         shown = {kind for kind in EXACT if getattr(ways, kind) & bit}
         alike, array, found = likeness(given, returned), self._given[given], self._first[returned]
         if array.dtype.kind in "iu":
