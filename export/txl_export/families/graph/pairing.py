@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from txl_runtime.types import Array
 
 from txl_export.families.graph.naming import likeness, most_alike
 from txl_export.families.graph.running import RunError, Runner
@@ -45,7 +46,8 @@ PROOFS = {
 """What shows that a pair is a state, the strongest first."""
 DECIDES = "Whoever trained it knows, and names such as state and next_state would show it"
 """What would settle an undecided pair."""
-Arrays = dict[str, NDArray[Any]]
+Pair = tuple[str, str]
+"""Names of an input and an output."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class Paired:
     data: dict[str, str] = field(default_factory=dict)
 
 
-def pair(inputs: Inputs, runner: Runner, first: Mapping[str, NDArray[Any]]) -> Paired:
+def pair(inputs: Inputs, runner: Runner, first: Mapping[str, Array]) -> Paired:
     """Decide which inputs and outputs are states.
 
     Args:
@@ -113,14 +115,14 @@ def pair(inputs: Inputs, runner: Runner, first: Mapping[str, NDArray[Any]]) -> P
 class _Pairing:
     """The pairs that there may be, each with what speaks for it."""
 
-    def __init__(self, inputs: Inputs, runner: Runner, first: Mapping[str, Any]) -> None:
-        self._inputs, self._structure, self._runner, self._first = inputs, inputs.structure, runner, dict(first)
+    def __init__(self, inputs: Inputs, runner: Runner, first: Mapping[str, Array]) -> None:
+        self._inputs, self._structure, self._runner, self._first = inputs, inputs.structure, runner, first
         self._given, self._other = inputs.draw(0), inputs.draw(1)
         self._ports = {port.name: port for port in inputs.foreign.inputs}
         draws = np.random.default_rng(0)
         self._at = {name: draws.integers(0, array.size or 1, LOOKED_AT) for name, array in first.items()}
         self._changed: dict[str, set[str]] = {}
-        self._places: dict[str, Arrays] = {}
+        self._places: dict[str, dict[str, NDArray[np.bool_]]] = {}
         self._in_order = {name: np.sort(self._given[name], None) for name in inputs.could_be_states}
         for name in self._ports:
             if inputs.varies(name) or name in inputs.could_be_states:
@@ -129,23 +131,25 @@ class _Pairing:
         if len(pairs) > MOST_PAIRS:
             raise RunError(f"{len(pairs)} pairs of inputs and outputs fit, expected at most {MOST_PAIRS}")
         self._proofs = {pair: self._shown(*pair) for pair in pairs}
-        self._taken: dict[str, tuple[str, str]] = {}
+        self._taken: dict[str, str] = {}
 
     def decide(self) -> Paired:
         """See `pair`."""
+        result = Paired()
         for proof in PROOFS:
-            found = [pair for pair, shown in self._proofs.items() if proof in shown]
+            found = self._free(pair for pair, shown in self._proofs.items() if proof in shown)
             if proof not in EXACT:
                 found = [pair for pair in found if not self._named_otherwise(pair)]
             if proof == "named":
                 found = [pair for pair in found if self._returns_more(pair)]
-            chosen = most_alike({pair: likeness(*pair) for pair in self._free(found)}, alone=True)
-            self._taken |= {given: (returned, proof) for given, returned in chosen.items()}
-        states = [self._state(given, *taken) for given, taken in self._taken.items()]
-        order = list(self._ports)
-        result = Paired(sorted(states, key=lambda state: order.index(state.input)))
+            chosen = most_alike({pair: likeness(*pair) for pair in found}, alone=True)
+            self._taken |= chosen
+            result.states += [self._state(*pair, proof) for pair in chosen.items()]
+        order = [*self._ports]
+        result.states.sort(key=lambda state: order.index(state.input))
         for given in order:
-            self._leftover(given, result)
+            if outputs := [output for name, output in self._free(self._proofs) if name == given]:
+                self._leftover(given, outputs, result)
         return result
 
     def _state(self, given: str, returned: str, proof: str) -> State:
@@ -153,48 +157,40 @@ class _Pairing:
         grows = next((axis for axis, (a, b) in enumerate(zip(before, after, strict=True)) if a != b), None)
         return State(given, returned, port.shape, port.dtype, proof, grows)
 
-    def _leftover(self, given: str, result: Paired) -> None:
-        """Say of an input that is no state, and has an output of its shape, what it is or may be."""
-        open_to = [output for name, output in self._free(self._proofs) if name == given]
-        if not open_to:
-            return
-        same = [output for output in open_to if np.array_equal(self._first[output], self._given[given])]
+    def _leftover(self, given: str, outputs: list[str], result: Paired) -> None:
+        """Say of an input that is no state, and has outputs of its shape, what it is or may be."""
+        same = [output for output in outputs if np.array_equal(self._first[output], self._given[given])]
         if same:
             result.data[given] = f"is returned as it is: {', '.join(same)}"
-        elif not self._others_vary(given):
+        elif not any(self._inputs.varies(name) for name in self._ports if name not in {given, *self._taken}):
             result.data[given] = "is the one input with data: fed back, nothing new would ever come in"
-        elif result.states and len(open_to) == 1 and open_to == self._rest():
+        elif result.states and len(outputs) == 1 and outputs == self._rest():
             result.data[given] = "if it were a state, too, the graph would return nothing else"
         else:
-            rivals = {name for name, output in self._free(self._proofs) if output in open_to}
-            alike = f"; {', '.join(sorted(rivals - {given}))} would fit as well" if len(rivals) > 1 else ""
+            rivals = sorted({name for name, output in self._free(self._proofs) if output in outputs} - {given})
+            alike = f"; {', '.join(rivals)} would fit as well" if rivals else ""
             why = f"it may be fed back, as any array of its shape may, and no node shows that it is carried on{alike}"
-            result.undecided.append(Undecided(given, tuple(open_to), f"{why}. {DECIDES}"))
+            result.undecided.append(Undecided(given, tuple(outputs), f"{why}. {DECIDES}"))
 
     def _rest(self) -> list[str]:
         """Outputs that are no states as far as is known."""
-        returned = {output for output, _ in self._taken.values()}
+        returned = {*self._taken.values()}
         return [output for output in self._first if output not in returned]
 
-    def _free(self, pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    def _free(self, pairs: Iterable[Pair]) -> list[Pair]:
         """Those pairs of which neither side is a state's."""
-        rest = set(self._rest())
+        rest = {*self._rest()}
         return [pair for pair in pairs if pair[0] not in self._taken and pair[1] in rest]
 
-    def _returns_more(self, pair: tuple[str, str]) -> bool:
-        rest = [output for output in self._rest() if output != pair[1]]
-        changed = self._changed.get(pair[0], set())
-        return not changed.isdisjoint(rest) or bool(self._taken and rest)  # of a stack, a layer changes the next alone
+    def _returns_more(self, pair: Pair) -> bool:
+        rest = {*self._rest()} - {pair[1]}
+        changes = self._changed.get(pair[0], set()) & rest
+        return bool(changes or (self._taken and rest))  # of a stack, a layer changes the next alone
 
-    def _named_otherwise(self, pair: tuple[str, str]) -> bool:
+    def _named_otherwise(self, pair: Pair) -> bool:
         """Whether names speak for another pair that has not been ruled out, so that this one is to stand back."""
         rivals = [(g, o) for g, o in self._free(self._proofs) if (g == pair[0]) != (o == pair[1])]
         return max((likeness(*rival) for rival in rivals), default=0) > likeness(*pair)
-
-    def _others_vary(self, given: str) -> bool:
-        """Whether something new comes in beside an input and the states."""
-        taken = {given, *self._taken}
-        return any(self._inputs.varies(name) for name in self._ports if name not in taken)
 
     # ---- what speaks for a pair
 
@@ -213,45 +209,38 @@ class _Pairing:
                     self._changed[name].add(output)
                 self._places[name][output] = after.ravel()[at] != before.ravel()[at]
 
+    def _taken_up(self, given: str, returned: str) -> bool:
+        """Whether something else than the input itself changes what is returned."""
+        return any(returned in changed for name, changed in self._changed.items() if name != given)
+
     def _fits(self, given: str, returned: str) -> bool:
         """Whether what is returned can be given again: as it is, or grown on one axis that is open."""
         array, found = self._given[given], self._first[returned]
         if given not in self._inputs.could_be_states or array.dtype != found.dtype or array.ndim != found.ndim:
             return False
         unlike = [axis for axis in range(array.ndim) if array.shape[axis] != found.shape[axis]]
-        return not unlike or (
-            len(unlike) == 1
-            and found.shape[unlike[0]] > array.shape[unlike[0]]
-            and isinstance(self._ports[given].shape[unlike[0]], str)
-        )
+        grows = [
+            found.shape[axis] > array.shape[axis] and isinstance(self._ports[given].shape[axis], str) for axis in unlike
+        ]
+        return len(unlike) < 2 and all(grows)
 
     def _shown(self, given: str, returned: str) -> set[str]:
         """What speaks for a pair, as keys of `PROOFS`."""
         self._runner.check()
-        ways, bit = self._structure.outputs.get(returned, Value()), self._structure.bits(given)
-        shown = {kind for kind in EXACT if getattr(ways, kind) & bit}
-        alike, array, found = likeness(given, returned), self._given[given], self._first[returned]
-        if array.dtype.kind in "iu":
-            steps = {int(step) for step in np.unique(found - array)} if array.shape == found.shape else {0}
-            plain = array.ndim <= 1 and (alike or given not in self._structure.rows)
-            alone = len(steps) == 1 and steps != {0} and not self._taken_up(given, returned)
-            shown |= {"counted"} if plain and alone else set()
-        if kind := self._copied(given, returned, ways.moved & bit, alike):
+        known, bit = self._structure.outputs.get(returned, Value()), self._structure.bits(given)
+        array, found, alike = self._given[given], self._first[returned], likeness(given, returned)
+        more, shown = self._taken_up(given, returned), {kind for kind in EXACT if getattr(known, kind) & bit}
+        if kind := self._copied(given, returned, known.moved & bit, alike):
             shown.add(kind)
-        if ways.written & bit and array.shape == found.shape:
-            shown.add("written")
-        kept = returned in self._places.get(given, {}) and returned not in self._changed[given]
-        if ways.beside & bit and kept and array.shape == found.shape and self._taken_up(given, returned):
-            shown.add("window")
-        roles = self._inputs.roles
-        stretched = any(roles.get(str(size)) == "segment" for size in self._ports[given].shape)
-        if alike == 2 and not stretched and self._taken_up(given, returned):
-            shown.add("named")
-        return shown
-
-    def _taken_up(self, given: str, returned: str) -> bool:
-        """Whether something else than the input itself changes what is returned."""
-        return any(returned in changed for name, changed in self._changed.items() if name != given)
+        if array.shape == found.shape:
+            steps = {*np.unique(found - array).tolist()} if array.dtype.kind in "iu" and array.ndim < 2 else set()
+            named = alike or given not in self._structure.rows
+            kept = returned in self._places.get(given, {}) and returned not in self._changed[given]
+            shown |= {"counted"} if named and not more and len(steps) == 1 and steps != {0} else set()
+            shown |= {"written"} if known.written & bit else set()
+            shown |= {"window"} if known.beside & bit and kept and more else set()
+        stretched = any(self._inputs.roles.get(str(size)) == "segment" for size in self._ports[given].shape)
+        return shown | ({"named"} if alike == 2 and more and not stretched else set())
 
     def _copied(self, given: str, returned: str, moved: int, alike: int) -> str:
         """What is shown where numbers come back at other places, beside ones that do not depend on them; or ""."""
@@ -272,6 +261,6 @@ class _Pairing:
         return "" if pasted and not alike else "grown" if grown else "moved"
 
 
-def _within(numbers: NDArray[Any], ordered: NDArray[Any]) -> NDArray[np.bool_]:
+def _within(numbers: Array, ordered: Array) -> NDArray[np.bool_]:
     """Which numbers are among others, which are in order and not none."""
     return np.asarray(ordered[np.minimum(np.searchsorted(ordered, numbers), ordered.size - 1)] == numbers)
