@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +24,7 @@ from txl_runtime.types import Array
 from txl_export.families.graph.naming import likeness, most_alike
 from txl_export.families.graph.running import RunError, Runner
 from txl_export.families.graph.structure import Value
-from txl_export.families.graph.trying import Inputs
+from txl_export.families.graph.trying import Inputs, other_than
 
 EXACT = frozenset(("recurrent", "cell"))
 """Proofs that say which input an output belongs to, whatever both are called."""
@@ -196,9 +195,7 @@ class _Pairing:
 
     def _change(self, name: str) -> None:
         """Note which outputs change with an input alone, and which of their numbers that are looked at."""
-        value, found = self._other[name], dict[str, Any]()
-        if np.array_equal(value, self._given[name]):
-            value = ~value if value.dtype == bool else value + np.ones((), value.dtype)
+        value, found = other_than(self._given[name], self._other[name]), dict[str, Array]()
         with contextlib.suppress(RunError):  # a setting, perhaps, of which nothing else is allowed
             found = self._runner.run({**self._given, name: value})
         self._changed[name], self._places[name] = set(), {}
