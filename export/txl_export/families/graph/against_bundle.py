@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from txl_report.schema.verification import Gate
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.errors import CheckpointError, UsageError, some
+from txl_runtime.errors import CheckError, CheckpointError, UsageError, some
 from txl_runtime.ladder import BISECT
 from txl_runtime.listener import Listener
 from txl_runtime.model import Model
@@ -23,7 +23,6 @@ from txl_runtime.types import Array
 from txl_export.families.graph.matching import Wiring
 from txl_export.families.graph.naming import likeness, most_alike
 from txl_export.families.graph.reading import Foreign, read_foreign
-from txl_export.families.graph.running import RunError
 from txl_export.families.graph.standing_in import Wired, wired
 from txl_export.proof.input_source import InputSource
 from txl_export.proof.parity import Parity
@@ -82,8 +81,8 @@ def _compared(
         found = stream.run(inputs)
         try:
             theirs = file.run(replace(wiring, given=given), inputs)
-        except RunError as error:
-            raise UsageError(f"{path}: does not run: {error}; see the shapes that it takes") from None
+        except CheckError as error:  # nothing was compared
+            raise UsageError(str(error)) from None
         given = {**given, **{name: theirs[after] for name, after in wiring.pairs.items()}}
         for name, other in returns.items():
             try:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from onnx import numpy_helper
 from txl_report.schema.verification import Gate
-from txl_runtime.errors import UsageError, some
+from txl_runtime.errors import CheckError, UsageError, some
 from txl_runtime.ladder import float32_limit
 from txl_runtime.listener import Listener
 from txl_runtime.selftest import relative_difference
@@ -23,7 +23,6 @@ from txl_runtime.types import Array
 from txl_export.families.graph.matching import Wiring, the_right, ways_in, ways_out
 from txl_export.families.graph.naming import kinship
 from txl_export.families.graph.reading import read_foreign
-from txl_export.families.graph.running import RunError
 from txl_export.families.graph.standing_in import FileModel, Wired, wired
 from txl_export.families.own_module.loading import importable
 from txl_export.families.own_module.module_call import Eager
@@ -117,16 +116,13 @@ def _matched(file: Wired, plan: Plan, ins: Sequence[Wiring]) -> Wiring:
                 returned = {key: found[port] for key, port in way.returns.items()}
                 if any(relative_difference(returned[key], wanted[key]) > float32_limit() for key in returned):
                     return False
-            except (RunError, ValueError):  # the second is of other shapes
+            except (CheckError, ValueError):  # the second is of other shapes
                 return False
             held = {name: returned.get(f"state {name}", values) for name, values in held.items()}
         return True
 
     first, wanted = calls[0]
-    try:
-        outs = [way for one in ins for way in ways_out(str(file.path), one, wanted, file.run(one, first | begun))]
-    except RunError as error:
-        raise file.stopped(ins[0], first | begun, error) from None
+    outs = [way for one in ins for way in ways_out(str(file.path), one, wanted, file.run(one, first | begun))]
     return the_right(str(file.path), outs, holds)
 
 
@@ -161,13 +157,13 @@ def _told(found: Parity, still: set[str]) -> str:
     """Where the two part first, and what that says. `still` are states that the file never changed."""
     limit = float32_limit()
     for chain in found.chains:
-        parting = {
-            f"{kind} {name}": number * (chain.chain.every if kind == "state" else 1)
-            for kind, tensors in (("output", chain.outputs), ("state", chain.states))
+        sides = (("output", chain.outputs, 1), ("state", chain.states, chain.chain.every))
+        apart = {
+            f"{kind} {name}": [at * every for at, most in enumerate(errors.tensor.most) if not (most or 0) <= limit]
+            for kind, tensors, every in sides
             for name, errors in tensors.items()
-            for number in [next((at for at, most in enumerate(errors.tensor.most) if not (most or 0) <= limit), None)]
-            if number is not None
         }
+        parting = {key: places[0] for key, places in apart.items() if places}
         if not parting:
             continue
         at = min(parting.values())

@@ -48,11 +48,18 @@ class Wired:
         """What the graph returns, by its own names, for inputs and states by the step's, cast to its types.
 
         Raises:
-            RunError, EndedError: see `Runner.run`.
+            CheckError: it does not run with these.
+            EndedError: see `Runner.run`.
             UsageError: it takes something that no numbers can be cast to, or is given such a thing.
         """
         feeds = {**wiring.given, **{port: values[name] for name, port in wiring.takes.items()}}
-        return self._runner.run({name: self._cast(name, np.asarray(one)) for name, one in feeds.items()})
+        cast = {name: self._cast(name, np.asarray(one)) for name, one in feeds.items()}
+        try:
+            return self._runner.run(cast)
+        except RunError as error:
+            shapes = ", ".join(f"{name} {list(one.shape)}" for name, one in cast.items())
+            told = f"does not run with {shapes}, expected a run ({error})"
+            raise CheckError(f"{self.path}: {told}; look whether a size was fixed when it was exported") from None
 
     def _cast(self, name: str, values: Array) -> Array:
         kind = self._types[name]
@@ -62,14 +69,6 @@ class Wired:
         except (TypeError, ValueError):
             told = f"{name} is {kind or 'no tensor'}, which no array is made of {values.dtype}"
             raise UsageError(f"{self.path}: {told}; see --inputs") from None
-
-    def stopped(self, wiring: Wiring, values: Mapping[str, Array], error: RunError) -> CheckError:
-        """What to say where the graph does not run what the module runs."""
-        shapes = ", ".join(f"{port} {list(values[name].shape)}" for name, port in wiring.takes.items())
-        return CheckError(
-            f"{self.path}: does not run with {shapes}, expected a run, because the module takes that ({error}); look "
-            "whether a size was fixed when it was exported"
-        )
 
 
 @contextmanager
@@ -117,10 +116,7 @@ class FileEngine(Engine):
     def run(self, program: Program, inputs: Arrays) -> Arrays:
         states = self._manifest.states
         values = {**inputs, **{state.name: inputs[state.input] for state in states}}
-        try:
-            found = self._file.run(self._wiring, values)
-        except RunError as error:
-            raise self._file.stopped(self._wiring, values, error) from None
+        found = self._file.run(self._wiring, values)
         with np.errstate(all="ignore"):
             returned = {one.name: found[self._ports[one.name]].astype(one.dtype) for one in self._manifest.outputs}
             returned |= {state.output: self._next(state, found, values) for state in states}
