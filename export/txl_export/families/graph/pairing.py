@@ -122,14 +122,14 @@ class _Pairing:
         self._at = {name: draws.integers(0, array.size or 1, LOOKED_AT) for name, array in first.items()}
         self._changed: dict[str, set[str]] = {}
         self._places: dict[str, dict[str, NDArray[np.bool_]]] = {}
-        self._in_order = {name: np.sort(self._given[name], None) for name in inputs.could_be_states}
         for name in self._ports:
             if inputs.varies(name) or name in inputs.could_be_states:
                 self._change(name)
-        pairs = [(given, returned) for given in self._ports for returned in first if self._fits(given, returned)]
-        if len(pairs) > MOST_PAIRS:
-            raise RunError(f"{len(pairs)} pairs of inputs and outputs fit, expected at most {MOST_PAIRS}")
-        self._proofs = {pair: self._shown(*pair) for pair in pairs}
+        pairs = [(given, one) for given in self._ports if given in inputs.could_be_states for one in first]
+        self._grown = {pair: axes for pair in pairs if (axes := self._fits(*pair)) is not None}
+        if len(self._grown) > MOST_PAIRS:
+            raise RunError(f"{len(self._grown)} pairs of inputs and outputs fit, expected at most {MOST_PAIRS}")
+        self._proofs = {pair: self._shown(*pair) for pair in self._grown}
         self._taken: dict[str, str] = {}
 
     def decide(self) -> Paired:
@@ -143,18 +143,15 @@ class _Pairing:
                 found = [pair for pair in found if self._returns_more(pair)]
             chosen = most_alike({pair: likeness(*pair) for pair in found}, alone=True)
             self._taken |= chosen
-            result.states += [self._state(*pair, proof) for pair in chosen.items()]
+            for given, returned in chosen.items():
+                port, grown = self._ports[given], self._grown[given, returned]
+                result.states.append(State(given, returned, port.shape, port.dtype, proof, max(grown, default=None)))
         order = [*self._ports]
         result.states.sort(key=lambda state: order.index(state.input))
         for given in order:
             if outputs := [output for name, output in self._free(self._proofs) if name == given]:
                 self._leftover(given, outputs, result)
         return result
-
-    def _state(self, given: str, returned: str, proof: str) -> State:
-        port, before, after = self._ports[given], self._given[given].shape, self._first[returned].shape
-        grows = next((axis for axis, (a, b) in enumerate(zip(before, after, strict=True)) if a != b), None)
-        return State(given, returned, port.shape, port.dtype, proof, grows)
 
     def _leftover(self, given: str, outputs: list[str], result: Paired) -> None:
         """Say of an input that is no state, and has outputs of its shape, what it is or may be."""
@@ -210,16 +207,14 @@ class _Pairing:
         """Whether something else than the input itself changes what is returned."""
         return any(returned in changed for name, changed in self._changed.items() if name != given)
 
-    def _fits(self, given: str, returned: str) -> bool:
-        """Whether what is returned can be given again: as it is, or grown on one axis that is open."""
-        array, found = self._given[given], self._first[returned]
-        if given not in self._inputs.could_be_states or array.dtype != found.dtype or array.ndim != found.ndim:
-            return False
-        unlike = [axis for axis in range(array.ndim) if array.shape[axis] != found.shape[axis]]
-        grows = [
-            found.shape[axis] > array.shape[axis] and isinstance(self._ports[given].shape[axis], str) for axis in unlike
-        ]
-        return len(unlike) < 2 and all(grows)
+    def _fits(self, given: str, returned: str) -> list[int] | None:
+        """The axes on which what is returned is longer, one at most; None where it cannot be given again."""
+        array, found, port = self._given[given], self._first[returned], self._ports[given]
+        sizes = [*zip(port.shape, array.shape, found.shape, strict=False)]
+        unlike = [axis for axis, (_, before, after) in enumerate(sizes) if before != after]
+        grown = [axis for axis in unlike if isinstance(sizes[axis][0], str) and sizes[axis][2] > sizes[axis][1]]
+        fits = array.dtype == found.dtype and array.ndim == found.ndim and len(unlike) < 2 and unlike == grown
+        return grown if fits else None
 
     def _shown(self, given: str, returned: str) -> set[str]:
         """What speaks for a pair, as keys of `PROOFS`."""
@@ -246,7 +241,7 @@ class _Pairing:
         if own is None or not array.size or not moved:
             return ""  # without a way for them, numbers are alike by chance, as in half precision
         numbers, grown = found.ravel()[at], array.shape != found.shape
-        copies = own & (numbers != 0) & _within(numbers, self._in_order[given])
+        copies = own & (numbers != 0) & np.isin(numbers, array)
         if not grown:
             copies &= numbers != array.ravel()[at]
         others = [places[returned] for name, places in self._places.items() if name != given and returned in places]
@@ -254,10 +249,5 @@ class _Pairing:
             return ""
         inputs = [name for name, other in self._given.items() if grown and name != given and other.ndim == found.ndim]
         wholly = [self._given[name].ravel()[:LOOKED_AT] for name in inputs if self._given[name].dtype == found.dtype]
-        pasted = any(part.size and _within(part, np.sort(found, None)).all() for part in wholly)
+        pasted = any(part.size and np.isin(part, found).all() for part in wholly)
         return "" if pasted and not alike else "grown" if grown else "moved"
-
-
-def _within(numbers: Array, ordered: Array) -> NDArray[np.bool_]:
-    """Which numbers are among others, which are in order and not none."""
-    return np.asarray(ordered[np.minimum(np.searchsorted(ordered, numbers), ordered.size - 1)] == numbers)
