@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 from txl_report.schema.verification import Gate
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.errors import CheckError, CheckpointError, UsageError, some
+from txl_runtime.errors import CheckError, UsageError, some
 from txl_runtime.ladder import BISECT
 from txl_runtime.listener import Listener
 from txl_runtime.model import Model
 from txl_runtime.selftest import relative_difference
-from txl_runtime.types import Array
+from txl_runtime.types import Arrays
 
 from txl_export.families.graph.matching import Wiring
 from txl_export.families.graph.naming import likeness, most_alike
@@ -34,7 +34,7 @@ SEGMENTS = 200
 def verify_against(
     open_model: Callable[[], Model],
     path: Path,
-    arrays: Mapping[str, Array],
+    arrays: Arrays,
     pairs: Mapping[str, str],
     segments: int | None,
     heard: Listener,
@@ -51,7 +51,8 @@ def verify_against(
         heard: hears of progress.
 
     Raises:
-        UsageError: the file does not run, or its inputs and outputs cannot be matched with the bundle's.
+        CheckpointError: the file cannot be read.
+        UsageError: it does not run, or its inputs and outputs cannot be matched with the bundle's.
         BackendError: its process died, or its time is over.
     """
     model = open_model()
@@ -60,17 +61,12 @@ def verify_against(
     samples = {name: values for name, values in arrays.items() if name in known}
     _check(samples, manifest)
     others = {name: values for name, values in arrays.items() if name not in known}
-    try:
-        foreign = read_foreign(path)
-    except CheckpointError as error:
-        raise UsageError(str(error)) from None
+    foreign = read_foreign(path)
     with wired(foreign) as file:
         return _compared(model, file, _wiring(foreign, manifest, others, pairs), samples, count, heard)
 
 
-def _compared(
-    model: Model, file: Wired, wiring: Wiring, samples: Mapping[str, Array], count: int, heard: Listener
-) -> Parity:
+def _compared(model: Model, file: Wired, wiring: Wiring, samples: Arrays, count: int, heard: Listener) -> Parity:
     """What both return, segment by segment."""
     manifest, path, given, returns = model.manifest, file.path, wiring.given, wiring.returns
     source, stream = InputSource(manifest, samples, np.random.default_rng(0)), model.stream()
@@ -103,7 +99,7 @@ def _compared(
     )
 
 
-def _check(samples: Mapping[str, Array], manifest: Manifest) -> None:
+def _check(samples: Arrays, manifest: Manifest) -> None:
     """Refuse samples of some inputs alone, or of another form."""
     if lacking := [entry.name for entry in manifest.given if samples and entry.name not in samples]:
         raise UsageError(f"--inputs has no {some(lacking)}, expected all inputs of the bundle or none; add it")
@@ -117,7 +113,7 @@ def _check(samples: Mapping[str, Array], manifest: Manifest) -> None:
             raise UsageError(f"--inputs has {entry.name} of {list(shape)}, expected {list(entry.shape)}; check it")
 
 
-def _wiring(foreign: Foreign, manifest: Manifest, given: Mapping[str, Array], pairs: Mapping[str, str]) -> Wiring:
+def _wiring(foreign: Foreign, manifest: Manifest, given: Arrays, pairs: Mapping[str, str]) -> Wiring:
     """What the file takes and returns by the bundle's names, and its states with their first values among `given`."""
     where, named = str(foreign.path), {*given, *pairs}
     takes = [port.name for port in foreign.inputs]

@@ -18,7 +18,7 @@ from txl_runtime.errors import CheckError, UsageError, some
 from txl_runtime.ladder import float32_limit
 from txl_runtime.listener import Listener
 from txl_runtime.selftest import relative_difference
-from txl_runtime.types import Array
+from txl_runtime.types import Array, Arrays
 
 from txl_export.families.graph.matching import Wiring, the_right, ways_in, ways_out
 from txl_export.families.graph.naming import kinship
@@ -46,7 +46,7 @@ def verify_file(
     module: Any,
     weights: str | Path | None,
     pairs: Mapping[str, str],
-    arrays: Mapping[str, Array],
+    arrays: Arrays,
     segments: int | None,
     heard: Listener,
 ) -> Parity:
@@ -132,15 +132,14 @@ def _arrays(tensors: Mapping[str, Any]) -> dict[str, Array]:
 
 def _tell(wiring: Wiring, plan: Plan, heard: Listener) -> None:
     """Say what the states were taken for, and what the file lacks."""
-    lacking = [f"takes nothing for {one.name}" for one in plan.spec.inputs if one.name not in wiring.takes]
-    for state in plan.spec.states:
-        port, after = wiring.takes.get(state.name), wiring.returns.get(f"state {state.name}")
-        lacking += [f"takes nothing for state {state.name}"] * (port is None)
-        lacking += [f"returns nothing for state {state.name}"] * (after is None)
-        if port and after and not (kinship(state.name, port) and kinship(state.name, after)):
-            heard.warn(f"state {state.name} is taken for the file's {port} and {after}")
-    for said in lacking:
-        heard.warn(f"the file {said}")
+    for name in [one.name for one in plan.spec.states]:
+        port, after = wiring.takes.get(name, ""), wiring.returns.get(f"state {name}", "")
+        if port and after and not (kinship(name, port) and kinship(name, after)):
+            heard.warn(f"state {name} is taken for the file's {port} and {after}")
+        for verb in ["takes"] * (not port) + ["returns"] * (not after):
+            heard.warn(f"the file {verb} nothing for state {name}")
+    for name in [one.name for one in plan.spec.inputs if one.name not in wiring.takes]:
+        heard.warn(f"the file takes nothing for {name}")
 
 
 def _first_states(plan: Plan, starts: Mapping[str, Any]) -> list[Gate]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from txl_runtime.errors import CheckError, UsageError, some
-from txl_runtime.types import Array
+from txl_runtime.types import Arrays
 
 from txl_export.families.graph.naming import kinship, likeness, most_alike
 from txl_export.families.graph.reading import Port
@@ -32,7 +32,7 @@ class Wiring:
     """
 
     takes: Mapping[str, str]
-    given: Mapping[str, Array]
+    given: Arrays
     pairs: Mapping[str, str]
     batch: int | None = None
     length: int | None = None
@@ -45,7 +45,7 @@ def ways_in(
     ports: Sequence[Port],
     optional: Sequence[Port],
     pairs: Mapping[str, str],
-    given: Mapping[str, Array],
+    given: Arrays,
 ) -> list[Wiring]:
     """The ways in which a graph's inputs can be those of a step: one, or several that names do not tell apart.
 
@@ -87,7 +87,7 @@ def ways_in(
     return [Wiring(way, given, pairs, *_sizes(where, [fits[name][port] for name, port in way.items()])) for way in ways]
 
 
-def ways_out(where: str, wiring: Wiring, wanted: Mapping[str, Array], found: Mapping[str, Array]) -> list[Wiring]:
+def ways_out(where: str, wiring: Wiring, wanted: Arrays, found: Arrays) -> list[Wiring]:
     """The ways in which what a graph returned can be what a step returned, for inputs that are matched.
 
     Args:

@@ -219,7 +219,7 @@ class _Pairing:
     def _shown(self, given: str, returned: str) -> set[str]:
         """What speaks for a pair, as keys of `PROOFS`."""
         self._runner.check()
-        known, bit = self._structure.outputs.get(returned, Value()), self._structure.bits(given)
+        known, bit = self._structure.outputs.get(returned, Value()), 1 << self._structure.names.index(given)
         array, found, alike = self._given[given], self._first[returned], likeness(given, returned)
         more, shown = self._taken_up(given, returned), {kind for kind in EXACT if getattr(known, kind) & bit}
         if kind := self._copied(given, returned, known.moved & bit, alike):

@@ -6,7 +6,7 @@ Its states are fed back here. A sequence that is idle keeps its state, whatever 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import gt
 from weakref import WeakSet
@@ -44,7 +44,7 @@ class Wired:
         self.path, self._runner = foreign.path, runner
         self._types = {port.name: port.dtype for port in (*foreign.inputs, *foreign.optional)}
 
-    def run(self, wiring: Wiring, values: Mapping[str, Array]) -> dict[str, Array]:
+    def run(self, wiring: Wiring, values: Arrays) -> dict[str, Array]:
         """What the graph returns, by its own names, for inputs and states by the step's, cast to its types.
 
         Raises:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, numpy_helper
+from onnx import AttributeProto, TensorProto, numpy_helper
 
 from txl_export.families.graph.reading import Port, subgraphs
 
@@ -52,7 +52,7 @@ class Value:
         cell: they are carried over by a gate, and a bounded candidate is added, as cells of GRU and LSTM do.
         gated: a gate has let them through.
         gate, candidate: whether it is what opens a gate of a cell, or what a cell takes up.
-        tensor: the constant that it is, maybe in another type, as onnx has it; else None.
+        tensor: the constant that it is, maybe in another type, as onnx has it; else an empty one.
         padding: zeros before and behind the numbers that it was moved from.
         convolved: the convolution that it comes from, and zeros before and behind what that read; else None.
     """
@@ -67,24 +67,19 @@ class Value:
     gated: int = 0
     gate: bool = False
     candidate: bool = False
-    tensor: Any = None
+    tensor: Any = field(default_factory=TensorProto)
     padding: tuple[int, int] = (0, 0)
     convolved: tuple[str, int, int] | None = None
 
     def numbers(self) -> list[int]:
         """A small constant of whole numbers as a list; empty for what is none."""
-        tensor = self.tensor
-        if tensor is None or tensor.external_data or not 0 <= np.prod(tensor.dims, dtype=float) <= FEW:
+        if self.tensor.external_data or not 0 <= np.prod(self.tensor.dims, dtype=float) <= FEW:
             return []
         try:
-            found = numpy_helper.to_array(tensor)
+            found = numpy_helper.to_array(self.tensor)
         except (ValueError, TypeError, KeyError, AttributeError):  # its bytes are not what its sizes say
             return []
         return found.ravel().tolist() if found.dtype.kind in "iu" else []
-
-    def dims(self) -> list[int]:
-        """The sizes of a constant; empty for what is none."""
-        return list(self.tensor.dims) if self.tensor is not None else []
 
 
 PASSED = ("moved", "scaled", "written", "beside", "recurrent", "cell")
@@ -150,10 +145,6 @@ class Structure:
     rows: dict[str, int] = field(default_factory=dict)
     compared: dict[str, list[int]] = field(default_factory=dict)
     branching: set[str] = field(default_factory=set)
-
-    def bits(self, name: str) -> int:
-        """The bit of an input."""
-        return 1 << self.names.index(name)
 
     def among(self, bits: int) -> list[str]:
         """The inputs of these bits."""
@@ -264,7 +255,7 @@ class _Pass:
     def _asked(self, node: Any, one: Value, two: Value) -> None:
         """Indices into tables, and numbers that settings are compared with."""
         if node.op_type == "Gather":
-            axis, dims = _attribute(node, "axis").i, one.dims()
+            axis, dims = _attribute(node, "axis").i, one.tensor.dims
             if -len(dims) <= axis < len(dims):
                 for name in self.found.among(two.scaled):
                     self.found.rows[name] = min(self.found.rows.get(name, dims[axis]), dims[axis])
@@ -285,7 +276,7 @@ class _Pass:
             convolution, before, behind = source.convolved or ("", 0, 0)
             if before == behind > 0 and [value.numbers() for value in values[2:3]] == [[-behind]]:  # cut on the right
                 self.found.windows.append(Window(convolution, "", before, 1, True))
-        elif len(dims := more.dims()) == 3:
+        elif len(dims := more.tensor.dims) == 3:
             before, behind = (own + pad for own, pad in zip(source.padding, [*pads, 0, 0], strict=False))
             stride, dilation = ([*_attribute(node, name).ints, 1][0] for name in ("strides", "dilations"))
             needs = (dims[2] - 1) * dilation + 1 - max(stride, 1)
@@ -309,7 +300,7 @@ def _name(node: Any) -> str:
 def _passing(inputs: Sequence[Value], passed: Sequence[Value]) -> Value:
     """A value that all inputs reach, and that has the numbers of those that are passed on."""
     ways = {kind: _any(passed, kind) for kind in PASSED}
-    return replace((*passed, Value())[0], reach=_any(inputs, "reach"), tensor=None, convolved=None, **ways)
+    return replace((*passed, Value())[0], reach=_any(inputs, "reach"), tensor=TensorProto(), convolved=None, **ways)
 
 
 def _cell(op: str, values: Sequence[Value], result: Value) -> None:
