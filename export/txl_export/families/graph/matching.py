@@ -40,12 +40,7 @@ class Wiring:
 
 
 def ways_in(
-    where: str,
-    spec: StepSpec,
-    ports: Sequence[Port],
-    optional: Sequence[Port],
-    pairs: Mapping[str, str],
-    given: Arrays,
+    where: str, spec: StepSpec, ports: Sequence[Port], optional: Sequence[Port], pairs: Mapping[str, str], given: Arrays
 ) -> list[Wiring]:
     """The ways in which a graph's inputs can be those of a step: one, or several that names do not tell apart.
 

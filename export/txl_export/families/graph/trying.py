@@ -47,7 +47,11 @@ class Inputs:
         self.could_be_states = {
             port.name for port in foreign.inputs if any(_alike(port, output) for output in foreign.outputs)
         }
-        self.sizes, self.roles, self._plain = dict[str, int](), self._roles(), 0
+        self.sizes, self.roles, self._plain = dict[str, int](), dict[str, str](), 0
+        for port in foreign.inputs:
+            for axis, symbol in enumerate(port.shape):
+                if isinstance(symbol, str) and symbol not in self.roles and not _SUM.fullmatch(symbol):
+                    self.roles[symbol] = self._role(port, axis, symbol)
         self._floats = {port.name: port.dtype.startswith("float") for port in foreign.inputs}
 
     def find(self, runner: Runner) -> dict[str, Array]:
@@ -121,23 +125,17 @@ class Inputs:
             named = {"batch": batch, "segment": length, "rows": rows, "total": rows + length}
             yield {symbol: named[role] for symbol, role in self.roles.items()}, plain
 
-    def _roles(self) -> dict[str, str]:
-        """What each symbol seems to be, by its name, else by its place."""
-        found: dict[str, str] = {}
-        for port in self.foreign.inputs:
-            for axis, symbol in enumerate(port.shape):
-                if isinstance(symbol, int) or symbol in found or _SUM.fullmatch(symbol):
-                    continue
-                unnamed = bool(_MADE_UP.search(symbol))
-                called = next((role for role, words in CALLED.items() if speaks_of(symbol, *words)), "")
-                if not unnamed and (called or symbol.lower() in ("b", "n", "bs")):
-                    found[symbol] = called or "batch"
-                elif port.name in self.could_be_states and sum(isinstance(size, str) for size in port.shape) == 1:
-                    grown = any(_grows(port, output, axis) for output in self.foreign.outputs)
-                    found[symbol] = "rows" if grown else "batch"
-                else:
-                    found[symbol] = "batch" if axis == 0 else "segment"
-        return found
+    def _role(self, port: Port, axis: int, symbol: str) -> str:
+        """What a symbol seems to be, by its name, else by its place."""
+        made_up = bool(_MADE_UP.search(symbol))
+        called = next((role for role, words in CALLED.items() if speaks_of(symbol, *words) and not made_up), "")
+        if called or symbol.lower() in ("b", "n", "bs"):
+            return called or "batch"
+        if port.name in self.could_be_states and sum(isinstance(size, str) for size in port.shape) == 1:
+            others = [output.shape[axis] for output in self.foreign.outputs if _alike(port, output)]
+            named = [size for size in others if isinstance(size, str) and not _MADE_UP.search(size)]
+            return "batch" if {*named} <= {symbol} else "rows"
+        return "batch" if axis == 0 else "segment"
 
 
 def other_than(value: Array, other: Array) -> Array:
@@ -153,12 +151,6 @@ def _alike(port: Port, output: Port) -> bool:
         return False
     fixed = [(a, b) for a, b in zip(port.shape, output.shape, strict=True) if isinstance(a, int) and isinstance(b, int)]
     return all(a == b for a, b in fixed)
-
-
-def _grows(port: Port, output: Port, axis: int) -> bool:
-    """Whether an output has another named size where an input has an open one."""
-    symbol = output.shape[axis] if _alike(port, output) else 0
-    return isinstance(symbol, str) and symbol != port.shape[axis] and not _MADE_UP.search(symbol)
 
 
 def _value(symbol: str, sizes: Mapping[str, int]) -> int:
