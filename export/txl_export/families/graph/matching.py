@@ -56,7 +56,8 @@ def ways_in(
         CheckError: it takes other sizes or types than the step.
     """
     counts = [InputSpec(VALID, ("B",), "int32")] if spec.lengths else []
-    entries: dict[str, InputSpec | StateSpec] = {one.name: one for one in (*spec.inputs, *counts, *spec.states)}
+    every: list[InputSpec | StateSpec] = [*spec.inputs, *counts, *spec.states]
+    entries = {entry.name: entry for entry in every}
     kin = [port for port in optional if any(kinship(name, port.name) > 1 for name in entries)]
     known = {port.name: port for port in (*ports, *kin)}
     if wrong := [name for name in (*pairs, *given) if name not in known]:
@@ -79,7 +80,12 @@ def ways_in(
         raise UsageError(
             f"{where}: takes {told} besides, expected what the module takes; give constants by --inputs FILE.npz"
         )
-    return [Wiring(way, given, pairs, *_sizes(where, [fits[name][port] for name, port in way.items()])) for way in ways]
+    found = []
+    for way in ways:
+        own = [fits[name][port] for name, port in way.items()]
+        sizes = _size(where, "B", "sequences", own), _size(where, "L", "positions", own)
+        found.append(Wiring(way, given, pairs, *sizes))
+    return found
 
 
 def ways_out(where: str, wiring: Wiring, wanted: Arrays, found: Arrays) -> list[Wiring]:
@@ -160,16 +166,13 @@ def _fixed(entry: InputSpec | StateSpec, port: Port) -> set[tuple[str, int]] | N
     return {(said, size - axes.ahead * (said == "L")) for _, said, size in numbers if isinstance(said, str)}
 
 
-def _sizes(where: str, fixed: Sequence[set[tuple[str, int]]]) -> list[int | None]:
-    """How many sequences and positions the graph takes, None for any number."""
-    found = list[int | None]()
-    for letter, what in (("B", "sequences"), ("L", "positions")):
-        sizes = sorted({size for one in fixed for said, size in one if said == letter})
-        if len(sizes) > 1 or min(sizes, default=1) < 1:
-            told = some([*map(str, sizes)])
-            raise CheckError(f"{where}: takes {told} {what} ({letter}) at once, expected one number; {ADVICE}")
-        found.append(sizes[0] if sizes else None)
-    return found
+def _size(where: str, letter: str, what: str, fixed: Sequence[set[tuple[str, int]]]) -> int | None:
+    """How many sequences or positions the graph takes, None for any number."""
+    sizes = sorted({size for one in fixed for said, size in one if said == letter})
+    if len(sizes) > 1 or min(sizes, default=1) < 1:
+        told = some([*map(str, sizes)])
+        raise CheckError(f"{where}: takes {told} {what} ({letter}) at once, expected one number; {ADVICE}")
+    return sizes[0] if sizes else None
 
 
 def _ways(fits: Mapping[str, Sequence[str]], kin: Callable[[str, str], int]) -> list[dict[str, str]]:

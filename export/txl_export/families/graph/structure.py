@@ -299,7 +299,7 @@ def _name(node: Any) -> str:
 
 def _passing(inputs: Sequence[Value], passed: Sequence[Value]) -> Value:
     """A value that all inputs reach, and that has the numbers of those that are passed on."""
-    ways = {kind: _any(passed, kind) for kind in PASSED}
+    ways: dict[str, Any] = {kind: _any(passed, kind) for kind in PASSED}
     return replace((*passed, Value())[0], reach=_any(inputs, "reach"), tensor=TensorProto(), convolved=None, **ways)
 
 
