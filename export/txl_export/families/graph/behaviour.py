@@ -92,7 +92,7 @@ class Behaviour:
         batch, segment = ([name for name, role in roles.items() if role == kind] for kind in ("batch", "segment"))
         if segment:
             length = sizes[segment[0]]
-            moving = {n: self._moving(segment, n) for n in (1, length, length + 1, 2 * length)}
+            moving = {n: self._moving(segment, n) for n in sorted({1, length, length + 1, 2 * length})}
             found.lengths = [n for n, axes in moving.items() if axes is not None]
             found.segment = moving[length + 1] or moving[2 * length] or {}
         count = sizes[batch[0]] if batch else self._common(found.segment)

@@ -12,9 +12,10 @@ import pytest
 import txl_export
 from onnx import TensorProto, helper, numpy_helper
 from step_models import B, Graph, StepModel, state
+from txl_export.families.graph import standing_in
 from txl_export.families.graph.against_bundle import SEGMENTS
 from txl_runtime.bundle.tables import Input, Output
-from txl_runtime.errors import CheckpointError, UsageError
+from txl_runtime.errors import BackendError, CheckpointError, UsageError
 
 FEATURES, WIDTH = 3, 4
 WEIGHTS = np.random.default_rng(0).normal(size=(FEATURES, WIDTH)).astype(np.float32)
@@ -167,6 +168,14 @@ def test_what_cannot_be_compared_is_refused_in_one_line(case: str, made: Path, t
     with pytest.raises((UsageError, CheckpointError), match=said) as refusal:
         txl_export.verify(made, **options)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_file_that_takes_too_long_is_refused_in_one_line(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standing_in, "SECONDS", 0.0)
+    with pytest.raises(BackendError, match=r"a\.onnx: took more than 0 s; try fewer --segments"):
+        txl_export.verify(made, against=outside(tmp_path / "a.onnx"))
 
 
 def test_options_of_a_comparison_need_a_file(made: Path) -> None:
