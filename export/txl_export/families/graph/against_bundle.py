@@ -24,7 +24,7 @@ from txl_export.families.graph.matching import Wiring
 from txl_export.families.graph.naming import likeness, most_alike
 from txl_export.families.graph.reading import Foreign, read_foreign
 from txl_export.families.graph.standing_in import Wired, wired
-from txl_export.proof.input_source import InputSource
+from txl_export.proof.input_source import InputSource, fitting
 from txl_export.proof.parity import Parity
 
 SEGMENTS = 200
@@ -104,12 +104,8 @@ def _check(samples: Arrays, manifest: Manifest) -> None:
     if lacking := [entry.name for entry in manifest.given if samples and entry.name not in samples]:
         raise UsageError(f"--inputs has no {some(lacking)}, expected all inputs of the bundle or none; add it")
     for entry in manifest.given if samples else ():
-        shape, least = samples[entry.name].shape, entry.sizes(1, manifest.segment_lengths[0])
-        fitting = len(shape) == len(least) and all(
-            size >= low if isinstance(said, str) else size == low
-            for size, low, said in zip(shape, least, entry.shape, strict=True)
-        )
-        if not fitting:
+        shape = samples[entry.name].shape
+        if not fitting(shape, entry.axes, manifest.segment_lengths[0]):
             raise UsageError(f"--inputs has {entry.name} of {list(shape)}, expected {list(entry.shape)}; check it")
 
 
