@@ -227,3 +227,43 @@ def _differ(before: Array, after: Array) -> bool:
         return not np.array_equal(before, after)
     scale = np.abs(before[np.isfinite(before)]).max(initial=1e-3)
     return not np.allclose(before, after, rtol=0, atol=TOLD * scale, equal_nan=True)
+
+
+def positions(inputs: Inputs, states: Sequence[State], axes: Axes, first: Mapping[str, Array]) -> dict[str, int]:
+    """Where positions stand in data and results: only where something that is returned has as many of them.
+
+    Args:
+        inputs: of the graph.
+        states: of it, which have none.
+        axes: what was found of them.
+        first: what the graph returned for the inputs of seed 0.
+    """
+    given = inputs.draw(0)
+    inner = {name for state in states for name in (state.input, state.output)}
+    places = {name: axis for name, axis in axes.segment.items() if name not in inner}
+    if not places:  # of a graph that reads one token id of each sequence
+        for name in sorted(inputs.structure.rows.keys() & given.keys()):
+            ones = [
+                axis for axis, size in enumerate(given[name].shape) if size == 1 and axis != axes.batch.get(name, -1)
+            ]
+            for axis in ones[-1:]:
+                results = [one for one, found in first.items() if found.shape[axis : axis + 1] == (1,)]
+                places = {one: axis for one in (name, *results) if one not in inner}
+    sizes = {(given[name] if name in given else first[name]).shape[axis] for name, axis in places.items()}
+    return places if len(sizes) == 1 and places.keys() & first.keys() else {}
+
+
+def open_sizes(inputs: Inputs, axes: Axes, segment: Mapping[str, int]) -> dict[str, int]:
+    """Sizes that a file leaves open and that are neither sequences nor positions, with numbers that ran."""
+    given = inputs.draw(0)
+    return {
+        name_of_size(port.name, axis, size): given[port.name].shape[axis]
+        for port in inputs.foreign.inputs
+        for axis, size in enumerate(port.shape)
+        if isinstance(size, str) and axis not in (axes.batch.get(port.name), segment.get(port.name))
+    }
+
+
+def name_of_size(name: str, axis: int, symbol: str) -> str:
+    """What to call an open size of an input: its symbol, or INPUT:AXIS where the file leaves it unnamed."""
+    return f"{name}:{axis}" if symbol.startswith("input ") else symbol

@@ -21,8 +21,8 @@ from txl_runtime.errors import BackendError, UsageError, some
 from txl_runtime.listener import Listener
 from txl_runtime.types import Array
 
-from txl_export.families.graph.behaviour import Axes, Behaviour
-from txl_export.families.graph.pairing import DECIDES, State, pair
+from txl_export.families.graph.behaviour import Axes, Behaviour, name_of_size, positions
+from txl_export.families.graph.pairing import DECIDES, EXACT, PROOFS, State, pair
 from txl_export.families.graph.reading import Foreign, Port, read_foreign
 from txl_export.families.graph.running import EndedError, RunError, Runner
 from txl_export.families.graph.structure import read_structure
@@ -180,7 +180,8 @@ def find_step(path: Path, choices: Choices, hidden: Mapping[str, str], runner: R
     states = _states(foreign, {**choices.states, **hidden}, inputs, runner, first)
     heard.stage("change sizes and single places")
     axes = Behaviour(inputs, runner, states).axes()
-    return _Tables(foreign, inputs, states, axes, first, choices, frozenset(hidden)).step()
+    segment = positions(inputs, states, axes, first)
+    return _Tables(foreign, inputs, states, axes, first, choices, frozenset(hidden), segment).step()
 
 
 def _states(
@@ -194,6 +195,13 @@ def _states(
                 f"{some([*first], 9)}; check --state"
             )
     found = pair(inputs, runner, first)
+    shown = {one.input: one for one in found.states if one.proof in EXACT}
+    if wrong := [name for name, output in known.items() if name in shown and shown[name].output != output]:
+        one = shown[wrong[0]]
+        raise UsageError(
+            f"{one.input} is said to come back as {known[one.input] or 'nothing'}, and {PROOFS[one.proof]}, which is "
+            f"{one.output}; correct --state {one.input}={known[one.input]}, or whoever wrote it"
+        )
     if left := [one for one in found.undecided if one.input not in known]:
         may = " or ".join(left[0].outputs)
         raise UsageError(
@@ -230,6 +238,7 @@ class _Tables:
     first: Mapping[str, Array]
     choices: Choices
     hidden: frozenset[str]
+    segment: Mapping[str, int]
 
     def step(self) -> FileStep:
         """See `find_step`."""
@@ -248,8 +257,8 @@ class _Tables:
                 )
         if unknown := [name for name in self.choices.initial if name not in after]:
             raise UsageError(f"--initial has {some(unknown)}, expected states: {some([*after], 9)}; check its names")
-        lengths = {self.first_input(name).shape[axis] for name, axis in self._segment().items() if name in ports}
-        fixed = any(isinstance(ports[name].shape[axis], int) for name, axis in self._segment().items() if name in ports)
+        lengths = {self.first_input(name).shape[axis] for name, axis in self.segment.items() if name in ports}
+        fixed = any(isinstance(ports[name].shape[axis], int) for name, axis in self.segment.items() if name in ports)
         return FileStep(
             tuple(self._input(port, names[name]) for name, port in ports.items() if name not in after),
             tuple(self._output(port, names[name]) for name, port in outputs.items() if name not in after.values()),
@@ -262,18 +271,6 @@ class _Tables:
     def first_input(self, name: str) -> Array:
         """What an input was in the first run."""
         return self.inputs.draw(0)[name]
-
-    def _segment(self) -> dict[str, int]:
-        """Where positions stand: only where something that is returned has as many of them."""
-        places = self.axes.segment
-        inner = {state.input for state in self.states} | {state.output for state in self.states}
-        given = {name: axis for name, axis in places.items() if name not in inner}
-        taken = [name for name in given if name not in self.first]
-        count = self.first_input(taken[0]).shape[given[taken[0]]] if taken else 0
-        returned = [name for name in given if name in self.first]
-        if not returned or any(self.first[name].shape[given[name]] != count for name in returned):
-            return {}
-        return given
 
     def _sizes(self, name: str) -> tuple[int, ...]:
         """In the first run."""
@@ -301,22 +298,22 @@ class _Tables:
             return shown
         if not told and (self.axes.batch or count != 1):
             return None
-        places = [axis for axis, size in enumerate(sizes) if size == count and axis != self._segment().get(name)]
+        places = [axis for axis, size in enumerate(sizes) if size == count and axis != self.segment.get(name)]
         return next(iter(places), None)
 
     def _letter(self, name: str, axis: int) -> str:
         if axis == self._batch(name):
             return "B"
-        return "L" if self._segment().get(name) == axis else ""
+        return "L" if self.segment.get(name) == axis else ""
 
     def _shape(self, name: str, sizes: Sequence[int], said: Sequence[int | str]) -> tuple[int | str, ...]:
         shape = tuple(self._letter(name, axis) or int(size) for axis, size in enumerate(sizes))
         for axis, size in enumerate(shape):
             if isinstance(said[axis], str) and isinstance(size, int) and name not in self.first:
-                symbol = said[axis] if not str(said[axis]).startswith("input ") else f"{name}:{axis}"
+                open_size = name_of_size(name, axis, str(said[axis]))
                 raise UsageError(
                     f"{name} is open on axis {axis}, and it is neither sequences nor positions that come back, "
-                    f"expected a size; give --fix {symbol}={size} or another, or --batch-axis {name}={axis}"
+                    f"expected a size; give --fix {open_size}={size} or another, or --batch-axis {name}={axis}"
                 )
         return shape
 

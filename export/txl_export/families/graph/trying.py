@@ -48,7 +48,8 @@ class Inputs:
             port.name for port in foreign.inputs if any(_alike(port, output) for output in foreign.outputs)
         }
         self.sizes, self.roles, self._plain = dict[str, int](), dict[str, str](), 0
-        for port in foreign.inputs:
+        # What is open in a state tells more than what is open in data, whose first axis may be of positions.
+        for port in sorted(foreign.inputs, key=lambda port: port.name not in self.could_be_states):
             for axis, symbol in enumerate(port.shape):
                 if isinstance(symbol, str) and symbol not in self.roles and not _SUM.fullmatch(symbol):
                     self.roles[symbol] = self._role(port, axis, symbol)
@@ -129,7 +130,7 @@ class Inputs:
         """What a symbol seems to be, by its name, else by its place."""
         made_up = bool(_MADE_UP.search(symbol))
         called = next((role for role, words in CALLED.items() if speaks_of(symbol, *words) and not made_up), "")
-        if called or symbol.lower() in ("b", "n", "bs"):
+        if called or symbol.lower() in ("b", "n", "bs", "bsz"):
             return called or "batch"
         if port.name in self.could_be_states and sum(isinstance(size, str) for size in port.shape) == 1:
             others = [output.shape[axis] for output in self.foreign.outputs if _alike(port, output)]
