@@ -158,7 +158,7 @@ def _pairs(table: Path, nodes: dict[str, _Node], flow: dict[str, list[str]]) -> 
     for source, target in ((source, target) for source, targets in flow.items() for target in targets):
         given, taken = _sized(outputs.get(source)), _sized(inputs.get(target))
         if given != taken or source not in outputs or found.setdefault(target, source) != source:
-            leads = f"{table}: leads {shown(source)} ({given}) to {shown(target)} ({taken})"
+            leads = f"{table}: leads {shown(source)} ({shown(given)}) to {shown(target)} ({shown(taken)})"
             raise CheckpointError(f"{leads}, expected one output for an input, of its type and shape; {AGAIN}")
     return found
 
@@ -179,14 +179,14 @@ def _first_values(table: Path, named: str, kept: dict[str, LeappTensor]) -> dict
     file, arrays = _beside(table, named, lambda data: read_whole(io.BytesIO(data), len(data), MOST_BYTES)[1])
     for key, tensor in kept.items():
         if (found := _sized(arrays.get(key))) != _sized(tensor):
-            raise CheckpointError(f"{file}: {found} for {shown(key)}, expected {_sized(tensor)}; {AGAIN}")
+            raise CheckpointError(f"{file}: {shown(found)} for {shown(key)}, expected {shown(_sized(tensor))}; {AGAIN}")
     return {tensor.name: arrays[key] for key, tensor in kept.items()}
 
 
 def _beside(table: Path, named: str, read: Callable[[bytes], Any]) -> tuple[Path, Any]:
     """A file that a YAML file names, which has to lie in its folder or below, wherever links lead; what is in it."""
     file, place = table.parent / named, os.path.realpath(table.parent)
-    if not named.isprintable() or not Path(os.path.realpath(file)).is_relative_to(place):
+    if not named.isprintable() or len(named) > 255 or not Path(os.path.realpath(file)).is_relative_to(place):
         raise CheckpointError(f"{table}: names {shown(named)}, expected a file in its folder; copy it there")
     try:
         return file, read(read_regular(file, MOST_FILE_BYTES))

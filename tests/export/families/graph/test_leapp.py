@@ -149,6 +149,7 @@ def test_states_start_as_zeros_where_the_folder_has_no_first_values(folder):
         ("model_path: policy.onnx", "model_path: ../walk/../policy.onnx", "expected a file in its folder"),
         ("model_path: policy.onnx", "model_path: /etc/passwd", "expected a file in its folder"),
         ("model_path: policy.onnx", r'model_path: "a\0b"', "expected a file in its folder"),
+        ("model_path: policy.onnx", f"model_path: {'./' * 200}policy.onnx", "expected a file in its folder"),
         ("model_path: policy.onnx", "model_path: policies.onnx", "policies.onnx: No such file"),
         ("model_path: policy.onnx", "model_path: .", "not a regular file"),
         ("walk_initial_values", "other", "other.safetensors: No such file"),
