@@ -19,11 +19,14 @@ import pytest
 import torch
 import yaml
 from foreign_graphs import paired
-from leapp_folders import D, first_values, layers, right, two_nodes, wrong_from_second_step
+from leapp_folders import D, H, first_values, layers, right, two_nodes, wrong_from_second_step
 from safetensors.numpy import save_file
 from support import PACKAGES, package
+from txl_export import InputSpec, StateSpec, StepSpec
+from txl_export.families.graph.against_module import verify_file
 from txl_export.families.graph.leapp import MOST_BYTES, LeappTensor, is_leapp, read_leapp
 from txl_runtime.errors import BackendError, CheckpointError
+from txl_runtime.listener import Silent
 
 HELPERS = Path(__file__).parents[3] / "helpers"
 
@@ -292,6 +295,28 @@ def test_the_graph_of_the_wrong_folder_speaks_against_its_pairs(folder, tmp_path
         found, _ = paired(read_leapp(path).path.read_bytes(), tmp_path)
         assert {state.input: state.output for state in found.states} == pairs
         assert {state.proof for state in found.states} == {"recurrent"}
+
+
+class Policy(torch.nn.Module):
+    """What the folders were made of."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.head = layers()
+
+    def forward(self, obs, h, c):
+        y, (h, c) = self.lstm(obs[None], (h, c))
+        return self.head(y[0]), h, c
+
+
+def test_held_against_its_module_the_wrong_folder_parts_in_its_states_first(folder, tmp_path):
+    states = [StateSpec(name, (1, "B", H), initial=float(array.flat[0])) for name, array in first_values().items()]
+    spec = StepSpec(Policy(), [InputSpec("obs", ("B", D))], states, outputs=["actions"])
+    for path, right_ in ((folder, True), (wrong_from_second_step(tmp_path / "other"), False)):
+        found = read_leapp(path)
+        verified = verify_file(found.path, spec, None, found.states, {}, 12, Silent())
+        assert verified.passed == right_
+        assert ("in segment 1 of segments of 1, at state h, state c: the outputs agree" in verified.advice) != right_
 
 
 LEAPP = """
