@@ -22,13 +22,14 @@ from foreign_graphs import paired
 from leapp_folders import D, H, first_values, layers, right, two_nodes, wrong_from_second_step
 from safetensors.numpy import save_file
 from support import PACKAGES, package
-from txl_export import InputSpec, StateSpec, StepSpec
+from txl_export import InputSpec, StateSpec, StepSpec, export
 from txl_export.families.graph.against_module import verify_file
 from txl_export.families.graph.leapp import MOST_BYTES, LeappTensor, is_leapp, read_leapp
 from txl_runtime.errors import BackendError, CheckpointError
 from txl_runtime.listener import Silent
 
 HELPERS = Path(__file__).parents[3] / "helpers"
+PAGE = Path(__file__).parents[4] / "docs" / "from" / "leapp.md"
 
 
 @pytest.fixture
@@ -317,6 +318,32 @@ def test_held_against_its_module_the_wrong_folder_parts_in_its_states_first(fold
         verified = verify_file(found.path, spec, None, found.states, {}, 12, Silent())
         assert verified.passed == right_
         assert ("in segment 1 of segments of 1, at state h, state c: the outputs agree" in verified.advice) != right_
+
+
+class Robot:
+    """Walks for some steps, and keeps what it was told to do."""
+
+    def __init__(self):
+        self.draws, self.moves = np.random.default_rng(0), []
+
+    def walks(self):
+        return len(self.moves) < 20
+
+    def observation(self):
+        return self.draws.standard_normal((1, D)).astype(np.float32)
+
+    def move(self, actions):
+        self.moves.append(actions[None])
+
+
+def test_the_loop_on_the_page_moves_a_robot_as_the_policy_would(folder, tmp_path, monkeypatch):
+    found, robot = read_leapp(folder), Robot()
+    export(found.path, tmp_path / "walk.txl", states=found.states, initial=found.initial, verify=False)
+    (loop,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    exec(loop, {"robot": robot})
+    np.testing.assert_allclose(robot.moves, wanted(20), atol=1e-6)
 
 
 LEAPP = """
