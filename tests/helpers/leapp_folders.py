@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 from safetensors.numpy import save_file
+from small_graphs import model, value
 from torch import nn
 
 D, H, A = 6, 4, 3
@@ -181,13 +182,9 @@ def _table(name: str, entries: Mapping[str, Sequence[str]]) -> list[str]:
 def _model(
     nodes: Sequence[Any], inputs: Sequence[Port], outputs: Sequence[Port], weights: Mapping[str, Any] | None = None
 ) -> bytes:
-    def side(ports: Sequence[Port]) -> list[Any]:
-        return [helper.make_tensor_value_info(port.name, TensorProto.FLOAT, port.shape) for port in ports]
-
+    sides = [[value(port.name, port.shape) for port in ports] for ports in (inputs, outputs)]
     held = [numpy_helper.from_array(array, name) for name, array in (weights or {}).items()]
-    graph = helper.make_graph(nodes, "main_graph", side(inputs), side(outputs), held)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    return bytes(model.SerializeToString())
+    return bytes(model(nodes, *sides, held, opset=20).SerializeToString())
 
 
 def _sum(kind: str, data: bytes) -> str:
