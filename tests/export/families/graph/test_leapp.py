@@ -136,7 +136,7 @@ def test_states_start_as_zeros_where_the_folder_has_no_first_values(folder):
         ("policy/h_out: [policy/h_in]", "policy/h_out: policy/h_in", "Expected `array`"),
         ("models:\n", "models:\n - [", "while parsing"),
         ("models:\n", "models: {}\nothers:\n", "length >= 1"),
-        ("models:\n", f"x: {'[' * 100_000}\nmodels:\n", "maximum nesting depth"),
+        ("models:\n", f"x: {'[' * 100_000}\nmodels:\n", "expected YAML of LEAPP's"),
         ("\npipeline", "\n---\npipeline", "expected a single document"),
         ("backend: onnx", "backend: jit", "policy is saved as jit, expected onnx"),
         ("backend: onnx", "back: onnx", "policy is saved as None, expected onnx"),
