@@ -26,6 +26,7 @@ from txl_export.families.graph.capturing import capturing
 from txl_export.families.graph.chaining import check_opened, divisible
 from txl_export.families.graph.fixing import fix, load, save
 from txl_export.families.graph.hidden import Hidden, open_hidden
+from txl_export.families.graph.leapp import is_leapp, read_leapp
 from txl_export.families.graph.reading import Foreign, read_foreign
 from txl_export.families.graph.running import EndedError, RunError, Runner
 from txl_export.families.graph.stepping import NONE, Call, Choices, FileModule, FileStep, caller, find_step
@@ -83,9 +84,12 @@ def prepare(source: str | Path, options: ExportOptions, heard: Listener) -> Prep
             f"precision is {options.precision}, which is for a Transformer-XL's matrices, expected fp32, fp16 or bf16 "
             "for an ONNX file; check --precision"
         )
+    leapp = read_leapp(Path(source)) if is_leapp(Path(source)) else None
     initial = read_samples(Path(options.initial)) if isinstance(options.initial, str | Path) else options.initial
-    choices = Choices(options.states or {}, options.fix or {}, options.open, initial or {}, options.batch_axes or {})
-    taken = take(Path(source), choices, heard)
+    states = {**(leapp.states if leapp else {}), **(options.states or {})}
+    initial = {**(leapp.initial if leapp else {}), **(initial or {})}
+    choices = Choices(states, options.fix or {}, options.open, initial, options.batch_axes or {})
+    taken = take(leapp.path if leapp else Path(source), choices, heard)
     asked = options.batch_sizes if options.batch_size != () else (taken.step.sequences or 1,)
     spec, vocabulary = with_data(taken.spec, options)
     plan = planned(taken, spec, asked, options.segment_lengths, heard)
@@ -95,6 +99,7 @@ def prepare(source: str | Path, options: ExportOptions, heard: Listener) -> Prep
         "sha256": hashlib.sha256(taken.foreign.path.read_bytes()).hexdigest(),
         "states": {side.port: output for side, output in taken.step.states if side.port in taken.step.shown},
         "fix": {name: np.asarray(value).tolist() for name, value in choices.fix.items()},
+        "rate": leapp and leapp.rate,
         "open": choices.open,
         "initial": {
             side.port: f"initial.{side.spec.name}" for side, _ in taken.step.states if side.port in choices.initial
@@ -131,7 +136,8 @@ def verify(request: VerifyRequest, heard: Listener) -> Parity:
         told, first = manifest.family, read_weight_file(bundle.file(manifest.weights))
         starts = {port: first[name].numpy() for port, name in told["initial"].items()}
         choices = Choices(told["states"], told["fix"], told["open"], starts, told["batch_axes"])
-        taken = take(request.checkpoint, choices, heard)
+        path = read_leapp(request.checkpoint).path if is_leapp(request.checkpoint) else request.checkpoint
+        taken = take(path, choices, heard)
         check_same_module(taken.spec, request.checkpoint.name, bundle, heard)
         plan = planned(taken, taken.spec, (manifest.batch_size,), manifest.segment_lengths, heard)
         return verify_step(opener, plan, SOURCE, request.segments, heard, EMULATED if emulated else None)
