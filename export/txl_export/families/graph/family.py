@@ -24,12 +24,21 @@ from txl_runtime.model import load as load_bundle
 
 from txl_export.families.graph.capturing import capturing
 from txl_export.families.graph.chaining import check_opened, divisible
-from txl_export.families.graph.fixing import fix, load, save
+from txl_export.families.graph.fixing import fix, lengthen, load, save
 from txl_export.families.graph.hidden import Hidden, open_hidden
 from txl_export.families.graph.leapp import is_leapp, read_leapp
 from txl_export.families.graph.reading import Foreign, read_foreign
 from txl_export.families.graph.running import EndedError, RunError, Runner
-from txl_export.families.graph.stepping import NONE, Call, Choices, FileModule, FileStep, caller, find_step
+from txl_export.families.graph.stepping import (
+    NONE,
+    Call,
+    Choices,
+    FileModule,
+    FileStep,
+    caller,
+    find_step,
+    segment_axes,
+)
 from txl_export.families.own_module.family import FOR_CHECKPOINTS, PreparedStep, with_data
 from txl_export.families.own_module.plan import Plan, make_plan
 from txl_export.families.own_module.spec import StepSpec
@@ -58,7 +67,7 @@ class Taken:
         step: what that takes and returns.
         module: that stands for it.
         runner: folds graphs.
-        whole: runs the file itself.
+        whole: runs the file itself; of one with hidden states, over any number of positions.
         opened: the states that were hidden.
     """
 
@@ -161,12 +170,17 @@ def take(path: Path, choices: Choices, heard: Listener) -> Taken:
         heard.stage("open the file in a helper process")
         runner = Runner(foreign, SECONDS).__enter__()
         graph, hidden = runner.fold(save(model, place / "fixed.onnx"), place), list[Hidden]()
+        whole = caller(runner, path, constants)
         if choices.open:
-            model = load(graph)
-            hidden = open_hidden(model)
+            with Runner(read_foreign(graph), SECONDS) as folded:
+                segment = segment_axes(graph, folded)
+            hidden = open_hidden(opened := load(graph), segment or None)
             if not hidden:
                 raise UsageError(f"{path}: --open is given, and no state is hidden in the graph; leave it out")
-            graph = save(model, place / "opened.onnx")
+            graph = save(opened, place / "opened.onnx")
+            if lengthen(model, segment):
+                longer = save(model, place / "longer.onnx")
+                whole = caller(Runner(read_foreign(longer), SECONDS).__enter__(), path, {})
         inner = Runner(read_foreign(graph), SECONDS).__enter__()
         initial = {one.input: one.initial for one in hidden if one.initial is not None}
         pairs = {one.input: one.output for one in hidden}
@@ -178,7 +192,6 @@ def take(path: Path, choices: Choices, heard: Listener) -> Taken:
     except BaseException:
         shutil.rmtree(place, ignore_errors=True)
         raise
-    whole = caller(runner, path, constants)
     call = caller(inner, path, NONE) if hidden else whole
     number = int(hashlib.sha256(graph.read_bytes()).hexdigest()[:12], 16)
     module = FileModule(step, call, load(graph).graph, number)
