@@ -79,6 +79,7 @@ def open_hidden(model: ir.Model, segment: Mapping[str, int] | None = None) -> li
     Raises:
         UsageError: something forgets that cannot be made explicit: what needs later positions, stands in a branch or
             loop, or begins with what is computed.
+        KeyError: an axis of positions is none of an input's.
     """
     opening = _Opening(model, segment)
     for node, holders in list(_nodes(model.graph)):
@@ -88,6 +89,7 @@ def open_hidden(model: ir.Model, segment: Mapping[str, int] | None = None) -> li
             opening.loop(node, holders)
         elif node.op_type == "Conv":
             opening.convolution(node, holders)
+    model.graph.sort()  # what was added stands at the end
     RemoveUnusedNodesPass()(model)
     return opening.found
 
@@ -176,7 +178,7 @@ class _Opening:
         if key not in self._windows:  # what several read is carried once
             shape = [zeros if each == axis else size for each, size in enumerate(self._sizes.of(source))]
             state = self._take(node, "window", shape, 0, None)
-            self._windows[key] = joined = self._add(state, "Concat", [state, source], node, axis=axis)
+            self._windows[key] = joined = self._add(state, "Concat", [state, source], axis=axis)
             ends = [self._numbers(number) for number in (-zeros, _END, axis)]
             self._give(self._add(state, "Slice", [joined, *ends]), state)
         node.replace_input_with(0, self._windows[key])
@@ -214,21 +216,11 @@ class _Opening:
         value.name, value.type, value.shape = f"new_{state.name}", state.type, state.shape
         self._graph.outputs.append(value)
 
-    def _add(
-        self,
-        state: ir.Value,
-        op: str,
-        inputs: Sequence[ir.Value | None],
-        before: ir.Node | None = None,
-        **attributes: int,
-    ) -> ir.Value:
-        """What another node makes, for a state; it stands before a node, or last."""
+    def _add(self, state: ir.Value, op: str, inputs: Sequence[ir.Value | None], **attributes: int) -> ir.Value:
+        """What another node makes, for a state."""
         node = ir.node(op, inputs, attributes, name=f"{op}.{state.name}")
         node.outputs[0].name = f"{state.name}.{op}"
-        if before is None:
-            self._graph.append(node)
-        else:
-            self._graph.insert_before(before, node)
+        self._graph.append(node)
         return node.outputs[0]
 
     def _numbers(self, *numbers: int) -> ir.Value:
@@ -249,9 +241,10 @@ class _Opening:
         """Raise where a node stands in another node's graph."""
         if not holders:
             return
-        names = [source.name for source in _sources(holders[-1].inputs[0]) if source in self._graph.inputs]
-        fix = names and holders[-1].op_type == "If"
-        advice = f"choose one branch by --fix {names[0]}=VALUE" if fix else "export a model without it"
+        deciding = [source for holder in holders if holder.op_type == "If" for source in _sources(holder.inputs[0])]
+        fixes = [f"{source.name}=VALUE" for source in deciding if source in self._graph.inputs] or ["NAME=SIZE"]
+        branches = any(holder.op_type == "If" for holder in holders)
+        advice = f"choose one branch by --fix {fixes[0]}" if branches else "export a model without it"
         raise UsageError(
             f"{_called(node)} begins anew inside {_called(holders[-1])}, expected it outside of branches and loops; "
             f"{advice}"
@@ -301,9 +294,15 @@ def _constant(value: ir.Value | None) -> NDArray[Any] | None:
             first = np.array(first, ndmin=_RANK)
         elif node.op_type == "Slice" and first.ndim == _RANK:
             starts, ends, axes, steps = (whole_numbers(each) for each in (*node.inputs, None, None)[1:5])
-            if not starts or not ends or not axes or steps not in (None, [1] * len(axes)):
+            if (
+                not starts
+                or not ends
+                or not axes
+                or steps not in (None, [1] * len(axes))
+                or max(map(abs, axes)) >= _RANK
+            ):
                 return None
-            for start, end, axis in zip(starts, ends, axes, strict=True):
+            for start, end, axis in zip(starts, ends, axes, strict=False):
                 if first.shape[axis] > 1:
                     first = np.take(first, np.arange(first.shape[axis])[start:end], axis)
         elif node.op_type not in ("Identity", "Cast"):

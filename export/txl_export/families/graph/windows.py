@@ -46,12 +46,13 @@ def read_window(node: ir.Node, sizes: Sizes) -> Window | None:
     """A Conv with what stands around it; None where its kernel is not known."""
     kernel, said = sizes.of(node.inputs[1])[2:], node.attributes
     ones, none = [1] * len(kernel), [0] * 2 * len(kernel)
-    steps = said.get_ints("dilations", ones)
-    spans = [(n - 1) * step + 1 for n, step in zip(kernel, steps, strict=True) if isinstance(n, int)]
-    if not spans or len(spans) != len(kernel):
+    steps, strides, pads = (
+        [*said.get_ints(name, each)] for name, each in (("dilations", ones), ("strides", ones), ("pads", none))
+    )
+    spans = [(n - 1) * step + 1 for n, step in zip(kernel, steps, strict=False) if isinstance(n, int)]
+    if not len(kernel) == len(spans) == len(steps) == len(strides) == len(pads) / 2 > 0:
         return None
-    pads = [*said.get_ints("pads", none)]
-    window = Window(node.inputs[0], spans, [*said.get_ints("strides", ones)], pads[: len(spans)], pads[len(spans) :])
+    window = Window(node.inputs[0], spans, strides, pads[: len(spans)], pads[len(spans) :])
     if said.get_string("auto_pad", "NOTSET").startswith("SAME"):
         window.front, window.behind, window.other = [*spans], [*spans], "auto_pad"
     _add_pad(window)
@@ -68,7 +69,7 @@ def _add_pad(window: Window) -> None:
     filled = None if value is None else ir.convenience.get_const_tensor(value)
     mode, rank = pad.attributes.get_string("mode", "constant"), len(window.spans) + 2
     numbers, named = whole_numbers(pads), [*range(rank)] if axes is None else whole_numbers(axes)
-    if numbers is None or named is None:
+    if numbers is None or named is None or len(numbers) != 2 * len(named):
         window.front, window.behind, window.other = [*window.spans], [*window.spans], "computed sizes"
         return
     if mode != "constant" or (value is not None and (filled is None or filled.numpy().any())):

@@ -82,7 +82,13 @@ def running(proto: onnx.ModelProto):
 def opened(proto: onnx.ModelProto, segment: Mapping[str, int] | None = None) -> tuple[onnx.ModelProto, list[Hidden]]:
     graph = ir.from_proto(proto)
     found = open_hidden(graph, segment)
-    return ir.to_proto(graph), found
+    made = ir.to_proto(graph)
+    known = {each.name for each in (*made.graph.input, *made.graph.initializer)} | {""}
+    for node in made.graph.node:  # in an order that can be run, and each name once
+        assert {*node.input} <= known
+        assert not {*node.output} & (known - {""})
+        known |= {*node.output}
+    return made, found
 
 
 def first(found: Sequence[Hidden], batch: int = B) -> Arrays:
@@ -214,6 +220,7 @@ def test_a_constant_first_state_is_what_the_state_begins_with(name):
     made, found = opened(proto, {"x": 0})
     given = [state.initial is not None for state in found]
     assert given == [bool(start) for start in rest]
+    assert not {"Shape", "Expand", "Tile", "ConstantOfShape"} & {node.op_type for node in made.graph.node}
     assert all(state.initial.shape == (1, 1, H) for state in found if state.initial is not None)
     states, results = first(found), []
     for part in np.split(x, 4):
@@ -425,6 +432,11 @@ def test_a_graph_without_hidden_states_stays_as_it_is():
     assert untouched(looped("Loop", TensorProto.INT64), {"x": 0})
 
 
+def test_a_convolution_whose_attributes_contradict_is_left_to_engines():
+    for said in ({"dilations": [1, 1]}, {"strides": [1, 1]}):
+        assert untouched(convolved([conv(pads=[4, 0], **said)], **KERNEL), None)
+
+
 def test_a_convolution_that_looks_both_ways_is_left_as_it_is_where_its_axis_is_not_known():
     assert untouched(convolved([conv(pads=[2, 2])], **KERNEL), None)
 
@@ -504,6 +516,14 @@ def looped(op: str, kind: int = TensorProto.FLOAT) -> onnx.ModelProto:
     )
 
 
+def decided_by_size() -> onnx.ModelProto:
+    """A GRU in the branch of an If, which the number of sequences decides."""
+    proto = onnx.load_from_string(graphs.branched())
+    proto.graph.node.insert(0, helper.make_node("Size", ["x"], ["size"]))
+    proto.graph.node[1].input[0] = "size"
+    return proto
+
+
 COUNT = [value("i", [], TensorProto.INT64), value("c", [], TensorProto.BOOL)]
 LAST = value("d", [], TensorProto.BOOL)
 
@@ -540,6 +560,12 @@ def reordered_start() -> onnx.ModelProto:
     ]
     more = constants(h=(1, 1, H), apart=np.array([1, 2, H // 2]), back=np.array([1, 1, H]))
     return model([*nodes, *recurrent("GRU", ["", "s"])], [X], [Y], [*weights("GRU"), ONE, *more])
+
+
+def wrong_axis() -> onnx.ModelProto:
+    nodes, more, _ = STARTS["expanded to the batch and to two layers"]
+    more = [each for each in more if each.name != "zero"] + constants(zero=np.array([5]))
+    return model([*nodes, *recurrent("GRU", ["", "h"])], [X], [Y], [*weights("GRU"), ONE, *more])
 
 
 def computed_padding(*computed: str) -> onnx.ModelProto:
@@ -580,6 +606,7 @@ REFUSED = {
     "a start for each sequence": (unlike(), 0, r"GRU 'cell' begins with what is computed or differs between sequences"),
     "a computed start": (computed_start(), 0, r"GRU 'cell' begins with what is computed"),
     "a start in another order": (reordered_start(), 0, r"GRU 'cell' begins with what is computed"),
+    "a start cut along no axis": (wrong_axis(), 0, r"GRU 'cell' begins with what is computed"),
     "sizes that nobody knows": (
         without_rows(),
         0,
@@ -589,6 +616,11 @@ REFUSED = {
         onnx.load_from_string(graphs.branched()),
         0,
         r"GRU 'b' begins anew inside If 'if', .*--fix rate=VALUE",
+    ),
+    "a branch that a size decides": (
+        decided_by_size(),
+        0,
+        r"GRU 'b' begins anew inside If 'if', .*choose one branch by --fix NAME=SIZE",
     ),
     "the body of a loop": (inside_loop(), 0, r"GRU 'cell' begins anew inside Loop 'loop', .*export a model without it"),
     "a Scan": (looped("Scan"), 0, r"Scan 'loop' carries what begins anew in every call"),
@@ -609,6 +641,7 @@ REFUSED = {
     "ones": (padded("constant", 1.0), 2, r"Conv 'conv' is padded by another number, expected .* zeros"),
     "computed padding": (computed_padding("pads"), 2, r"Conv 'conv' is padded by computed sizes"),
     "padding of computed axes": (computed_padding("axes"), 2, r"Conv 'conv' is padded by computed sizes"),
+    "padding of too few axes": (padded_by(0, 0, 4, 0), 2, r"Conv 'conv' is padded by computed sizes"),
     "zeros among channels": (padded_by(0, 1, 4, 0, 0, 0), 2, r"Conv 'conv' is padded by more than positions"),
     "positions left out": (padded_by(0, 0, 4, 0, 0, -1), 2, r"Conv 'conv' is padded by more than positions"),
     "padding by its length": (
