@@ -1,0 +1,668 @@
+"""Hidden states made explicit: the opened graph, called segment by segment, is the graph over the whole sequence."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import foreign_graphs as graphs
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+from foreign_graphs import B, Case, D, H, step
+from onnx import TensorProto, helper, numpy_helper
+from small_graphs import model, value
+from torch import nn
+from torch.nn import functional
+from txl_export.families.graph.hidden import Hidden, open_hidden
+from txl_export.families.graph.reading import read_foreign
+from txl_export.families.graph.running import Runner
+from txl_runtime.errors import UsageError
+
+TOTAL, UNEVEN = 28, (1, 7, 3, 17)
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+Arrays = dict[str, np.ndarray]
+
+
+def constants(**arrays) -> list[onnx.TensorProto]:
+    """Initializers: of arrays, or drawn for a shape."""
+    draws = np.random.default_rng(1)
+    return [
+        numpy_helper.from_array(
+            draws.normal(0, 0.4, each).astype(np.float32) if isinstance(each, tuple) else each, name
+        )
+        for name, each in arrays.items()
+    ]
+
+
+def weights(op: str, name: str = "", inner: int = D) -> list[onnx.TensorProto]:
+    rows = GATES[op] * H
+    shapes = {f"w{name}": (1, rows, inner), f"r{name}": (1, rows, H), f"b{name}": (1, 2 * rows)}
+    return constants(**shapes)
+
+
+def recurrent(op: str, rest: Sequence[str] = (), outputs: Sequence[str] = ("four",), name: str = "cell", **more) -> Any:
+    """A node over x as [T, B, D], whose result has an axis of directions, and the node that takes it away."""
+    node = helper.make_node(op, ["x", "w", "r", "b", *rest], outputs, name, hidden_size=H, **more)
+    return [node, helper.make_node("Squeeze", ["four", "one"], ["y"], "squeeze")]
+
+
+ONE = numpy_helper.from_array(np.array([1]), "one")
+X, Y = value("x", ["T", "B", D]), value("y", ["T", "B", H])
+
+
+def alone(op: str, rest: Sequence[str] = (), more: Sequence[onnx.TensorProto] = (), **attributes) -> onnx.ModelProto:
+    return model(recurrent(op, rest, **attributes), [X], [Y], [*weights(op), ONE, *more])
+
+
+def convolved(nodes: Sequence[onnx.NodeProto], x: Sequence[Any] = ("B", D, "T"), **arrays) -> onnx.ModelProto:
+    return model(nodes, [value("x", x)], [value("y", None)], constants(**arrays))
+
+
+def conv(given: str = "x", made: str = "y", name: str = "conv", weight: str = "w", **more) -> onnx.NodeProto:
+    return helper.make_node("Conv", [given, weight], [made], name, **more)
+
+
+def cut(given: str, made: str) -> onnx.NodeProto:
+    return helper.make_node("Slice", [given, "zero", "end", "axis"], [made], "cut")
+
+
+def running(proto: onnx.ModelProto):
+    """The graph as a function from inputs to outputs by name."""
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return lambda feeds: dict(zip(names, session.run(None, feeds), strict=True))
+
+
+def opened(proto: onnx.ModelProto, segment: Mapping[str, int] | None = None) -> tuple[onnx.ModelProto, list[Hidden]]:
+    graph = ir.from_proto(proto)
+    found = open_hidden(graph, segment)
+    made = ir.to_proto(graph)
+    known = {each.name for each in (*made.graph.input, *made.graph.initializer)} | {""}
+    for node in made.graph.node:  # in an order that can be run, and each name once
+        assert {*node.input} <= known
+        assert not {*node.output} & (known - {""})
+        known |= {*node.output}
+    return made, found
+
+
+def first(found: Sequence[Hidden], batch: int = B) -> Arrays:
+    """What the states begin with."""
+    shapes = {state.input: [batch if size == "B" else size for size in state.shape] for state in found}
+    return {
+        state.input: np.zeros(shapes[state.input], np.float32)
+        if state.initial is None
+        else np.broadcast_to(state.initial, shapes[state.input]).astype(np.float32)
+        for state in found
+    }
+
+
+def chained(run, found: Sequence[Hidden], feeds: Arrays, axis: int, lengths: Sequence[int], along: int) -> np.ndarray:
+    """Results y of one segment after another, joined; each input has its positions along an axis."""
+    states, made = first(found), []
+    for start, length in zip(itertools.accumulate(lengths, initial=0), lengths, strict=False):
+        cuts = {name: np.take(array, range(start, start + length), axis) for name, array in feeds.items()}
+        results = run({**cuts, **states})
+        states = {state.input: results[state.output] for state in found}
+        made.append(results["y"])
+    return np.concatenate(made, along)
+
+
+def drawn(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def close(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.shape == other.shape and bool(np.abs(one - other).max() <= 1e-5 * np.abs(other).max())
+
+
+def proven(
+    proto: onnx.ModelProto, x: np.ndarray, axis: int, segment: bool = True, step: int = 1, along: int | None = None
+) -> list[Hidden]:
+    """The states of a graph, after the opened graph was held against it over segments of several lengths; the graph
+    itself has to fail that.
+    """
+    made, found = opened(proto, {"x": axis} if segment else None)
+    whole, run, along = running(proto)({"x": x})["y"], running(made), axis if along is None else along
+    for lengths in ((step,) * (TOTAL // step), (7 * step,) * (TOTAL // 7 // step), [step * n for n in UNEVEN]):
+        if sum(lengths) == x.shape[axis]:
+            assert close(chained(run, found, {"x": x}, axis, lengths, along), whole)
+    assert not close(chained(running(proto), [], {"x": x}, axis, [x.shape[axis] // 4] * 4, along), whole)
+    return found
+
+
+RECURRENCES = {
+    "LSTM": ("LSTM", {}),
+    "LSTM with a bound": ("LSTM", {"clip": 0.5}),
+    "GRU": ("GRU", {"linear_before_reset": 0}),
+    "GRU, reset behind the product": ("GRU", {"linear_before_reset": 1}),
+    "RNN": ("RNN", {}),
+    "RNN of Relu": ("RNN", {"activations": ["Relu"]}),
+}
+
+
+@pytest.mark.parametrize("name", RECURRENCES)
+def test_a_recurrence_goes_on_where_it_stopped(name):
+    op, more = RECURRENCES[name]
+    found = proven(alone(op, **more), drawn(TOTAL, B, D), 0)
+    kinds = "hc" if op == "LSTM" else "h"
+    assert [(state.name, state.node, state.op, state.shape, state.batch_axis, state.initial) for state in found] == [
+        (f"cell.{kind}", "cell", op, (1, "B", H), 1, None) for kind in kinds
+    ]
+    assert [(state.input, state.output) for state in found] == [(f"cell.{kind}", f"new_cell.{kind}") for kind in kinds]
+
+
+@pytest.mark.parametrize("op", GATES)
+def test_layers_have_a_state_each(op):
+    second = helper.make_node(op, ["one_layer", "w2", "r2", "b2"], ["four"], "/cell", hidden_size=H)
+    lower = helper.make_node(op, ["x", "w", "r", "b"], ["lower"], "cell", hidden_size=H)
+    between = helper.make_node("Squeeze", ["lower", "one"], ["one_layer"])
+    last = helper.make_node("Squeeze", ["four", "one"], ["y"])
+    proto = model([lower, between, second, last], [X], [Y], [*weights(op), *weights(op, "2", H), ONE])
+    names = [state.name for state in proven(proto, drawn(TOTAL, B, D), 0)]
+    assert names == (["cell.h", "cell.c", "cell_1.h", "cell_1.c"] if op == "LSTM" else ["cell.h", "cell_1.h"])
+
+
+STARTS = {
+    "constant": ([], constants(h=np.tile(np.linspace(-1, 1, H, dtype=np.float32), (1, B, 1))), ["h", "h"]),
+    "expanded to the batch and to two layers": (
+        [
+            helper.make_node("Shape", ["x"], ["batch"], start=1, end=2),
+            helper.make_node("Concat", ["two", "batch", "wide"], ["sizes"], axis=0),
+            helper.make_node("Expand", ["both", "sizes"], ["expanded"]),
+            helper.make_node("Slice", ["expanded", "one", "two", "zero"], ["h"]),
+        ],
+        constants(both=(1, 1, H), wide=np.array([H]), two=np.array([2]), zero=np.array([0])),
+        ["h", ""],
+    ),
+    "one number": (
+        [
+            helper.make_node("Shape", ["x"], ["batch"], start=1, end=2),
+            helper.make_node("Concat", ["batch", "one", "wide"], ["sizes"], axis=0),
+            helper.make_node("Expand", ["number", "sizes"], ["turned"]),
+            helper.make_node("Transpose", ["turned"], ["h"], perm=[1, 0, 2]),
+        ],
+        constants(number=np.float32([0.3]), wide=np.array([H])),
+        ["h", ""],
+    ),
+    "one layer's of two": (
+        [
+            helper.make_node("Shape", ["x"], ["batch"], start=1, end=2),
+            helper.make_node("Concat", ["one", "batch", "one"], ["sizes"], axis=0),
+            helper.make_node("Tile", ["both", "sizes"], ["repeated"]),
+            helper.make_node("Slice", ["repeated", "one", "two", "zero"], ["h"]),
+        ],
+        constants(both=(2, 1, H), two=np.array([2]), zero=np.array([0])),
+        ["h", ""],
+    ),
+    "filled": (
+        [
+            helper.make_node("Shape", ["x"], ["batch"], start=1, end=2),
+            helper.make_node("Concat", ["one", "batch", "wide"], ["sizes"], axis=0),
+            helper.make_node("ConstantOfShape", ["sizes"], ["h"], value=numpy_helper.from_array(np.float32([0.7]))),
+        ],
+        [numpy_helper.from_array(np.array([H]), "wide")],
+        ["", "h"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_a_constant_first_state_is_what_the_state_begins_with(name):
+    nodes, more, rest = STARTS[name]
+    proto = model([*nodes, *recurrent("LSTM", ["", *rest])], [X], [Y], [*weights("LSTM"), ONE, *more])
+    x = drawn(TOTAL, B, D)
+    made, found = opened(proto, {"x": 0})
+    given = [state.initial is not None for state in found]
+    assert given == [bool(start) for start in rest]
+    assert not {"Shape", "Expand", "Tile", "ConstantOfShape"} & {node.op_type for node in made.graph.node}
+    assert all(state.initial.shape == (1, 1, H) for state in found if state.initial is not None)
+    states, results = first(found), []
+    for part in np.split(x, 4):
+        results.append(running(made)({"x": part, **states}))
+        states = {state.input: results[-1][state.output] for state in found}
+    assert close(np.concatenate([each["y"] for each in results]), running(proto)({"x": x})["y"])
+
+
+@pytest.mark.parametrize("op", GATES)
+def test_each_sequence_keeps_the_state_of_its_own_length(op):
+    """Also one that gets no position in a call: it keeps what it had, though ONNX Runtime returns zeros for it."""
+    lengths = value("n", ["B"], TensorProto.INT32)
+    proto = model(recurrent(op, ["n"]), [X, lengths], [Y], [*weights(op), ONE])
+    made, found = opened(proto, {"x": 0})
+    x, totals = drawn(TOTAL, 3, D), np.array([28, 9, 0], np.int32)
+    whole, run = running(proto)({"x": x, "n": totals})["y"], running(made)
+    states, results, start = first(found, 3), [], 0
+    for length in (1, 7, 4, 16):
+        inside = np.clip(totals - start, 0, length).astype(np.int32)
+        result = run({"x": x[start : start + length], "n": inside, **states})
+        states, start = {state.input: result[state.output] for state in found}, start + length
+        results.append(result["y"])
+        short = run({"x": x[:1], "n": np.zeros(3, np.int32), **states})
+        assert all((short[state.output] == states[state.input]).all() for state in found)
+    assert close(np.concatenate(results), whole)
+    assert np.abs(states["cell.h"][0, 1]).max() > 0
+
+
+@pytest.mark.parametrize("returned", [True, False], ids=["returned", "used alone"])
+def test_a_last_state_that_is_used_or_returned_already_stays_what_it_is(returned):
+    nodes = recurrent("GRU", outputs=["four", "last"])
+    nodes[-1] = helper.make_node("Squeeze", ["four", "one"], ["rows"])
+    nodes.append(helper.make_node("Add", ["rows", "last"], ["y"]))
+    outputs = [Y, value("last", [1, "B", H])] if returned else [Y]
+    proto = model(nodes, [X], outputs, [*weights("GRU"), ONE])
+    made, found = opened(proto, {"x": 0})
+    x = drawn(TOTAL, B, D)
+    before, run = running(proto)({"x": x}), running(made)
+    half = run({"x": x[:14], **first(found)})
+    result = run({"x": x[14:], "cell.h": half["new_cell.h"]})
+    assert close(result["y"], before["y"][14:])
+    assert [output.name for output in made.graph.output] == [*before, "new_cell.h"]
+    if returned:
+        assert (half["last"] == half["new_cell.h"]).all()
+        assert close(result["last"], before["last"])
+
+
+FRONT = np.array([0, 0, 8, 0, 0, 0])
+CUT = {"zero": np.array([0]), "end": np.array([-8]), "axis": np.array([2])}
+KERNEL = {"w": (D, D, 5)}
+CONVOLUTIONS = {
+    "its own padding": ([conv(pads=[8, 0], dilations=[2])], KERNEL, [8]),
+    "with a bias": (
+        [helper.make_node("Conv", ["x", "w", "b"], ["y"], "conv", pads=[4, 0])],
+        {**KERNEL, "b": (D,)},
+        [4],
+    ),
+    "of groups": ([conv(pads=[4, 0], group=3)], {"w": (D, D // 3, 5)}, [4]),
+    "of each channel": ([conv(pads=[4, 0], group=D)], {"w": (2 * D, 1, 5)}, [4]),
+    "behind a Pad": (
+        [helper.make_node("Pad", ["x", "front"], ["p"]), conv("p", dilations=[2])],
+        {**KERNEL, "front": FRONT},
+        [8],
+    ),
+    "behind a Pad of one axis, with padding of its own": (
+        [helper.make_node("Pad", ["x", "short", "", "last"], ["p"]), conv("p", dilations=[3], pads=[4, 0])],
+        {**KERNEL, "short": np.array([8, 0]), "last": np.array([-1])},
+        [12],
+    ),
+    "padded on both sides and cut": (
+        [conv(pads=[8, 8], dilations=[2], made="m"), cut("m", "y")],
+        {**KERNEL, **CUT},
+        [8],
+    ),
+    "padded on both sides by a Pad and cut": (
+        [helper.make_node("Pad", ["x", "both"], ["p"]), conv("p", "m", dilations=[2]), cut("m", "y")],
+        {**KERNEL, **CUT, "both": np.array([0, 0, 8, 0, 0, 8])},
+        [8],
+    ),
+    "stacked": (
+        [
+            conv(pads=[4, 4], made="m"),
+            cut("m", "n"),
+            helper.make_node("Relu", ["n"], ["o"]),
+            conv("o", name="/conv", pads=[8, 0], dilations=[2]),
+        ],
+        {**KERNEL, **CUT, "end": np.array([-4])},
+        [4, 8],
+    ),
+}
+
+
+@pytest.mark.parametrize("segment", [True, False], ids=["the axis is known", "the axis is not known"])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_a_convolution_reads_the_positions_of_the_call_before(name, segment):
+    nodes, arrays, before = CONVOLUTIONS[name]
+    found = proven(convolved(nodes, **arrays), drawn(B, D, TOTAL), 2, segment)
+    assert [state.shape for state in found] == [("B", D, zeros) for zeros in before]
+    assert [state.name for state in found] == ["conv.window", "conv_1.window"][: len(found)]
+
+
+@pytest.mark.parametrize("zeros", [3, 4])
+def test_a_convolution_with_a_stride_is_the_same_over_segments_of_its_multiples(zeros):
+    nodes = [conv(pads=[zeros, 0], strides=[2])]
+    found = proven(convolved(nodes, **KERNEL), drawn(B, D, 2 * TOTAL), 2, step=2)
+    assert [state.shape for state in found] == [("B", D, zeros)]
+
+
+def test_a_convolution_over_bands_too_keeps_what_surrounds_the_bands():
+    """Two zeros in front of time, one on both sides of the bands, from a Pad and from the Conv."""
+    arrays = {"w": (2, 1, 3, 3), "pads": np.array([0, 0, 2, 1, 0, 0, 0, 1]), "v": (1, 2, 2, 3)}
+    nodes = [
+        helper.make_node("Pad", ["x", "pads"], ["p"]),
+        conv("p", "m", strides=[1, 2]),
+        conv("m", name="other", weight="v", pads=[1, 1, 0, 1]),
+    ]
+    found = proven(convolved(nodes, ["B", 1, "T", 9], **arrays), drawn(B, 1, TOTAL, 9), 2)
+    assert [state.shape for state in found] == [("B", 1, 2, 9), ("B", 2, 1, 5)]
+
+
+def test_what_several_convolutions_read_is_carried_once():
+    nodes = [
+        conv(pads=[4, 0], made="a"),
+        conv(pads=[4, 0], made="b", weight="v", name="other"),
+        helper.make_node("Mul", ["a", "b"], ["y"]),
+    ]
+    found = proven(convolved(nodes, **KERNEL, v=(D, D, 5)), drawn(B, D, TOTAL), 2)
+    assert [state.name for state in found] == ["conv.window"]
+
+
+def mixed(time: Any = "T") -> onnx.ModelProto:
+    """A GRU behind a convolution, with the convolution's zeros on both sides and cut: by a number of one length."""
+    nodes = [conv(pads=[8, 8], dilations=[2], made="m"), cut("m", "n")]
+    nodes.append(helper.make_node("Transpose", ["n"], ["t"], perm=[2, 0, 1]))
+    nodes.append(helper.make_node("GRU", ["t", "wr", "r", "b"], ["four"], "cell", hidden_size=H))
+    nodes.append(helper.make_node("Squeeze", ["four", "one"], ["y"]))
+    cell = weights("GRU")
+    cell[0].name = "wr"
+    arrays = {**KERNEL, **CUT, "end": CUT["end"] if time == "T" else np.array([time])}
+    return model(nodes, [value("x", ["B", D, time])], [value("y", None)], [*constants(**arrays), *cell, ONE])
+
+
+def test_a_recurrence_behind_a_convolution_goes_on_with_it():
+    names = [state.name for state in proven(mixed(), drawn(B, D, TOTAL), 2, along=0)]
+    assert names == ["conv.window", "cell.h"]
+
+
+def test_a_graph_of_one_length_is_opened_too():
+    made, found = opened(mixed(7), {"x": 2})
+    x = drawn(B, D, TOTAL)
+    assert close(chained(running(made), found, {"x": x}, 2, [7] * 4, 0), running(mixed())({"x": x})["y"])
+
+
+def test_ten_thousand_steps_do_not_drift():
+    made, found = opened(mixed(), {"x": 2})
+    x = drawn(1, D, 10_000)
+    states, results, run = first(found, 1), [], running(made)
+    for at in range(x.shape[2]):
+        result = run({"x": x[:, :, at : at + 1], **states})
+        states = {state.input: result[state.output] for state in found}
+        results.append(result["y"])
+    assert close(np.concatenate(results), running(mixed())({"x": x})["y"])
+
+
+def test_what_torch_exports_is_opened(tmp_path):
+    """Two layers that begin with zeros of the batch's size, a learned beginning, and convolutions of three forms."""
+
+    def run(self, x):
+        x = self.a(x)[..., :-4]
+        x = self.b(functional.pad(x, (2, 0))).transpose(1, 2)
+        x, _ = self.lstm(x)
+        x, _ = self.gru(x, self.start.weight[:, None].repeat(1, x.shape[0], 1))
+        return self.c(x[:, None])[:, :, :-2]
+
+    layers = {
+        "a": lambda: nn.Conv1d(D, D, 3, dilation=2, padding=4),
+        "b": lambda: nn.Conv1d(D, D, 3),
+        "c": lambda: nn.Conv2d(1, 2, (3, 3), padding=(2, 1)),
+        "lstm": lambda: nn.LSTM(D, H, 2, batch_first=True),
+        "gru": lambda: nn.GRU(H, H, batch_first=True),
+        "start": lambda: nn.Embedding(1, H),
+    }
+    axes = {"x": {0: "B", 2: "T"}}
+    path = tmp_path / "model.onnx"
+    path.write_bytes(graphs.exported(Case(step(run, **layers), {"x": torch.randn(B, D, TOTAL)}, ("y",), {}, axes))[0])
+    with Runner(read_foreign(path)) as runner:
+        folded = onnx.load_from_string(runner.folded)
+    found = proven(folded, drawn(B, D, TOTAL), 2)
+    assert [state.op for state in found] == ["Conv", "Conv", *["LSTM"] * 4, "GRU", "Conv"]
+    assert [state.initial is not None for state in found] == [False] * 6 + [True, False]
+
+
+def untouched(proto: onnx.ModelProto, segment: Mapping[str, int] | None) -> bool:
+    before = ir.to_proto(ir.from_proto(proto))
+    made, found = opened(proto, segment)
+    return found == [] and made == before
+
+
+def test_a_graph_without_hidden_states_stays_as_it_is():
+    given = model(
+        recurrent("GRU", ["", "h"], ["four", "hn"]),
+        [X, value("h", [1, "B", H])],
+        [Y, value("hn", [1, "B", H])],
+        [*weights("GRU"), ONE],
+    )
+    assert untouched(given, {"x": 0})
+    assert untouched(convolved([conv()], **KERNEL), {"x": 2})
+    assert untouched(onnx.load_from_string(graphs.scanned()), {"a": 0})
+    assert untouched(looped("Loop", TensorProto.INT64), {"x": 0})
+
+
+def test_a_convolution_whose_attributes_contradict_is_left_to_engines():
+    for said in ({"dilations": [1, 1]}, {"strides": [1, 1]}):
+        assert untouched(convolved([conv(pads=[4, 0], **said)], **KERNEL), None)
+
+
+def test_a_convolution_that_looks_both_ways_is_left_as_it_is_where_its_axis_is_not_known():
+    assert untouched(convolved([conv(pads=[2, 2])], **KERNEL), None)
+
+
+def test_the_number_of_sequences_is_also_read_off_the_first_state():
+    nodes = [
+        helper.make_node("Shape", ["x"], ["all"]),
+        helper.make_node("Abs", ["all"], ["unknown"]),
+        helper.make_node("Reshape", ["x", "unknown"], ["rows"]),
+        *STARTS["filled"][0],
+        *recurrent("GRU", ["", "h"]),
+    ]
+    nodes[-2].input[0] = "rows"
+    proto = model(nodes, [X], [Y], [*weights("GRU"), ONE, *STARTS["filled"][1]])
+    assert [state.shape for state in proven(proto, drawn(TOTAL, B, D), 0)] == [(1, "B", H)]
+
+
+def test_a_first_state_that_a_call_computes_is_left_to_it():
+    nodes = [helper.make_node("ReduceMean", ["x", "zero"], ["mean"]), helper.make_node("MatMul", ["mean", "m"], ["h"])]
+    more = constants(m=(D, H), zero=np.array([0]))
+    assert untouched(model([*nodes, *recurrent("GRU", ["", "h"])], [X], [Y], [*weights("GRU"), ONE, *more]), {"x": 0})
+
+
+def test_what_runs_over_bands_is_left_as_it_is():
+    """A recurrence of both directions over bands, with positions among the sequences, as between calls of GTCRN; and a
+    convolution over bands with zeros in front.
+    """
+    shape = {"flat": np.array([-1, 5, D]), "back": np.array([1, -1, 5, 2 * H])}
+    nodes = [
+        helper.make_node("Reshape", ["x", "flat"], ["rows"]),
+        helper.make_node("Transpose", ["rows"], ["bands"], perm=[1, 0, 2]),
+        helper.make_node("GRU", ["bands", "w", "r"], ["both"], "cell", hidden_size=H, direction="bidirectional"),
+        helper.make_node("Transpose", ["both"], ["apart"], perm=[2, 0, 1, 3]),
+        helper.make_node("Reshape", ["apart", "back"], ["y"]),
+    ]
+    arrays = {"w": (2, 3 * H, D), "r": (2, 3 * H, H), **shape}
+    assert untouched(convolved(nodes, [1, "T", 5, D], **arrays), {"x": 1})
+    assert untouched(convolved([conv(pads=[4, 0])], ["T", D, 9], **KERNEL), {"x": 0})
+    assert untouched(convolved([conv(pads=[4, 0])], [1, D, 9], **KERNEL), {})
+
+
+def test_without_an_axis_of_positions_a_call_is_one_position():
+    proto = model(recurrent("GRU"), [value("x", [1, "B", D])], [Y], [*weights("GRU"), ONE])
+    assert [state.name for state in opened(proto, {})[1]] == ["cell.h"]
+
+
+def test_names_are_identifiers_of_their_own_and_the_same_each_time():
+    nodes = recurrent("GRU", name="/net/1.rnn/GRU")
+    nodes[1].output[0] = "net_1_rnn_GRU.h"
+    proto = model(nodes, [X], [value("net_1_rnn_GRU.h", None)], [*weights("GRU"), ONE])
+    (made, found), (again, _) = opened(proto), opened(proto)
+    assert [(state.name, state.node) for state in found] == [("net_1_rnn_GRU_1.h", "/net/1.rnn/GRU")]
+    assert made == again
+    assert opened(model(recurrent("GRU", name="7"), [X], [Y], [*weights("GRU"), ONE]))[1][0].name == "GRU_7.h"
+
+
+def padded(mode: str, filled: float = 0.0) -> onnx.ModelProto:
+    pad = helper.make_node("Pad", ["x", "front", "filled"], ["p"], mode=mode)
+    return convolved([pad, conv("p")], **KERNEL, front=FRONT // 2, filled=np.float32(filled))
+
+
+def looped(op: str, kind: int = TensorProto.FLOAT) -> onnx.ModelProto:
+    """A sum, whose state is zeros at first; in a Loop of three positions."""
+    state, given, made = value("s", [D], kind), value("e", [D], kind), value("u", [D], kind)
+    inner = [helper.make_node("Add", ["s", "e"], ["t"]), helper.make_node("Identity", ["t"], ["u"])]
+    if op == "Scan":
+        body = helper.make_graph(inner, "body", [state, given], [value("t", [D], kind), made])
+        node = helper.make_node("Scan", ["begin", "x"], ["end", "y"], "loop", num_scan_inputs=1, body=body)
+    else:
+        inner.insert(0, helper.make_node("Gather", ["x", "i"], ["e"]))
+        inner.append(helper.make_node("Identity", ["c"], ["d"]))
+        body = helper.make_graph(inner, "body", [*COUNT, state], [LAST, value("t", [D], kind), made])
+        node = helper.make_node("Loop", ["times", "", "begin"], ["end", "y"], "loop", body=body)
+    begin = np.zeros(D, np.float32 if kind == TensorProto.FLOAT else np.int64)
+    return model(
+        [node], [value("x", ["T", D], kind)], [value("y", None, kind)], constants(begin=begin, times=np.array(3))
+    )
+
+
+def decided_by_size() -> onnx.ModelProto:
+    """A GRU in the branch of an If, which the number of sequences decides."""
+    proto = onnx.load_from_string(graphs.branched())
+    proto.graph.node.insert(0, helper.make_node("Size", ["x"], ["size"]))
+    proto.graph.node[1].input[0] = "size"
+    return proto
+
+
+COUNT = [value("i", [], TensorProto.INT64), value("c", [], TensorProto.BOOL)]
+LAST = value("d", [], TensorProto.BOOL)
+
+
+def inside_loop() -> onnx.ModelProto:
+    """A GRU in the body of a Loop that carries a count alone."""
+    inner = [*recurrent("GRU"), helper.make_node("Identity", ["c"], ["d"])]
+    body = helper.make_graph(inner, "body", COUNT, [LAST, value("y", None)])
+    node = helper.make_node("Loop", ["times", ""], ["all"], "loop", body=body)
+    times = value("times", [], TensorProto.INT64)
+    return model([node], [times, X], [value("all", None)], [*weights("GRU"), ONE])
+
+
+def both_ways() -> onnx.ModelProto:
+    arrays = constants(w=(2, 3 * H, D), r=(2, 3 * H, H))
+    node = helper.make_node("GRU", ["x", "w", "r"], ["y"], "cell", hidden_size=H, direction="bidirectional")
+    return model([node], [X], [value("y", None)], arrays)
+
+
+def unlike() -> onnx.ModelProto:
+    return model(recurrent("GRU", ["", "h"]), [X], [Y], [*weights("GRU"), ONE, *constants(h=(1, B, H))])
+
+
+def computed_start() -> onnx.ModelProto:
+    begin = helper.make_node("Sin", ["h"], ["s"])
+    return model([begin, *recurrent("GRU", ["", "s"])], [X], [Y], [*weights("GRU"), ONE, *constants(h=(1, B, H))])
+
+
+def reordered_start() -> onnx.ModelProto:
+    nodes = [
+        helper.make_node("Reshape", ["h", "apart"], ["a"]),
+        helper.make_node("Transpose", ["a"], ["t"], perm=[0, 2, 1]),
+        helper.make_node("Reshape", ["t", "back"], ["s"]),
+    ]
+    more = constants(h=(1, 1, H), apart=np.array([1, 2, H // 2]), back=np.array([1, 1, H]))
+    return model([*nodes, *recurrent("GRU", ["", "s"])], [X], [Y], [*weights("GRU"), ONE, *more])
+
+
+def wrong_axis() -> onnx.ModelProto:
+    nodes, more, _ = STARTS["expanded to the batch and to two layers"]
+    more = [each for each in more if each.name != "zero"] + constants(zero=np.array([5]))
+    return model([*nodes, *recurrent("GRU", ["", "h"])], [X], [Y], [*weights("GRU"), ONE, *more])
+
+
+def computed_padding(*computed: str) -> onnx.ModelProto:
+    pad = helper.make_node("Pad", ["x", "pads", "", "axes"], ["p"])
+    arrays = {"pads": np.array([4, 0]), "axes": np.array([2])}
+    given = constants(**KERNEL, **{name: array for name, array in arrays.items() if name not in computed})
+    inputs = [value("x", ["B", D, "T"]), *(value(name, [arrays[name].size], TensorProto.INT64) for name in computed)]
+    return model([pad, conv("p")], inputs, [value("y", None)], given)
+
+
+def padded_by(*pads: int) -> onnx.ModelProto:
+    pad = helper.make_node("Pad", ["x", "pads"], ["p"])
+    return convolved([pad, conv("p")], ["B", D - pads[1], "T"], **KERNEL, pads=np.array(pads))
+
+
+def cut_by(more: Sequence[onnx.NodeProto] = (), pads=(4, 4), outputs: Sequence[str] = ("y",), **how) -> onnx.ModelProto:
+    """A convolution with zeros on both sides, whose result is cut in another way than by as many on the right."""
+    arrays = {**KERNEL, **CUT, "end": np.array([-4]), "steps": np.array([1]), **how}
+    strides = arrays.pop("strides", [1])
+    nodes = [conv(pads=pads, made="m", strides=strides)]
+    nodes += [helper.make_node("Slice", ["m", "zero", "end", "axis", "steps"], ["y"]), *more]
+    return model(nodes, [value("x", ["B", D, "T"])], [value(name, None) for name in outputs], constants(**arrays))
+
+
+def without_rows() -> onnx.ModelProto:
+    """A recurrence of twice as many sequences as there are in the inputs."""
+    double = helper.make_node("Concat", ["x", "x"], ["xx"], axis=1)
+    nodes = recurrent("GRU")
+    nodes[0].input[0] = "xx"
+    return model([double, *nodes], [X], [Y], [*weights("GRU"), ONE])
+
+
+LATER = r"Conv 'conv' reads up to 4 positions that come later, expected zeros in front alone"
+REFUSED = {
+    "backwards": (alone("GRU", direction="reverse"), 0, r"GRU 'cell' is reverse, expected forward"),
+    "both ways": (both_ways(), 0, r"GRU 'cell' is bidirectional, expected forward: it needs positions that come later"),
+    "sequences first": (alone("GRU", layout=1), 1, r"GRU 'cell' has layout 1, expected 0"),
+    "a start for each sequence": (unlike(), 0, r"GRU 'cell' begins with what is computed or differs between sequences"),
+    "a computed start": (computed_start(), 0, r"GRU 'cell' begins with what is computed"),
+    "a start in another order": (reordered_start(), 0, r"GRU 'cell' begins with what is computed"),
+    "a start cut along no axis": (wrong_axis(), 0, r"GRU 'cell' begins with what is computed"),
+    "sizes that nobody knows": (
+        without_rows(),
+        0,
+        r"GRU 'cell' has a state of sizes \[1, None, 8\], .*--fix NAME=SIZE",
+    ),
+    "a branch": (
+        onnx.load_from_string(graphs.branched()),
+        0,
+        r"GRU 'b' begins anew inside If 'if', .*--fix rate=VALUE",
+    ),
+    "a branch that a size decides": (
+        decided_by_size(),
+        0,
+        r"GRU 'b' begins anew inside If 'if', .*choose one branch by --fix NAME=SIZE",
+    ),
+    "the body of a loop": (inside_loop(), 0, r"GRU 'cell' begins anew inside Loop 'loop', .*export a model without it"),
+    "a Scan": (looped("Scan"), 0, r"Scan 'loop' carries what begins anew in every call"),
+    "a Loop": (looped("Loop"), 0, r"Loop 'loop' carries what begins anew in every call"),
+    "look-ahead": (convolved([conv(pads=[2, 2])], **KERNEL), 2, r"Conv 'conv' reads up to 2 positions that come later"),
+    "look-ahead, cut too little": (cut_by(end=np.array([-3])), 2, LATER),
+    "look-ahead, cut on the left too": (cut_by(zero=np.array([1])), 2, LATER),
+    "look-ahead, cut by leaving out": (cut_by(steps=np.array([2])), 2, LATER),
+    "look-ahead, cut beside another use": (
+        cut_by([helper.make_node("Relu", ["m"], ["z"])], outputs=["y", "z"]),
+        2,
+        LATER,
+    ),
+    "look-ahead, cut and returned": (cut_by(outputs=["y", "m"]), 2, LATER),
+    "look-ahead, cut behind a stride": (cut_by(strides=[2]), 2, LATER),
+    "a mirror": (padded("reflect"), 2, r"Conv 'conv' is padded by reflect, expected a fixed number of zeros"),
+    "the first position again": (padded("edge"), 2, r"Conv 'conv' is padded by edge"),
+    "ones": (padded("constant", 1.0), 2, r"Conv 'conv' is padded by another number, expected .* zeros"),
+    "computed padding": (computed_padding("pads"), 2, r"Conv 'conv' is padded by computed sizes"),
+    "padding of computed axes": (computed_padding("axes"), 2, r"Conv 'conv' is padded by computed sizes"),
+    "padding of too few axes": (padded_by(0, 0, 4, 0), 2, r"Conv 'conv' is padded by computed sizes"),
+    "zeros among channels": (padded_by(0, 1, 4, 0, 0, 0), 2, r"Conv 'conv' is padded by more than positions"),
+    "positions left out": (padded_by(0, 0, 4, 0, 0, -1), 2, r"Conv 'conv' is padded by more than positions"),
+    "padding by its length": (
+        convolved([conv(auto_pad="SAME_LOWER")], **KERNEL),
+        2,
+        r"Conv 'conv' is padded by auto_pad",
+    ),
+    "too many zeros": (convolved([conv(pads=[5, 0])], **KERNEL), 2, r"Conv 'conv' has 5 zeros in front, expected 4"),
+    "too few zeros": (convolved([conv(pads=[3, 0])], **KERNEL), 2, r"Conv 'conv' has 3 zeros in front, expected 4"),
+    "two axes": (
+        convolved([conv(pads=[2, 2, 0, 0])], ["B", 1, "T", "T"], w=(1, 1, 3, 3)),
+        None,
+        r"Conv 'conv' has zeros in front along 2 axes, expected positions along one",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_forgets_and_cannot_be_opened_is_refused_by_name(name):
+    proto, axis, said = REFUSED[name]
+    with pytest.raises(UsageError, match=said) as caught:
+        opened(proto, None if axis is None else {"x": axis})
+    assert re.search(r"expected ", str(caught.value))
+    assert "\n" not in str(caught.value)
