@@ -55,7 +55,7 @@ def verify(
             `weights` is its checkpoint then.
         text, tokens: real text for the distribution and task gates.
         segments: of the longest chain.
-        against: in place of PyTorch, an ONNX file made elsewhere, which ONNX Runtime runs in this process.
+        against: in place of PyTorch, an ONNX file made elsewhere, which ONNX Runtime runs in a process of its own.
         inputs, states: with an ONNX file: an .npz file of real inputs, and of what it takes besides; and those of its
             inputs that are states, with the outputs that are their next values, where names do not tell.
         backend, threads: as `txl_runtime.load`.

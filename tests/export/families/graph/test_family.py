@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 import txl_export
 import txl_runtime
 from foreign_graphs import STATEFUL, STATELESS, Case, exported
@@ -327,3 +329,85 @@ def test_a_failed_gate_leaves_no_bundle(tmp_path, monkeypatch):
     with pytest.raises((CheckError, UsageError)):
         txl_export.export(leaky(tmp_path / "f.onnx"), tmp_path / "b")
     assert not (tmp_path / "b").exists()
+
+
+class Forgets(torch.nn.Module):
+    """Called without a state, as most are that forget: convolutions with zeros in front, then recurrent layers."""
+
+    def __init__(self, kind: str, layers: int, window: int, average: bool = False, both: bool = False) -> None:
+        super().__init__()
+        self.window, self.average = window, average
+        self.conv = torch.nn.Conv1d(4, 6, window + 1) if window else None
+        make = getattr(torch.nn, kind)
+        self.layers = make(6 if window else 4, 8, layers, batch_first=True, bidirectional=both)
+        self.head = torch.nn.Linear(16 if both else 8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, L, 4] → [B, L, 3]."""
+        if self.conv is not None:
+            padded = torch.nn.functional.pad(x.transpose(1, 2), (self.window, 0))
+            x = torch.relu(self.conv(padded)).transpose(1, 2)
+        if self.average:
+            x = x - x.mean(1, keepdim=True)
+        return self.head(self.layers(x)[0])
+
+
+def forgetful(path: Path, model: torch.nn.Module, fixed: bool = False) -> Path:
+    torch.manual_seed(0)
+    open_axes = {name: {0: "batch", 1: "time"} for name in ("x", "y")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model.eval(), (torch.randn(1, 16, 4),), path, input_names=["x"], output_names=["y"], opset_version=17,
+            dynamic_axes=None if fixed else open_axes, dynamo=False,
+        )  # fmt: skip
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers", "window", "fixed"),
+    [
+        ("LSTM", 2, 0, False),
+        ("GRU", 1, 2, True),
+        pytest.param("GRU", 2, 3, False, marks=pytest.mark.slow),
+        pytest.param("RNN", 1, 0, True, marks=pytest.mark.slow),
+        pytest.param("RNN", 2, 1, False, marks=pytest.mark.slow),
+        pytest.param("LSTM", 1, 4, True, marks=pytest.mark.slow),
+    ],
+)
+def test_what_a_file_forgets_is_carried_on_and_equals_its_module_over_the_whole(kind, layers, window, fixed, tmp_path):
+    model = Forgets(kind, layers, window)
+    path = forgetful(tmp_path / "f.onnx", model, fixed)
+    with pytest.raises(UsageError, match="--open"):
+        txl_export.export(path, tmp_path / "b")
+    manifest = txl_export.export(path, tmp_path / "b", open=True, batch_size=1 if fixed else 2).manifest
+    assert len(manifest.states) == layers * (2 if kind == "LSTM" else 1) + bool(window)
+    length, stream = manifest.segment_lengths[0], txl_runtime.load(tmp_path / "b", "cpu").stream()
+    x = torch.randn(manifest.batch_size, 10 * length, 4)
+    found = [stream.run({"x": part.numpy()})["y"] for part in x.split(length, 1)]
+    np.testing.assert_allclose(np.concatenate(found, 1), model(x).detach().numpy(), atol=1e-5)
+    assert txl_export.verify(tmp_path / "b", checkpoint=path).passed
+
+
+@pytest.mark.slow
+def test_ten_thousand_steps_of_an_opened_state_do_not_drift(tmp_path):
+    model = Forgets("GRU", 1, 2)
+    txl_export.export(forgetful(tmp_path / "f.onnx", model), tmp_path / "b", open=True, segment_length=1)
+    stream, x = txl_runtime.load(tmp_path / "b", "cpu").stream(), torch.randn(1, 10_000, 4)
+    found = np.concatenate([stream.run({"x": part.numpy()})["y"] for part in x.split(1, 1)], 1)
+    apart = np.abs(found - model(x).detach().numpy()).max((0, 2))
+    assert apart.max() <= 1e-5
+    assert apart[-1000:].mean() <= 2 * apart[:1000].mean() + 1e-7
+
+
+def test_a_file_that_forgets_something_else_as_well_is_not_let_through(tmp_path):
+    path = forgetful(tmp_path / "f.onnx", Forgets("GRU", 1, 0, average=True))
+    with pytest.raises((CheckError, UsageError), match=r"with layers_GRU.h carried on, y of 6 segments|one position"):
+        txl_export.export(path, tmp_path / "b", open=True, segment_length=8)
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_recurrence_that_runs_backwards_is_refused_by_its_name(tmp_path):
+    path = forgetful(tmp_path / "f.onnx", Forgets("LSTM", 1, 0, both=True))
+    with pytest.raises(UsageError, match=r"LSTM '/layers/LSTM' is bidirectional, expected forward"):
+        txl_export.export(path, tmp_path / "b", open=True)
