@@ -78,7 +78,8 @@ class Inputs:
             RunError: one is no tensor of numbers, or they have too many.
         """
         draws, all_sizes = np.random.default_rng(seed), {**self.sizes, **(sizes or {})}
-        numbers = sum(np.prod(self.shape(port, all_sizes), dtype=float) for port in self.foreign.inputs)
+        shapes = [self.shape(port, all_sizes) for port in self.foreign.inputs]
+        numbers = sum(np.prod([size or 1 for size in shape], dtype=float) for shape in shapes)  # as NumPy counts them
         if numbers > MOST_NUMBERS:
             raise RunError(f"takes {numbers:.3g} numbers, of which at most {MOST_NUMBERS} are drawn")
         return {port.name: self._one(port, draws, all_sizes) for port in self.foreign.inputs}

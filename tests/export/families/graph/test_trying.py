@@ -91,3 +91,11 @@ def test_more_numbers_than_anybody_needs_are_not_drawn(inputs_of, monkeypatch):
     monkeypatch.setattr(trying, "MOST_NUMBERS", 20)
     with pytest.raises(RunError, match="takes 28 numbers, of which at most 20"):
         inputs.draw(0, {"batch": 2})
+
+
+def test_an_array_of_none_is_as_large_as_numpy_counts_it(inputs_of):
+    case = STATEFUL["gru cell"]
+    free = {"x": {0: "rows", 1: "width"}}
+    inputs = inputs_of(exported(Case(case.make, case.given, case.returned, {}, free))[0])
+    with pytest.raises(RunError, match="of which at most"):
+        inputs.draw(0, {"rows": 0, "width": 2**62})
