@@ -12,7 +12,7 @@ PYTHON_VERSION ?= 3.10
 # share what they made stay together. WORKERS=0 runs them in one process.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal --durations 30
 
-.PHONY: demo test sweep fuzz lint published packages versions clients triton browser cuda screenshots gpu-check wheel wheelhouse clean
+.PHONY: demo test sweep fuzz lint published outside packages versions clients triton browser cuda screenshots gpu-check wheel wheelhouse clean
 .DEFAULT_GOAL := help
 
 help:
@@ -69,6 +69,10 @@ fuzz: $(VENV)/ready
 	cd tests && $(CURDIR)/$(BIN)/python -m fuzz.run --seconds $(SECONDS)
 
 # Without their dependencies, which want other versions of torch; into a folder that nothing else looks into.
+# Files of other people's repositories, checked out in the folder OUTSIDE: see tests/outside/test_checkouts.py.
+outside: $(VENV)/ready
+	OUTSIDE=$(abspath $(OUTSIDE)) $(PYTEST) tests/outside
+
 packages: .packages/ready
 
 .packages/ready: tests/packages.txt | $(VENV)/ready

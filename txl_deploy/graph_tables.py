@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 
 from txl_export.families.graph.behaviour import Axes, Lasting
 from txl_export.families.graph.describing import GraphFacts
@@ -27,32 +26,33 @@ def print_graph(facts: GraphFacts) -> None:
     for name, numbers in facts.settings.items():
         told = f", which it compares with {', '.join(map(str, numbers))}" if numbers else ""
         shown[f"setting {name}"] = f"decides which branch runs{told}"
+    bounds = f"in a process of their own, which may take {facts.seconds:.0f} s and {prefixed(facts.memory)}"
     sizes = ", ".join(f"{name} {size}" for name, size in facts.sizes.items())
-    shown["tried"] = (
-        f"{counted(facts.runs, 'run')} in a process of their own, which may take {facts.seconds:.0f} s and "
-        f"{prefixed(facts.memory)}" + (f"; {sizes}" if sizes else "")
-    )
+    shown["tried"] = f"{counted(facts.runs, 'run')} {bounds}{'; ' if sizes else ''}{sizes}"
     if facts.stopped:
         shown["not known"] = f"what runs would show: {facts.stopped}"
     stdout.print(facts_table(shown))
     for title, ports in (("\ntakes", facts.inputs), ("\nreturns", facts.outputs)):
         stdout.print(rows_table((title, "\ndtype", "\nshape"), map(_row, ports)))
-    _print_states(facts)
-    for note in (*_undecided(facts), *_forgotten(facts.recurrences), *map(_window, facts.windows)):
-        stdout.print(f"\n{note}")
-    stdout.print(f"\n{facts.next}")
-
-
-def _print_states(facts: GraphFacts) -> None:
-    if not facts.states:
-        stdout.print("\nno state: nothing that it returns was shown to be for the next call")
-        return
     lasting = {found.state: found for found in facts.lasting}
-    rows = [(f"{state.input} → {state.output}", _lasts(state, lasting.get(state.input))) for state in facts.states]
-    stdout.print(rows_table(("\nstate: given → returned", "\na change of it is told"), rows))
+    if rows := [(f"{one.input} → {one.output}", _lasts(one, lasting.get(one.input))) for one in facts.states]:
+        stdout.print(rows_table(("\nstate: given → returned", "\na change of it is told"), rows))
+    for note in _notes(facts):
+        stdout.print(f"\n{note}")
+
+
+def _notes(facts: GraphFacts) -> Iterator[str]:
+    """What is said in sentences."""
+    if not facts.states:
+        yield "no state: nothing that it returns was shown to be for the next call"
     for proof in dict.fromkeys(state.proof for state in facts.states):
-        names = ", ".join(state.input for state in facts.states if state.proof == proof)
-        stdout.print(f"\nproof of {names}: {PROOFS[proof]}")
+        yield f"proof of {', '.join(one.input for one in facts.states if one.proof == proof)}: {PROOFS[proof]}"
+    for found in facts.undecided:
+        yield f"undecided: {found.input} → {' or '.join(found.outputs)}: {found.why}."
+    yield from (f"no state: {name} {why}" for name, why in facts.data.items())
+    yield from _forgotten(facts.recurrences)
+    yield from map(_window, facts.windows)
+    yield facts.next
 
 
 def _lasts(state: State, found: Lasting | None) -> str:
@@ -61,13 +61,6 @@ def _lasts(state: State, found: Lasting | None) -> str:
     if not found.runs:
         return f"never in {counted(found.followed, 'run')}: a dead state"
     return f"after {found.runs} runs still" if found.open and found.itself else f"for {counted(found.runs, 'run')}"
-
-
-def _undecided(facts: GraphFacts) -> Iterator[str]:
-    for found in facts.undecided:
-        yield f"undecided: {found.input} → {' or '.join(found.outputs)}: {found.why}."
-    for name, why in facts.data.items():
-        yield f"no state: {name} {why}"
 
 
 def _forgotten(found: Sequence[Recurrence]) -> Iterator[str]:
@@ -96,17 +89,15 @@ def _window(found: Window) -> str:
 def _axes(axes: Axes | None) -> dict[str, str]:
     if axes is None:
         return dict.fromkeys(("sequences", "positions"), "not known")
-    many, positions = (
-        "any number" if axes.sequences is None else f"{axes.sequences}, fixed",
-        "no axis of them was found",
-    )
-    if axes.independent is not None:
-        reaching = f"; one reaches another through {', '.join(axes.reaching)}"
-        many += ", independent of one another" if axes.independent else reaching
-    for name, axis in islice(axes.segment.items(), 1):
-        lengths = f"; {', '.join(map(str, axes.lengths))} of them run" if axes.lengths else ", fixed"
-        positions = f"axis {axis} of {name}{lengths}"
-    return {"sequences": many, "positions": positions}
+    many = "any number" if axes.sequences is None else f"{axes.sequences}, fixed"
+    apart = {
+        True: ", independent of one another",
+        False: f"; one reaches another through {', '.join(axes.reaching)}",
+        None: "",
+    }
+    lengths = f"; {', '.join(map(str, axes.lengths))} of them run" if axes.lengths else ", fixed"
+    along = [f"axis {axis} of {name}{lengths}" for name, axis in axes.segment.items()]
+    return {"sequences": many + apart[axes.independent], "positions": [*along, "no axis of them was found"][0]}
 
 
 def _row(port: Port) -> tuple[str, str, str]:

@@ -44,6 +44,10 @@ _File = Path | None
 _Names = list[str] | None
 
 
+FOR_FILES = ("states", "open", "fix", "initial", "batch_axes")
+"""Options that are for an ONNX file alone."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExportOptions:
     """What an export may be asked for; without an option the default holds, or what the checkpoint says.
@@ -118,6 +122,37 @@ class ExportOptions:
     growth: Annotated[
         Growth, Flag("Of a model of your own whose state grows: one graph of open sizes, or one per size reached.")
     ] = "auto"
+    states: Annotated[
+        Mapping[str, str] | None,
+        Flag(
+            "Of an ONNX file: IN=OUT, an input and its next value, where inspect is not sure; IN= says that it is no "
+            "state; repeatable.",
+            _Names,
+            "--state",
+        ),
+    ] = None
+    open: Annotated[
+        bool,
+        Flag(
+            "Of an ONNX file: carry on what its LSTM, GRU, RNN or convolutions forget after each call.", None, "--open"
+        ),
+    ] = False
+    fix: Annotated[
+        Mapping[str, Any] | None,
+        Flag("Of an ONNX file: NAME=VALUE, an input or an open size that is always the same; repeatable.", _Names),
+    ] = None
+    initial: Annotated[
+        str | Path | Mapping[str, Any] | None,
+        Flag("Of an ONNX file: what its states hold first, an .npz file by input name. (default zeros)", _File),
+    ] = None
+    batch_axes: Annotated[
+        Mapping[str, int] | None,
+        Flag(
+            "Of an ONNX file: NAME=N, the axis on which sequences stand in an input or output; repeatable.",
+            _Names,
+            "--batch-axis",
+        ),
+    ] = None
     listener: Listener | None = None
     """Hears of stages, progress and warnings."""
 

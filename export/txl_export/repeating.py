@@ -14,7 +14,7 @@ import numpy as np
 
 from txl_export.options import ExportOptions, flags_of_export
 
-FILES = ("config", "text", "tokens", "vocabulary", "weights", "inputs")
+FILES = ("config", "text", "tokens", "vocabulary", "weights", "inputs", "initial")
 """Options that may be files, or the same in memory."""
 LEFT_OUT = ("force",)
 """Options that say nothing of what is made."""

@@ -12,11 +12,18 @@ from txl_export.options import ExportOptions, flags_of_export
 from txl_report.numbers import prefixed
 from txl_runtime.errors import UsageError
 
-from txl_deploy.commands.options import Json, parse_aliases
+from txl_deploy.commands.options import Json, parse_aliases, parse_pairs
 from txl_deploy.commands.own_modules import check_source, of_adapter, of_own_module, own_frames
 from txl_deploy.console import Display, print_json, stdout
 from txl_deploy.extras import lean_heap, require_export
 from txl_deploy.parity_tables import print_parity
+
+PAIRS = (
+    ("states", "--state", "IN=OUT, an input and an output of the file, or IN=", True),
+    ("fix", "--fix", "NAME=VALUE, an input or an open size of the file", False),
+    ("batch_axes", "--batch-axis", "NAME=N, an input or output of the file and the number of an axis", False),
+)
+"""Options of pairs: field, flag, form, and whether what stands behind the = may be left out."""
 
 
 def _with_export_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -39,7 +46,7 @@ def run(
         str | None,
         typer.Argument(
             metavar="CHECKPOINT",
-            help="A checkpoint file, a Hugging Face folder, or FILE.py:FUNCTION for a model of your own; "
+            help="A checkpoint file, a Hugging Face folder, FILE.py:FUNCTION for a model of your own, or FILE.onnx; "
             "none with --adapter.",
             show_default=False,
         ),
@@ -54,6 +61,8 @@ def run(
     require_export("export")
     given = {name: value for name, value in options.items() if value is not None}
     given["aliases"] = parse_aliases(options["aliases"]) or None
+    given |= {name: parse_pairs(flag, options[name], form, empty) or None for name, flag, form, empty in PAIRS}
+    given["batch_axes"] = _axes(given["batch_axes"])
     if options["adapter"] is not None:
         source: str | Path = of_adapter(options["adapter"], checkpoint, given.pop("weights", None))
     elif checkpoint is None:
@@ -94,6 +103,12 @@ def run(
         print_parity(parity)
     verified = "NOT verified" if parity is None else "verified"
     stdout.print(f"{result.path}: {prefixed(size)}, {verified}", soft_wrap=True)
+
+
+def _axes(given: dict[str, str] | None) -> dict[str, int] | None:
+    if wrong := [f"{name}={axis}" for name, axis in (given or {}).items() if not axis.isdecimal()]:
+        raise UsageError(f"--batch-axis is {wrong[0]!r}, expected NAME=N, the number of an axis from 0; check it")
+    return {name: int(axis) for name, axis in given.items()} if given else None
 
 
 def _beside(source: str | Path) -> Path:

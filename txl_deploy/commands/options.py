@@ -29,13 +29,13 @@ def parse_aliases(pairs: list[str] | None) -> dict[str, str]:
     return parse_pairs("--alias", pairs, "theirs=original, dotted names both")
 
 
-def parse_pairs(flag: str, pairs: list[str] | None, form: str) -> dict[str, str]:
-    """What an option of pairs says that is given once for each.
+def parse_pairs(flag: str, pairs: list[str] | None, form: str, empty: bool = False) -> dict[str, str]:
+    """What an option of pairs says that is given once for each; `empty`: what stands behind the = may be left out.
 
     Raises:
         UsageError: one is not of that form.
     """
     split = [(pair, *pair.partition("=")) for pair in pairs or []]
-    if wrong := [pair for pair, name, _, target in split if not (name and target)]:
+    if wrong := [pair for pair, name, sign, target in split if not (name and sign and (target or empty))]:
         raise UsageError(f"{flag} is {wrong[0]!r}, expected {form}; check it")
     return {name: target for _, name, _, target in split}

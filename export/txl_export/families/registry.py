@@ -24,6 +24,7 @@ from txl_export.proof.parity import Parity
 
 FAMILIES = {
     "own_module": "txl_export.families.own_module",
+    "graph": "txl_export.families.graph",
     "transformer_xl": "txl_export.families.transformer_xl",
 }
 """Every family and its folder. The first that takes a source exports it; the last one takes every checkpoint."""

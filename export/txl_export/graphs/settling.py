@@ -6,7 +6,7 @@ their own, constants as nodes, sizes that were true of the example alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 from onnx_ir.passes.common import (
@@ -47,13 +47,20 @@ class UnsettledError(Exception):
         self.trace, self.final = trace, final
 
 
-def settle(model: ir.Model, name: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
+def settle(
+    model: ir.Model,
+    name: str,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    opsets: Collection[int] = (OPSET,),
+) -> None:
     """Make a captured graph a program's, in place.
 
     Args:
         model: with its inputs named as the program's, as far as it has them, and all outputs in order.
         name: of the program.
         inputs, outputs: of the program; a size that is a word is open.
+        opsets: that the graph may be of.
 
     Raises:
         UnsettledError: it has control flow, operators that draw random numbers or are not of the standard, or types
@@ -63,9 +70,9 @@ def settle(model: ir.Model, name: str, inputs: Sequence[TensorSpec], outputs: Se
         InlinePass()(model)
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     graph = model.graph
-    _check_operators(graph)
+    _check_operators(graph, opsets)
     model.producer_name, model.producer_version = "txl-deploy", None
-    model.ir_version = IR_VERSIONS[OPSET]
+    model.ir_version = IR_VERSIONS[graph.opset_imports.get("", OPSET)]
     graph.name = name
     _make_room(graph, {spec.name for spec in (*inputs, *outputs)})
     _take_inputs(graph, inputs)
@@ -94,7 +101,7 @@ def infer_shapes(model: ir.Model) -> None:
         value.shape = shape
 
 
-def _check_operators(graph: ir.Graph) -> None:
+def _check_operators(graph: ir.Graph, opsets: Collection[int]) -> None:
     for node in graph:
         kinds = {attribute.type for attribute in node.attributes.values()}
         if kinds & {ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS}:
@@ -102,8 +109,9 @@ def _check_operators(graph: ir.Graph) -> None:
         if node.domain not in ("", "ai.onnx"):
             raise UnsettledError(f"it becomes the operator {node.domain}::{node.op_type}, which ONNX's standard lacks")
     versions = graph.opset_imports
-    if versions.get("", OPSET) != OPSET:
-        raise UnsettledError(f"it becomes opset {versions['']}, expected {OPSET}; install another torch or onnxscript")
+    if versions.get("", OPSET) not in opsets:
+        wanted = " … ".join(map(str, sorted({min(opsets), max(opsets)})))
+        raise UnsettledError(f"it becomes opset {versions['']}, expected {wanted}; install another torch or onnxscript")
 
 
 def _check_kinds(graph: ir.Graph) -> None:

@@ -34,7 +34,7 @@ SEGMENT = "segment"
 """What graphs call the segment's length where they leave it open."""
 HALVES = {"F16": ir.DataType.FLOAT16, "BF16": ir.DataType.BFLOAT16}
 """Half precision, as safetensors files call it."""
-IR_VERSIONS = {18: 10, 24: 12}
+IR_VERSIONS = {18: 10, 19: 10, 20: 10, 21: 10, 22: 10, 23: 11, 24: 12}
 """The oldest that an opset can be written in: readers refuse what is newer than they are."""
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from txl_runtime.bundle.axes import Axes
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Input
 from txl_runtime.errors import UsageError, one_line
@@ -117,6 +118,15 @@ def _few_ids(vocab: int, draws: np.random.Generator) -> Ids:
     starts = draws.permutation(-(-vocab // RUN))[: DISTINCT_IDS // RUN] * RUN
     ids = (starts[:, None] + np.arange(RUN)).ravel()
     return ids[ids < vocab].astype(np.int32)
+
+
+def fitting(shape: Sequence[int], axes: Axes, length: int) -> bool:
+    """Whether samples of a shape have one sequence or more, and `length` positions or more with those ahead of them."""
+    least = axes.sizes(1, length)
+    return len(shape) == len(least) and all(
+        size >= low if isinstance(said, str) else size == low
+        for size, low, said in zip(shape, least, axes.shape, strict=True)
+    )
 
 
 def extent(manifest: Manifest, samples: Mapping[str, Any]) -> tuple[int, int]:

@@ -194,7 +194,8 @@ class ReferenceStreams:
         entry = next(entry for entry in self._manifest.given if entry.name == name)
         values = inputs[name][entry.axes.at(rows)]
         behind = length - entry.axes.length(values) if entry.axes.positions else 0
-        return np.pad(values, [(0, behind if axis in entry.axes.positions else 0) for axis in range(values.ndim)])
+        widths = [(0, behind if axis in entry.axes.positions else 0) for axis in range(values.ndim)]
+        return np.pad(values, widths) if widths else values
 
 
 def hand_over(stream: Stream, manifest: Manifest, states: States) -> None:

@@ -78,7 +78,8 @@ def selftest_vectors(
             inputs, left = _calmest(beside, chain([inputs], taken), counts)
             rounding = max(rounding, left)
         for name, values in inputs.items():
-            vectors[f"input/{name}"][step][tuple(slice(size) for size in values.shape)] = values
+            place: tuple[int | slice, ...] = (step, *map(slice, values.shape))
+            vectors[f"input/{name}"][place] = values
         _note_outputs(manifest, truth.run(inputs, counts), counts, same, draws, found)
     if rounding > SMALL:
         vectors["rounding"] = np.array(rounding)

@@ -8,6 +8,7 @@ TARGETS = (
     "graph",
     "operators",
     "foreign",
+    "leapp",
     "weights",
     "vectors",
     "snapshot",

@@ -14,17 +14,16 @@ import numpy as np
 import torch
 from onnx import numpy_helper
 from txl_report.schema.verification import Gate
-from txl_runtime.errors import BackendError, UsageError, some
+from txl_runtime.errors import CheckError, UsageError, some
 from txl_runtime.ladder import float32_limit
 from txl_runtime.listener import Listener
 from txl_runtime.selftest import relative_difference
-from txl_runtime.types import Array
+from txl_runtime.types import Array, Arrays
 
 from txl_export.families.graph.matching import Wiring, the_right, ways_in, ways_out
 from txl_export.families.graph.naming import kinship
 from txl_export.families.graph.reading import read_foreign
-from txl_export.families.graph.running import EndedError, RunError, Runner
-from txl_export.families.graph.standing_in import FileModel, Wired
+from txl_export.families.graph.standing_in import FileModel, Wired, wired
 from txl_export.families.own_module.loading import importable
 from txl_export.families.own_module.module_call import Eager
 from txl_export.families.own_module.plan import Plan, make_plan
@@ -38,8 +37,6 @@ from txl_export.proof.verification import verify_model
 
 SEQUENCES = 3
 """Of a file that takes any number of them: so many run beside each other at most."""
-SECONDS = 600.0
-"""That all runs of the file may take, with the module's between them."""
 TRIED = 3
 """Segments in which an order has to be right that no name tells."""
 
@@ -49,7 +46,7 @@ def verify_file(
     module: Any,
     weights: str | Path | None,
     pairs: Mapping[str, str],
-    arrays: Mapping[str, Array],
+    arrays: Arrays,
     segments: int | None,
     heard: Listener,
 ) -> Parity:
@@ -85,19 +82,13 @@ def verify_file(
     with importable(module):
         plan = make_plan(spec, ins[0].batch or SEQUENCES, lengths, heard)
         heard.stage(f"open {path.name}")
-        try:
-            with Runner(foreign, SECONDS) as runner:
-                file = Wired(foreign, runner)
-                wiring = _matched(file, plan, ins)
-                _tell(wiring, plan, heard)
-                model, reference = FileModel(plan, file, wiring), ModuleReference(plan)
-                found = verify_model(
-                    lambda: model, reference, name, spec.samples, segments, heard, idle=plan.idle, odd=False
-                )
-        except RunError as error:
-            raise UsageError(f"{path}: ONNX Runtime does not open it: {error}; export it again") from None
-        except EndedError as error:
-            raise BackendError(f"{path}: {error}; try fewer --segments, or export it again") from None
+        with wired(foreign) as file:
+            wiring = _matched(file, plan, ins)
+            _tell(wiring, plan, heard)
+            model = FileModel(plan, file, wiring)
+            found = verify_model(
+                lambda: model, ModuleReference(plan), name, spec.samples, segments, heard, idle=plan.idle, odd=False
+            )
     defaults = {tensor.name: tensor for tensor in foreign.model.graph.initializer}
     starts = {one: defaults[port] for one, port in wiring.takes.items() if port in defaults}
     found = replace(found, gates=(*found.gates, *_first_states(plan, starts)))
@@ -125,16 +116,13 @@ def _matched(file: Wired, plan: Plan, ins: Sequence[Wiring]) -> Wiring:
                 returned = {key: found[port] for key, port in way.returns.items()}
                 if any(relative_difference(returned[key], wanted[key]) > float32_limit() for key in returned):
                     return False
-            except (RunError, ValueError):  # the second is of other shapes
+            except (CheckError, ValueError):  # the second is of other shapes
                 return False
             held = {name: returned.get(f"state {name}", values) for name, values in held.items()}
         return True
 
     first, wanted = calls[0]
-    try:
-        outs = [way for one in ins for way in ways_out(str(file.path), one, wanted, file.run(one, first | begun))]
-    except RunError as error:
-        raise file.stopped(ins[0], first | begun, error) from None
+    outs = [way for one in ins for way in ways_out(str(file.path), one, wanted, file.run(one, first | begun))]
     return the_right(str(file.path), outs, holds)
 
 
@@ -144,15 +132,14 @@ def _arrays(tensors: Mapping[str, Any]) -> dict[str, Array]:
 
 def _tell(wiring: Wiring, plan: Plan, heard: Listener) -> None:
     """Say what the states were taken for, and what the file lacks."""
-    lacking = [f"takes nothing for {one.name}" for one in plan.spec.inputs if one.name not in wiring.takes]
-    for state in plan.spec.states:
-        port, after = wiring.takes.get(state.name), wiring.returns.get(f"state {state.name}")
-        lacking += [f"takes nothing for state {state.name}"] * (port is None)
-        lacking += [f"returns nothing for state {state.name}"] * (after is None)
-        if port and after and not (kinship(state.name, port) and kinship(state.name, after)):
-            heard.warn(f"state {state.name} is taken for the file's {port} and {after}")
-    for said in lacking:
-        heard.warn(f"the file {said}")
+    for name in [one.name for one in plan.spec.states]:
+        port, after = wiring.takes.get(name, ""), wiring.returns.get(f"state {name}", "")
+        if port and after and not (kinship(name, port) and kinship(name, after)):
+            heard.warn(f"state {name} is taken for the file's {port} and {after}")
+        for verb in ["takes"] * (not port) + ["returns"] * (not after):
+            heard.warn(f"the file {verb} nothing for state {name}")
+    for name in [one.name for one in plan.spec.inputs if one.name not in wiring.takes]:
+        heard.warn(f"the file takes nothing for {name}")
 
 
 def _first_states(plan: Plan, starts: Mapping[str, Any]) -> list[Gate]:
@@ -169,13 +156,13 @@ def _told(found: Parity, still: set[str]) -> str:
     """Where the two part first, and what that says. `still` are states that the file never changed."""
     limit = float32_limit()
     for chain in found.chains:
-        parting = {
-            f"{kind} {name}": number * (chain.chain.every if kind == "state" else 1)
-            for kind, tensors in (("output", chain.outputs), ("state", chain.states))
+        sides = (("output", chain.outputs, 1), ("state", chain.states, chain.chain.every))
+        apart = {
+            f"{kind} {name}": [at * every for at, most in enumerate(errors.tensor.most) if not (most or 0) <= limit]
+            for kind, tensors, every in sides
             for name, errors in tensors.items()
-            for number in [next((at for at, most in enumerate(errors.tensor.most) if not (most or 0) <= limit), None)]
-            if number is not None
         }
+        parting = {key: places[0] for key, places in apart.items() if places}
         if not parting:
             continue
         at = min(parting.values())

@@ -6,14 +6,13 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from txl_runtime.types import Array, Arrays
 
 from txl_export.families.graph.pairing import State
 from txl_export.families.graph.running import EndedError, RunError, Runner
-from txl_export.families.graph.trying import Inputs
+from txl_export.families.graph.trying import Inputs, other_than
 
 STEPS = 256
 """Runs over which a change of a state is followed."""
@@ -21,7 +20,8 @@ SECONDS = 10.0
 """That following the changes of all states may take together."""
 TOLD = 1e-6
 """What counts as another result, relative to its largest number: rounding is none."""
-Arrays = dict[str, NDArray[Any]]
+OTHERS = slice(1, None)
+"""Every place but the first one."""
 
 
 @dataclass(frozen=True)
@@ -88,21 +88,21 @@ class Behaviour:
         Raises:
             EndedError: see `Runner.run`.
         """
-        found = Axes()
-        sizes, roles = self._inputs.sizes, self._inputs.roles
+        found, sizes, roles = Axes(), self._inputs.sizes, self._inputs.roles
         batch, segment = ([name for name, role in roles.items() if role == kind] for kind in ("batch", "segment"))
         if segment:
             length = sizes[segment[0]]
-            found.segment = self._moving(segment, length + 1) or self._moving(segment, 2 * length)
-            found.lengths = [n for n in dict.fromkeys((1, length, length + 1, 2 * length)) if self._runs(segment, n)]
+            moving = {n: self._moving(segment, n) for n in sorted({1, length, length + 1, 2 * length})}
+            found.lengths = [n for n, axes in moving.items() if axes is not None]
+            found.segment = moving[length + 1] or moving[2 * length] or {}
         count = sizes[batch[0]] if batch else self._common(found.segment)
         if batch:
-            found.batch = self._moving(batch, count + 1)
+            found.batch = self._moving(batch, count + 1) or {}
         elif count > 1:
             found.batch = dict.fromkeys(self._data(), 0)
         found.sequences = None if batch and found.batch else count
         if not segment:
-            found.segment = self._causal(set(found.batch.items()))
+            found.segment = self._causal(found.batch)
         if count > 1 and found.batch:
             self._sequences(found, count)
         return found
@@ -129,100 +129,80 @@ class Behaviour:
 
     def _common(self, segment: Mapping[str, int]) -> int:
         """How many sequences there are where no axis is open: what all data and all other results begin with."""
-        arrays = {**{name: self._given[name] for name in self._data()}, **self._first}
-        firsts = {
-            array.shape[0] if array.ndim and segment.get(name) != 0 else 1
-            for name, array in arrays.items()
-            if name not in self._returned
-        }
+        results = {name: array for name, array in self._first.items() if name not in self._returned}
+        arrays = {**{name: self._given[name] for name in self._data()}, **results}
+        firsts = {one.shape[0] if one.ndim and segment.get(name) != 0 else 1 for name, one in arrays.items()}
         return firsts.pop() if len(firsts) == 1 and self._data() else 1
 
-    def _runs(self, symbols: Sequence[str], size: int) -> bool:
-        with contextlib.suppress(RunError):
-            return bool(self._runner.run(self._inputs.draw(0, dict.fromkeys(symbols, size))))
-        return False
-
-    def _moving(self, symbols: Sequence[str], size: int) -> dict[str, int]:
-        """The axes that grow where symbols do; none where the graph does not run then."""
+    def _moving(self, symbols: Sequence[str], size: int) -> dict[str, int] | None:
+        """The axes that have another size where symbols have this one; None where the graph does not run then."""
         try:
             given = self._inputs.draw(0, dict.fromkeys(symbols, size))
-            returned = self._runner.run(given)
+            arrays, before = {**given, **self._runner.run(given)}, {**self._given, **self._first}
         except RunError:
-            return {}
-        pairs = ((name, array, {**self._given, **self._first}[name]) for name, array in {**given, **returned}.items())
-        return {
-            name: next(axis for axis in range(array.ndim) if array.shape[axis] != before.shape[axis])
-            for name, array, before in pairs
-            if array.shape != before.shape and array.ndim == before.ndim
-        }
+            return None
+        sizes = {name: enumerate(zip(one.shape, before[name].shape, strict=False)) for name, one in arrays.items()}
+        unlike = {name: [axis for axis, (now, then) in axes if now != then] for name, axes in sizes.items()}
+        return {name: axes[0] for name, axes in unlike.items() if axes}
 
-    def _changed(self, names: Iterable[str], axis_of: Mapping[str, int], place: int) -> Arrays:
-        """Results where some inputs are others at one place of an axis; none where the graph does not run then."""
-        feeds, other = dict(self._given), self._inputs.draw(1)
-        for name in names:
-            feeds[name] = feeds[name].copy()
-            at = (slice(None),) * axis_of[name] + (place,)
-            feeds[name][at] = other[name][at]
+    def _changed(self, name: str, axis: int, place: int) -> Arrays:
+        """Results where an input is another at one place of an axis; none where the graph does not run then."""
+        feeds, at = {**self._given, name: self._given[name].copy()}, (slice(None),) * axis + (place,)
+        feeds[name][at] = self._inputs.draw(1)[name][at]
         with contextlib.suppress(RunError):
             return self._runner.run(feeds)
         return {}
 
+    def _reached(self, after: Arrays, output: str, axis: int, places: slice = OTHERS) -> bool:
+        """Whether a result has changed at these places."""
+        before, now, at = self._first[output], after[output], (slice(None),) * axis + (places,)
+        return axis >= before.ndim or before.shape != now.shape or _differ(before[at], now[at])
+
     def _sequences(self, found: Axes, count: int) -> None:
         """Whether the first sequence reaches the others, and through which inputs."""
         for state in self._states:
-            if state.input not in found.batch:
-                places = [axis for axis, size in enumerate(self._given[state.input].shape) if size == count]
-                results = {axis: self._changed([state.input], {state.input: axis}, 0) for axis in places}
+            places = [axis for axis, size in enumerate(self._given[state.input].shape) if size == count]
+            if places and state.input not in found.batch:
+                results = {axis: self._changed(state.input, axis, 0) for axis in places}
                 own = [
-                    axis for axis, after in results.items() if after and not self._reached(after, state.output, axis)
+                    axis for axis in places if results[axis] and not self._reached(results[axis], state.output, axis)
                 ]
-                if places:
-                    found.batch[state.input] = found.batch[state.output] = (own or places)[0]
+                found.batch[state.input] = found.batch[state.output] = [*own, *places][0]
         for name, array in self._first.items():
             if name not in self._returned and array.ndim and array.shape[0] == count:
                 found.batch.setdefault(name, 0)
         fed = {state.input for state in self._states} | {*self._data()}
         tried = {
-            name: self._changed([name], found.batch, 0) for name in self._given if name in found.batch.keys() & fed
+            name: self._changed(name, found.batch[name], 0) for name in self._given if name in found.batch.keys() & fed
         }
         found.reaching = [
             name
             for name, after in tried.items()
-            if any(self._reached(after, each, found.batch[each]) for each in after if each in found.batch)
+            if any(self._reached(after, each, found.batch[each]) for each in after.keys() & found.batch.keys())
         ]
         found.independent = not found.reaching if tried else None
 
-    def _reached(self, after: Arrays, output: str, axis: int) -> bool:
-        """Whether any place but the first one of a result has changed."""
-        before, now = self._first[output], after[output]
-        if before.shape != now.shape or axis >= before.ndim:
-            return True
-        others = (slice(None),) * axis + (slice(1, None),)
-        return _differ(before[others], now[others])
-
-    def _causal(self, taken: set[tuple[str, int]]) -> dict[str, int]:
+    def _causal(self, batch: Mapping[str, int]) -> dict[str, int]:
         """Axes of data and results where a later place changes no earlier one, but an earlier one a later."""
-        for name in self._data():
-            for axis, size in enumerate(self._given[name].shape):
-                if size < 2 or (name, axis) in taken:
-                    continue
-                first, last = (self._changed([name], {name: axis}, place) for place in (0, size - 1))
-                for output, before in self._first.items() if first and last else ():
-                    if output in self._returned or before.shape[axis : axis + 1] != (size,):
-                        continue
-                    earlier = (slice(None),) * axis + (slice(0, -1),)
-                    if not _differ(before[earlier], last[output][earlier]) and self._reached(first, output, axis):
+        shapes = {name: self._given[name].shape for name in self._data()}
+        for name, axis in [(name, axis) for name, shape in shapes.items() for axis in range(len(shape))]:
+            size = shapes[name][axis]
+            if size < 2 or batch.get(name) == axis:
+                continue
+            first, last = (self._changed(name, axis, place) for place in (0, size - 1))
+            for output, before in self._first.items() if first and last else ():
+                if output not in self._returned and before.shape[axis : axis + 1] == (size,):
+                    later = self._reached(first, output, axis)
+                    if later and not self._reached(last, output, axis, slice(0, -1)):
                         return {name: axis, output: axis}
         return {}
 
     # ---- chains
 
     def _follow(self, state: State, until: float) -> Lasting:
-        name, other = state.input, self._inputs.draw(1)[state.input]
-        held = [{each.input: self._given[each.input] for each in self._states} for _ in range(2)]
-        held[1][name] = other if not np.array_equal(other, held[0][name]) else held[0][name] + np.ones((), other.dtype)
-        runs = followed = 0
-        itself = True
+        given = {each.input: self._given[each.input] for each in self._states}
+        name, runs, followed, itself = state.input, 0, 0, True
+        held = [given, {**given, name: other_than(given[name], self._inputs.draw(1)[name])}]
         while followed < STEPS and (time.monotonic() < until or not followed):
             feeds = self._inputs.draw(100 + followed)
             try:
@@ -236,17 +216,54 @@ class Behaviour:
                 runs = followed
             held = [{each.input: result[each.output] for each in self._states} for result in results]
             itself = _differ(*(states[name] for states in held))
-            if not any(_differ(held[0][each], held[1][each]) for each in held[0]):
+            if not any(_differ(held[0][each], held[1][each]) for each in given):
                 break
         return Lasting(name, runs, followed, itself)
 
 
-def _differ(before: NDArray[Any], after: NDArray[Any]) -> bool:
+def _differ(before: Array, after: Array) -> bool:
     """Whether two results are further apart than rounding takes them."""
-    if before.shape != after.shape:
-        return True
-    if before.dtype.kind != "f":
+    if before.dtype.kind != "f" or before.shape != after.shape:
         return not np.array_equal(before, after)
-    finite = np.isfinite(before)
-    scale = np.abs(before[finite]).max(initial=1e-3)
+    scale = np.abs(before[np.isfinite(before)]).max(initial=1e-3)
     return not np.allclose(before, after, rtol=0, atol=TOLD * scale, equal_nan=True)
+
+
+def positions(inputs: Inputs, states: Sequence[State], axes: Axes, first: Mapping[str, Array]) -> dict[str, int]:
+    """Where positions stand in data and results: only where something that is returned has as many of them.
+
+    Args:
+        inputs: of the graph.
+        states: of it, which have none.
+        axes: what was found of them.
+        first: what the graph returned for the inputs of seed 0.
+    """
+    given = inputs.draw(0)
+    inner = {name for state in states for name in (state.input, state.output)}
+    places = {name: axis for name, axis in axes.segment.items() if name not in inner}
+    if not places:  # of a graph that reads one token id of each sequence
+        for name in sorted(inputs.structure.rows.keys() & given.keys()):
+            ones = [
+                axis for axis, size in enumerate(given[name].shape) if size == 1 and axis != axes.batch.get(name, -1)
+            ]
+            for axis in ones[-1:]:
+                results = [one for one, found in first.items() if found.shape[axis : axis + 1] == (1,)]
+                places = {one: axis for one in (name, *results) if one not in inner}
+    sizes = {(given[name] if name in given else first[name]).shape[axis] for name, axis in places.items()}
+    return places if len(sizes) == 1 and places.keys() & first.keys() else {}
+
+
+def open_sizes(inputs: Inputs, axes: Axes, segment: Mapping[str, int]) -> dict[str, int]:
+    """Sizes that a file leaves open and that are neither sequences nor positions, with numbers that ran."""
+    given = inputs.draw(0)
+    return {
+        name_of_size(port.name, axis, size): given[port.name].shape[axis]
+        for port in inputs.foreign.inputs
+        for axis, size in enumerate(port.shape)
+        if isinstance(size, str) and axis not in (axes.batch.get(port.name), segment.get(port.name))
+    }
+
+
+def name_of_size(name: str, axis: int, symbol: str) -> str:
+    """What to call an open size of an input: its symbol, or INPUT:AXIS where the file leaves it unnamed."""
+    return f"{name}:{axis}" if symbol.startswith("input ") else symbol

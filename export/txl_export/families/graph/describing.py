@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
+import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from txl_runtime.errors import CheckpointError, brief, printable
 from txl_runtime.listener import Listener
 
-from txl_export.families.graph.behaviour import Axes, Behaviour, Lasting
+from txl_export.families.graph.behaviour import Axes, Behaviour, Lasting, open_sizes, positions
 from txl_export.families.graph.pairing import State, Undecided, pair
 from txl_export.families.graph.reading import Foreign, Port, parse, read_foreign
 from txl_export.families.graph.running import SECONDS, EndedError, RunError, Runner
@@ -35,7 +38,8 @@ class GraphFacts:
         runs: that were made.
         seconds, memory: that these may take, in seconds and bytes.
         stopped: why no more is known; "" where everything is.
-        next: what can be done with the file.
+        command: what to type next; "" where there is nothing to export.
+        next: what can be done with the file, in words.
     """
 
     kind: str
@@ -59,6 +63,7 @@ class GraphFacts:
     seconds: float = SECONDS
     memory: int = 0
     stopped: str = ""
+    command: str = ""
     next: str = ""
 
 
@@ -89,22 +94,27 @@ def describe_graph(path: Path, heard: Listener, seconds: float = SECONDS) -> Gra
     _nodes(model, facts)
     heard.stage("open the graph in a helper process")
     runner = Runner(foreign, seconds)
-    facts.memory = runner.memory
+    facts.memory, sizes = runner.memory, dict[str, int]()
     try:
         with runner:
-            _run(Inputs(foreign, _folded(foreign, runner, facts)), runner, facts, heard)
+            sizes = _run(Inputs(foreign, _folded(foreign, runner, facts)), runner, facts, heard)
     except RunError as error:
         facts.stopped = f"ONNX Runtime does not run it: {error}"
     except EndedError as error:
         facts.stopped = str(error)
+    if facts.states or facts.undecided or facts.stopped or _forgets(facts):
+        facts.command = _command(facts, sizes)
     facts.runs, facts.next = runner.runs, what_next(facts)
     return facts
 
 
 def _folded(foreign: Foreign, runner: Runner, facts: GraphFacts) -> Structure:
-    """The structure of the graph with constants computed, which the helper has written, else of the file's."""
-    with contextlib.suppress(CheckpointError, KeyError):
-        return _nodes(parse(runner.folded, "the graph"), facts)
+    """The structure of the graph with constants computed, else of the file's."""
+    with (
+        contextlib.suppress(RunError, CheckpointError, KeyError),
+        tempfile.TemporaryDirectory(prefix="txl-deploy-inspect-") as place,
+    ):
+        return _nodes(parse(runner.fold(foreign.path, Path(place)).read_bytes(), "the graph"), facts)
     return _nodes(foreign.model, facts)
 
 
@@ -115,7 +125,8 @@ def _nodes(model: object, facts: GraphFacts) -> Structure:
     return structure
 
 
-def _run(inputs: Inputs, runner: Runner, facts: GraphFacts, heard: Listener) -> None:
+def _run(inputs: Inputs, runner: Runner, facts: GraphFacts, heard: Listener) -> dict[str, int]:
+    """Open sizes that an export has to be told, with numbers that ran."""
     heard.stage("find sizes and inputs with which it runs")
     first = inputs.find(runner)
     facts.sizes = inputs.sizes
@@ -131,15 +142,31 @@ def _run(inputs: Inputs, runner: Runner, facts: GraphFacts, heard: Listener) -> 
     heard.stage("follow changes of states", len(found.states))
     for lasting in behaviour.lasting(heard.advance):
         facts.lasting.append(lasting)
+    return open_sizes(inputs, facts.axes, positions(inputs, found.states, facts.axes, first))
+
+
+def _command(facts: GraphFacts, sizes: Mapping[str, int]) -> str:
+    """The export to type, as far as the file tells what it needs."""
+    fixed = {name: (values or [1])[0] for name, values in facts.settings.items()} | dict(sizes)
+    words = ["txl-deploy", "export", facts.file, "-o", f"{Path(facts.file).stem}.txl"]
+    words += [word for name, value in fixed.items() for word in ("--fix", f"{name}={value}")]
+    words += [word for one in facts.undecided for word in ("--state", f"{one.input}={one.outputs[0]}")]
+    return shlex.join([*words, "--open"] if _forgets(facts) and not facts.states else words)
+
+
+def _forgets(facts: GraphFacts) -> bool:
+    starts = [found for found in facts.recurrences if found.starts == "anew" and found.direction == "forward"]
+    return bool(starts) or any(found.padded for found in facts.windows)
 
 
 def what_next(facts: GraphFacts) -> str:
     """What can be done with a file."""
-    forgets = facts.windows or any(found.starts == "anew" for found in facts.recurrences)
-    if not (facts.states or facts.undecided or facts.stopped or forgets):
+    if not facts.command:
         return "There is no state to carry from call to call: ONNX Runtime is all that this file needs."
+    undecided = "what is undecided is said by --state IN=OUT, or by --state IN= where it is no state; "
+    opened = "--open carries on what it forgets, unless that is meant; "
     return (
-        "This version exports no ONNX file. What it exports is the PyTorch module that the file was made of, as a "
-        "model of your own: see docs/own-models.md. The states to name there are those above. Whether the file equals "
-        "that module, txl-deploy verify FILE.onnx --module FILE.py:FUNCTION tells."
+        f"To make a bundle of it: {facts.command} ({undecided * bool(facts.undecided)}{opened * _forgets(facts)}see "
+        "docs/onnx-files.md). Whether the file equals the module that it was made of, txl-deploy verify FILE.onnx "
+        "--module FILE.py:FUNCTION tells."
     )

@@ -20,7 +20,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
-from txl_runtime.errors import UsageError, printable
+from txl_runtime.errors import CheckpointError, TxlError, UsageError, one_line, printable
 
 from txl_export.families.graph.lengths import Sizes, whole_numbers
 from txl_export.families.graph.reading import Size
@@ -34,8 +34,8 @@ _END = 2**63 - 1
 """What stands for the end of an axis in a Slice."""
 _RANK = 3
 """Axes of a recurrence's state: directions, sequences, numbers. A convolution has as many or more."""
-_LENGTHS = 4
-"""The input of a recurrence that is the length of each sequence."""
+_LENGTHS, _START = 4, 5
+"""The input of a recurrence that is the length of each sequence, and the first one of those that it starts from."""
 _NUMBERS = frozenset({None, ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
 """Types of what a loop may carry as a state, None where it is not told; a count is none."""
 
@@ -79,8 +79,20 @@ def open_hidden(model: ir.Model, segment: Mapping[str, int] | None = None) -> li
     Raises:
         UsageError: something forgets that cannot be made explicit: what needs later positions, stands in a branch or
             loop, or begins with what is computed.
-        KeyError: an axis of positions is none of an input's.
+        CheckpointError: the graph's parts do not fit together.
     """
+    try:
+        return _opened(model, segment)
+    except TxlError:
+        raise
+    except Exception as error:  # onnx-ir raises what happens to go wrong
+        told = one_line(error)
+        raise CheckpointError(
+            f"a graph whose parts do not fit together ({told}), expected a valid one; export it again"
+        ) from None
+
+
+def _opened(model: ir.Model, segment: Mapping[str, int] | None) -> list[Hidden]:
     opening = _Opening(model, segment)
     for node, holders in list(_nodes(model.graph)):
         if node.op_type in RECURRENT:
@@ -115,7 +127,7 @@ class _Opening:
 
     def recurrence(self, node: ir.Node, holders: Sequence[ir.Node]) -> None:
         """An LSTM, GRU or RNN: each of its states that has no first value from outside."""
-        places, given = RECURRENT[node.op_type], [*node.inputs, *[None] * 8]
+        places, given = range(_START, _START + RECURRENT[node.op_type]), [*node.inputs, *[None] * 8]
         hidden, source = [at for at, place in enumerate(places) if not _sources(given[place])], given[0]
         layout = node.attributes.get_int("layout", 0)
         if not hidden or (self._sizes.follows(source, layout) is False and self._sizes.of(source)[layout] != 1):

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TypeAlias
 
 from txl_runtime.errors import CheckError, UsageError, some
-from txl_runtime.types import Array
+from txl_runtime.types import Arrays
 
 from txl_export.families.graph.naming import kinship, likeness, most_alike
 from txl_export.families.graph.reading import Port
@@ -17,8 +16,6 @@ from txl_export.families.own_module.spec import VALID, InputSpec, StateSpec, Ste
 MOST = 120
 """Ways to match what names do not tell that are looked at."""
 ADVICE = "call the inputs, states and outputs of the StepSpec as the file does"
-Fits: TypeAlias = Mapping[str, Sequence[str]]
-"""Names of a step's, and for each the names of the graph's that it can be."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,7 @@ class Wiring:
     """
 
     takes: Mapping[str, str]
-    given: Mapping[str, Array]
+    given: Arrays
     pairs: Mapping[str, str]
     batch: int | None = None
     length: int | None = None
@@ -43,12 +40,7 @@ class Wiring:
 
 
 def ways_in(
-    where: str,
-    spec: StepSpec,
-    ports: Sequence[Port],
-    optional: Sequence[Port],
-    pairs: Mapping[str, str],
-    given: Mapping[str, Array],
+    where: str, spec: StepSpec, ports: Sequence[Port], optional: Sequence[Port], pairs: Mapping[str, str], given: Arrays
 ) -> list[Wiring]:
     """The ways in which a graph's inputs can be those of a step: one, or several that names do not tell apart.
 
@@ -71,17 +63,16 @@ def ways_in(
     if wrong := [name for name in (*pairs, *given) if name not in known]:
         raise UsageError(f"{where}: has no input {some(wrong)}, it takes {some([*known], 9)}; check --state, --inputs")
     fits = {
-        name: [
-            port.name
+        name: {
+            port.name: fixed
             for port in known.values()
             if port.name not in given and (port.name not in pairs or isinstance(entry, StateSpec))
-            if _sizes(entry, port) is not None
-        ]
+            if (fixed := _fixed(entry, port)) is not None
+        }
         for name, entry in entries.items()
     }
-    ways = _ways(fits, kinship)
-    beside = [port for port in ports if port.name not in given and port.name not in ways[0].values()]
-    if beside:
+    ways = _ways({name: [*some] for name, some in fits.items()}, kinship)
+    if beside := [port for port in ports if port.name not in given and port.name not in ways[0].values()]:
         told = ", ".join(f"{port.name} {port.dtype} {list(port.shape)}" for port in beside[:4])
         lacking = [f"{name} {entries[name].dtype} {list(entries[name].shape)}" for name in fits if name not in ways[0]]
         if lacking:
@@ -89,10 +80,15 @@ def ways_in(
         raise UsageError(
             f"{where}: takes {told} besides, expected what the module takes; give constants by --inputs FILE.npz"
         )
-    return [_sized(where, entries, known, Wiring(way, given, pairs)) for way in ways]
+    found = []
+    for way in ways:
+        own = [fits[name][port] for name, port in way.items()]
+        sizes = _size(where, "B", "sequences", own), _size(where, "L", "positions", own)
+        found.append(Wiring(way, given, pairs, *sizes))
+    return found
 
 
-def ways_out(where: str, wiring: Wiring, wanted: Mapping[str, Array], found: Mapping[str, Array]) -> list[Wiring]:
+def ways_out(where: str, wiring: Wiring, wanted: Arrays, found: Arrays) -> list[Wiring]:
     """The ways in which what a graph returned can be what a step returned, for inputs that are matched.
 
     Args:
@@ -155,66 +151,52 @@ def _kind(dtype: str) -> str:
     return dtype[:1].replace("u", "i")
 
 
-def _sizes(entry: InputSpec | StateSpec, port: Port) -> dict[str, set[int]] | None:
-    """The numbers of sequences and of positions that a graph fixes where it takes a step's input or state; None where
-    it does not take that.
+def _fixed(entry: InputSpec | StateSpec, port: Port) -> set[tuple[str, int]] | None:
+    """The numbers of sequences ("B") and of positions ("L") that a graph fixes where it takes a step's input or state;
+    None where it does not take that.
     """
     axes, grows = entry.axes, entry.grows if isinstance(entry, StateSpec) else None
     dtype = entry.dtype if isinstance(entry, StateSpec) else entry.module_dtype
     if len(port.shape) != len(axes.shape) or _kind(port.dtype) != _kind(dtype):
         return None
-    fixed: dict[str, set[int]] = {"B": set(), "L": set()}
-    for axis, (said, size) in enumerate(zip(axes.shape, port.shape, strict=True)):
-        if isinstance(size, str):
-            continue
-        if axis == grows or (isinstance(said, int) and said != size):
-            return None
-        if isinstance(said, str):
-            fixed[said].add(size - (axes.ahead if said == "L" else 0))
-    return fixed
+    sizes = [(axis, *both) for axis, both in enumerate(zip(axes.shape, port.shape, strict=True))]
+    numbers = [(axis, said, size) for axis, said, size in sizes if isinstance(size, int)]
+    if any(axis == grows or said not in ("B", "L", size) for axis, said, size in numbers):
+        return None
+    return {(said, size - axes.ahead * (said == "L")) for _, said, size in numbers if isinstance(said, str)}
 
 
-def _sized(
-    where: str, entries: Mapping[str, InputSpec | StateSpec], ports: Mapping[str, Port], wiring: Wiring
-) -> Wiring:
-    """The same with how many sequences and positions the graph takes."""
-    sizes, found = [_sizes(entries[name], ports[port]) or {} for name, port in wiring.takes.items()], list[int | None]()
-    for letter, what in (("B", "sequences"), ("L", "positions")):
-        fixed = sorted({size for one in sizes for size in one[letter]})
-        if len(fixed) > 1 or min(fixed, default=1) < 1:
-            told = some([*map(str, fixed)])
-            raise CheckError(f"{where}: takes {told} {what} ({letter}) at once, expected one number; {ADVICE}")
-        found.append(fixed[0] if fixed else None)
-    return replace(wiring, batch=found[0], length=found[1])
+def _size(where: str, letter: str, what: str, fixed: Sequence[set[tuple[str, int]]]) -> int | None:
+    """How many sequences or positions the graph takes, None for any number."""
+    sizes = sorted({size for one in fixed for said, size in one if said == letter})
+    if len(sizes) > 1 or min(sizes, default=1) < 1:
+        told = some([*map(str, sizes)])
+        raise CheckError(f"{where}: takes {told} {what} ({letter}) at once, expected one number; {ADVICE}")
+    return sizes[0] if sizes else None
 
 
-def _ways(fits: Fits, kin: Callable[[str, str], int]) -> list[dict[str, str]]:
-    """What names tell, with every way to give the others one each as far as there are any, in the order of both."""
-    taken = _by_names(fits, kin)
-    left = [(one, [other for other in some if other not in taken.values()]) for one, some in fits.items()]
-    found = list(islice(_maps([pair for pair in left if pair[0] not in taken], frozenset()), MOST))
+def _ways(fits: Mapping[str, Sequence[str]], kin: Callable[[str, str], int]) -> list[dict[str, str]]:
+    """What names tell, with every way to give the others one each as far as there are any, in the order of both.
+
+    Args:
+        fits: names of a step's, and for each the names of the graph's that it can be.
+        kin: how much two names are alike.
+    """
+    taken = most_alike({(one, other): kin(one, other) for one, some in fits.items() for other in some})
+    held = {*taken.values()}
+    left = {one: [other for other in some if other not in held] for one, some in fits.items() if one not in taken}
+    found = list(islice(_maps(left), MOST))
     most = max(map(len, found))
     return [taken | way for way in found if len(way) == most]
 
 
-def _by_names(fits: Fits, kin: Callable[[str, str], int]) -> dict[str, str]:
-    """Pairs that are more alike than each other pair that they rule out, the most alike first."""
-    scores = {(one, other): score for one, some in fits.items() for other in some if (score := kin(one, other))}
-    scores, taken = dict(sorted(scores.items(), key=lambda item: -item[1])), dict[str, str]()
-    while (pair := most_alike(scores)) is not None:
-        taken[pair[0]] = pair[1]
-        scores = {other: score for other, score in scores.items() if other[0] != pair[0] and other[1] != pair[1]}
-    return taken
-
-
-def _maps(left: Sequence[tuple[str, Sequence[str]]], used: frozenset[str]) -> Iterator[dict[str, str]]:
+def _maps(left: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
     """Maps that give each key a value of its own; those that leave a key without one come last."""
     if not left:
         yield {}
         return
-    (key, values), *rest = left
+    (key, values), *rest = left.items()
     for value in values:
-        if value not in used:
-            for more in _maps(rest, used | {value}):
-                yield {key: value, **more}
-    yield from _maps(rest, used)
+        for more in _maps({name: [one for one in several if one != value] for name, several in rest}):
+            yield {key: value, **more}
+    yield from _maps(dict(rest))

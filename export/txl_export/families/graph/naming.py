@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 
 LATER = frozenset(["new", "next", "present", "updated", "update", "curr", "current", "nxt", "now"])
@@ -41,39 +41,41 @@ def likeness(given: str, returned: str) -> int:
     first, second = _words(given), _words(returned)
     if ({*second} & EARLIER) - {*first} or ({*first} & LATER) - {*second}:
         return 0  # what comes later is given, or what was earlier returned
-    marks = LATER | EARLIER | SIDES
-    stem, other = ([word for word in words if word not in marks] for words in (first, second))
+    early, late = {*first} & EARLIER, {*second} & LATER
+    stem, other = _rest(first), _rest(second)
     if first == second or not (stem or other):
-        timed = {*first} & EARLIER and {*second} & LATER
-        return 2 if timed else 0
-    if not _same(stem, other):
-        return 0
+        return 2 if early and late else 0
     bare = {_stem(word) for word in stem} | {*stem}
-    if bare & DATA or bare >= LAYERS or all(word.isdecimal() for word in bare):
+    if not _same(stem, other) or bare & DATA or bare >= LAYERS or all(word.isdecimal() for word in bare):
         return 0
-    timed = {*first} & EARLIER or {*second} & LATER
-    return 2 if timed or bare & STATES else 1
+    return 2 if early or late or bare & STATES else 1
 
 
 def kinship(name: str, other: str) -> int:
     """How much two names say that they are of one thing: 3 the same name, 2 the same beside words of time, sides and
     "state", 1 the same but for one letter that stands for a side, 0 another.
     """
-    if name == other:
-        return 3
     one, two = _bare(name), _bare(other)
-    return 2 if one == two else 1 if _same(one, two) else 0
+    return 3 if name == other else 2 if one == two else int(_same(one, two))
 
 
-def most_alike(scores: Mapping[tuple[str, str], int]) -> tuple[str, str] | None:
-    """A pair of names that are more alike than those of each other pair that it rules out, or None."""
-    many = Counter((side, pair[side], how) for pair, how in scores.items() for side in (0, 1))
-    most = max(scores.values(), default=0)
-    for pair, how in scores.items():
-        better = sum(many[side, pair[side], more] for side in (0, 1) for more in range(how + 1, most + 1))
-        if how and not better and many[0, pair[0], how] == many[1, pair[1], how] == 1:
-            return pair
-    return None
+def most_alike(scores: Mapping[tuple[str, str], int], alone: bool = False) -> dict[str, str]:
+    """Pairs of names that are more alike than every other pair that they rule out; of those that names say nothing of,
+    the ones that rule out no other, where `alone`.
+    """
+    left, taken = dict(scores), dict[str, str]()
+    while True:
+        rivals = defaultdict[tuple[int, str], list[int]](list)
+        for pair, how in left.items():
+            for side in enumerate(pair):
+                rivals[side].append(how)
+        best = {side: (max(hows), hows.count(max(hows))) for side, hows in rivals.items()}
+        now = {a: b for (a, b), how in left.items() if (how or alone) and best[0, a] == best[1, b] == (how, 1)}
+        if not now:
+            return taken
+        taken |= now
+        given, returned = {*taken}, {*taken.values()}
+        left = {pair: how for pair, how in left.items() if pair[0] not in given and pair[1] not in returned}
 
 
 def speaks_of(name: str, *words: str) -> bool:
@@ -81,21 +83,22 @@ def speaks_of(name: str, *words: str) -> bool:
     return any(part.startswith(words) for part in _words(name))
 
 
+def _rest(words: list[str]) -> list[str]:
+    """Words without those of time and sides."""
+    return [word for word in words if word not in LATER | EARLIER | SIDES]
+
+
 def _bare(name: str) -> list[str]:
     """A name's words without those of time and sides, and without "state" where anything else is left."""
-    words = _words(name)
-    stem = [word for word in words if word not in LATER | EARLIER | SIDES] or words
+    stem = _rest(words := _words(name)) or words
     return [word for word in stem if word not in ("state", "states")] or stem
 
 
 def _same(stem: list[str], other: list[str]) -> bool:
     """Whether two names have one rest: as it stands, or but for one letter that stands for a side (h and hn)."""
-    if stem == other:
-        return bool(stem)
-    if len(stem) != len(other):
-        return False
-    unlike = [(a, b) for a, b in zip(stem, other, strict=True) if a != b]
-    return len(unlike) == 1 and _stem(unlike[0][0]) == _stem(unlike[0][1]) != ""
+    unlike = [(a, b) for a, b in zip(stem, other, strict=False) if a != b]
+    alike = not unlike or (len(unlike) == 1 and _stem(unlike[0][0]) == _stem(unlike[0][1]))
+    return bool(stem) and len(stem) == len(other) and alike
 
 
 def _stem(word: str) -> str:
@@ -104,10 +107,11 @@ def _stem(word: str) -> str:
 
 
 def _words(name: str) -> list[str]:
-    found = [part.lower() for part in _PARTS.findall(_CACHES.sub(r"\1", name))]
     joined: list[str] = []
-    for part in found:  # h0 and h_0 are one word where a letter stands alone
-        if joined and part in ("0", "n") and len(joined[-1]) == 1:
+    for part in map(str.lower, _PARTS.findall(_CACHES.sub(r"\1", name))):
+        if (
+            joined and part in ("0", "n") and len(joined[-1]) == 1
+        ):  # h0 and h_0 are one word where a letter stands alone
             joined[-1] += part
         else:
             joined.append(part)

@@ -14,18 +14,17 @@ is undecided, and said to be.
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from txl_runtime.types import Array
 
 from txl_export.families.graph.naming import likeness, most_alike
 from txl_export.families.graph.running import RunError, Runner
-from txl_export.families.graph.structure import Ways
-from txl_export.families.graph.trying import Inputs
+from txl_export.families.graph.structure import Value
+from txl_export.families.graph.trying import Inputs, other_than
 
 EXACT = frozenset(("recurrent", "cell"))
 """Proofs that say which input an output belongs to, whatever both are called."""
@@ -46,7 +45,8 @@ PROOFS = {
 """What shows that a pair is a state, the strongest first."""
 DECIDES = "Whoever trained it knows, and names such as state and next_state would show it"
 """What would settle an undecided pair."""
-Arrays = dict[str, NDArray[Any]]
+Pair = tuple[str, str]
+"""Names of an input and an output."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Paired:
     data: dict[str, str] = field(default_factory=dict)
 
 
-def pair(inputs: Inputs, runner: Runner, first: Mapping[str, NDArray[Any]]) -> Paired:
+def pair(inputs: Inputs, runner: Runner, first: Mapping[str, Array]) -> Paired:
     """Decide which inputs and outputs are states.
 
     Args:
@@ -114,93 +114,85 @@ def pair(inputs: Inputs, runner: Runner, first: Mapping[str, NDArray[Any]]) -> P
 class _Pairing:
     """The pairs that there may be, each with what speaks for it."""
 
-    def __init__(self, inputs: Inputs, runner: Runner, first: Mapping[str, Any]) -> None:
-        self._inputs, self._structure, self._runner, self._first = inputs, inputs.structure, runner, dict(first)
+    def __init__(self, inputs: Inputs, runner: Runner, first: Mapping[str, Array]) -> None:
+        self._inputs, self._structure, self._runner, self._first = inputs, inputs.structure, runner, first
         self._given, self._other = inputs.draw(0), inputs.draw(1)
         self._ports = {port.name: port for port in inputs.foreign.inputs}
         draws = np.random.default_rng(0)
         self._at = {name: draws.integers(0, array.size or 1, LOOKED_AT) for name, array in first.items()}
         self._changed: dict[str, set[str]] = {}
-        self._places: dict[str, Arrays] = {}
-        self._in_order = {name: np.sort(self._given[name], None) for name in inputs.could_be_states}
+        self._places: dict[str, dict[str, NDArray[np.bool_]]] = {}
         for name in self._ports:
             if inputs.varies(name) or name in inputs.could_be_states:
                 self._change(name)
-        pairs = [(given, returned) for given in self._ports for returned in first if self._fits(given, returned)]
-        if len(pairs) > MOST_PAIRS:
-            raise RunError(f"{len(pairs)} pairs of inputs and outputs fit, expected at most {MOST_PAIRS}")
-        self._proofs = {pair: self._shown(*pair) for pair in pairs}
-        self._taken: dict[str, tuple[str, str]] = {}
+        pairs = [(given, one) for given in self._ports if given in inputs.could_be_states for one in first]
+        self._grown = {pair: axes for pair in pairs if (axes := self._fits(*pair)) is not None}
+        if len(self._grown) > MOST_PAIRS:
+            raise RunError(f"{len(self._grown)} pairs of inputs and outputs fit, expected at most {MOST_PAIRS}")
+        self._proofs = {pair: self._shown(*pair) for pair in self._grown}
+        self._taken: dict[str, str] = {}
 
     def decide(self) -> Paired:
         """See `pair`."""
+        result = Paired()
         for proof in PROOFS:
-            found = [pair for pair, shown in self._proofs.items() if proof in shown]
+            found = self._free(pair for pair, shown in self._proofs.items() if proof in shown)
             if proof not in EXACT:
                 found = [pair for pair in found if not self._named_otherwise(pair)]
-            self._assign([pair for pair in found if proof != "named" or self._returns_more(pair)], proof)
-        states = [self._state(given, *taken) for given, taken in self._taken.items()]
-        order = list(self._ports)
-        result = Paired(sorted(states, key=lambda state: order.index(state.input)))
+            if proof == "named":
+                found = [pair for pair in found if self._returns_more(pair)]
+            chosen = most_alike({pair: likeness(*pair) for pair in found}, alone=True)
+            self._taken |= chosen
+            for given, returned in chosen.items():
+                port, grown = self._ports[given], self._grown[given, returned]
+                result.states.append(State(given, returned, port.shape, port.dtype, proof, max(grown, default=None)))
+        order = [*self._ports]
+        result.states.sort(key=lambda state: order.index(state.input))
         for given in order:
-            self._leftover(given, result)
+            if outputs := [output for name, output in self._free(self._proofs) if name == given]:
+                self._leftover(given, outputs, result)
         return result
 
-    def _state(self, given: str, returned: str, proof: str) -> State:
-        port, before, after = self._ports[given], self._given[given].shape, self._first[returned].shape
-        grows = next((axis for axis, (a, b) in enumerate(zip(before, after, strict=True)) if a != b), None)
-        return State(given, returned, port.shape, port.dtype, proof, grows)
-
-    def _leftover(self, given: str, result: Paired) -> None:
-        """Say of an input that is no state, and has an output of its shape, what it is or may be."""
-        open_to = [output for name, output in self._free(self._proofs) if name == given]
-        if not open_to:
-            return
-        same = [output for output in open_to if np.array_equal(self._first[output], self._given[given])]
+    def _leftover(self, given: str, outputs: list[str], result: Paired) -> None:
+        """Say of an input that is no state, and has outputs of its shape, what it is or may be."""
+        same = [output for output in outputs if np.array_equal(self._first[output], self._given[given])]
         if same:
             result.data[given] = f"is returned as it is: {', '.join(same)}"
-        elif not self._others_vary(given):
+        elif not any(self._inputs.varies(name) for name in self._ports if name not in {given, *self._taken}):
             result.data[given] = "is the one input with data: fed back, nothing new would ever come in"
-        elif result.states and len(open_to) == 1 and open_to == self._rest():
+        elif result.states and len(outputs) == 1 and outputs == self._rest():
             result.data[given] = "if it were a state, too, the graph would return nothing else"
         else:
-            rivals = {name for name, output in self._free(self._proofs) if output in open_to}
-            alike = f"; {', '.join(sorted(rivals - {given}))} would fit as well" if len(rivals) > 1 else ""
+            rivals = sorted({name for name, output in self._free(self._proofs) if output in outputs} - {given})
+            alike = f"; {', '.join(rivals)} would fit as well" if rivals else ""
             why = f"it may be fed back, as any array of its shape may, and no node shows that it is carried on{alike}"
-            result.undecided.append(Undecided(given, tuple(open_to), f"{why}. {DECIDES}"))
+            result.undecided.append(Undecided(given, tuple(outputs), f"{why}. {DECIDES}"))
 
     def _rest(self) -> list[str]:
         """Outputs that are no states as far as is known."""
-        returned = {output for output, _ in self._taken.values()}
+        returned = {*self._taken.values()}
         return [output for output in self._first if output not in returned]
 
-    def _free(self, pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    def _free(self, pairs: Iterable[Pair]) -> list[Pair]:
         """Those pairs of which neither side is a state's."""
-        rest = set(self._rest())
+        rest = {*self._rest()}
         return [pair for pair in pairs if pair[0] not in self._taken and pair[1] in rest]
 
-    def _returns_more(self, pair: tuple[str, str]) -> bool:
-        rest = [output for output in self._rest() if output != pair[1]]
-        changed = self._changed.get(pair[0], set())
-        return not changed.isdisjoint(rest) or bool(self._taken and rest)  # of a stack, a layer changes the next alone
+    def _returns_more(self, pair: Pair) -> bool:
+        rest = {*self._rest()} - {pair[1]}
+        changes = self._changed.get(pair[0], set()) & rest
+        return bool(changes or (self._taken and rest))  # of a stack, a layer changes the next alone
 
-    def _named_otherwise(self, pair: tuple[str, str]) -> bool:
+    def _named_otherwise(self, pair: Pair) -> bool:
         """Whether names speak for another pair that has not been ruled out, so that this one is to stand back."""
         rivals = [(g, o) for g, o in self._free(self._proofs) if (g == pair[0]) != (o == pair[1])]
         return max((likeness(*rival) for rival in rivals), default=0) > likeness(*pair)
-
-    def _others_vary(self, given: str) -> bool:
-        """Whether something new comes in beside an input and the states."""
-        taken = {given, *self._taken}
-        return any(self._inputs.varies(name) for name in self._ports if name not in taken)
 
     # ---- what speaks for a pair
 
     def _change(self, name: str) -> None:
         """Note which outputs change with an input alone, and which of their numbers that are looked at."""
-        value, found = self._other[name], dict[str, Any]()
-        if np.array_equal(value, self._given[name]):
-            value = ~value if value.dtype == bool else value + np.ones((), value.dtype)
+        value, found = other_than(self._given[name], self._other[name]), dict[str, Array]()
         with contextlib.suppress(RunError):  # a setting, perhaps, of which nothing else is allowed
             found = self._runner.run({**self._given, name: value})
         self._changed[name], self._places[name] = set(), {}
@@ -211,45 +203,36 @@ class _Pairing:
                     self._changed[name].add(output)
                 self._places[name][output] = after.ravel()[at] != before.ravel()[at]
 
-    def _fits(self, given: str, returned: str) -> bool:
-        """Whether what is returned can be given again: as it is, or grown on one axis that is open."""
-        array, found = self._given[given], self._first[returned]
-        if given not in self._inputs.could_be_states or array.dtype != found.dtype or array.ndim != found.ndim:
-            return False
-        unlike = [axis for axis in range(array.ndim) if array.shape[axis] != found.shape[axis]]
-        return not unlike or (
-            len(unlike) == 1
-            and found.shape[unlike[0]] > array.shape[unlike[0]]
-            and isinstance(self._ports[given].shape[unlike[0]], str)
-        )
+    def _taken_up(self, given: str, returned: str) -> bool:
+        """Whether something else than the input itself changes what is returned."""
+        return any(returned in changed for name, changed in self._changed.items() if name != given)
+
+    def _fits(self, given: str, returned: str) -> list[int] | None:
+        """The axes on which what is returned is longer, one at most; None where it cannot be given again."""
+        array, found, port = self._given[given], self._first[returned], self._ports[given]
+        sizes = [*zip(port.shape, array.shape, found.shape, strict=False)]
+        unlike = [axis for axis, (_, before, after) in enumerate(sizes) if before != after]
+        grown = [axis for axis in unlike if isinstance(sizes[axis][0], str) and sizes[axis][2] > sizes[axis][1]]
+        fits = array.dtype == found.dtype and array.ndim == found.ndim and len(unlike) < 2 and unlike == grown
+        return grown if fits else None
 
     def _shown(self, given: str, returned: str) -> set[str]:
         """What speaks for a pair, as keys of `PROOFS`."""
         self._runner.check()
-        ways, bit = self._structure.outputs.get(returned, Ways()), self._structure.bits(given)
-        shown = {kind for kind in EXACT if getattr(ways, kind) & bit}
-        alike, array, found = likeness(given, returned), self._given[given], self._first[returned]
-        if array.dtype.kind in "iu":
-            steps = {int(step) for step in np.unique(found - array)} if array.shape == found.shape else {0}
-            plain = array.ndim <= 1 and (alike or given not in self._structure.rows)
-            alone = len(steps) == 1 and steps != {0} and not self._taken_up(given, returned)
-            shown |= {"counted"} if plain and alone else set()
-        if kind := self._copied(given, returned, ways.moved & bit, alike):
+        known, bit = self._structure.outputs.get(returned, Value()), 1 << self._structure.names.index(given)
+        array, found, alike = self._given[given], self._first[returned], likeness(given, returned)
+        more, shown = self._taken_up(given, returned), {kind for kind in EXACT if getattr(known, kind) & bit}
+        if kind := self._copied(given, returned, known.moved & bit, alike):
             shown.add(kind)
-        if ways.written & bit and array.shape == found.shape:
-            shown.add("written")
-        kept = returned in self._places.get(given, {}) and returned not in self._changed[given]
-        if ways.beside & bit and kept and array.shape == found.shape and self._taken_up(given, returned):
-            shown.add("window")
-        roles = self._inputs.roles
-        stretched = any(roles.get(str(size)) == "segment" for size in self._ports[given].shape)
-        if alike == 2 and not stretched and self._taken_up(given, returned):
-            shown.add("named")
-        return shown
-
-    def _taken_up(self, given: str, returned: str) -> bool:
-        """Whether something else than the input itself changes what is returned."""
-        return any(returned in changed for name, changed in self._changed.items() if name != given)
+        if array.shape == found.shape:
+            steps = {*np.unique(found - array).tolist()} if array.dtype.kind in "iu" and array.ndim < 2 else set()
+            named = alike or given not in self._structure.rows
+            kept = returned in self._places.get(given, {}) and returned not in self._changed[given]
+            shown |= {"counted"} if named and not more and len(steps) == 1 and steps != {0} else set()
+            shown |= {"written"} if known.written & bit else set()
+            shown |= {"window"} if known.beside & bit and kept and more else set()
+        stretched = any(self._inputs.roles.get(str(size)) == "segment" for size in self._ports[given].shape)
+        return shown | ({"named"} if alike == 2 and more and not stretched else set())
 
     def _copied(self, given: str, returned: str, moved: int, alike: int) -> str:
         """What is shown where numbers come back at other places, beside ones that do not depend on them; or ""."""
@@ -258,7 +241,7 @@ class _Pairing:
         if own is None or not array.size or not moved:
             return ""  # without a way for them, numbers are alike by chance, as in half precision
         numbers, grown = found.ravel()[at], array.shape != found.shape
-        copies = own & (numbers != 0) & _within(numbers, self._in_order[given])
+        copies = own & (numbers != 0) & np.isin(numbers, array)
         if not grown:
             copies &= numbers != array.ravel()[at]
         others = [places[returned] for name, places in self._places.items() if name != given and returned in places]
@@ -266,30 +249,5 @@ class _Pairing:
             return ""
         inputs = [name for name, other in self._given.items() if grown and name != given and other.ndim == found.ndim]
         wholly = [self._given[name].ravel()[:LOOKED_AT] for name in inputs if self._given[name].dtype == found.dtype]
-        pasted = any(part.size and _within(part, np.sort(found, None)).all() for part in wholly)
+        pasted = any(part.size and np.isin(part, found).all() for part in wholly)
         return "" if pasted and not alike else "grown" if grown else "moved"
-
-    # ---- which pairs belong together
-
-    def _assign(self, pairs: list[tuple[str, str]], proof: str) -> None:
-        """Take pairs as states where an input has one output and an output one input, by names where there are more."""
-        left = self._free(pairs)
-        while left:
-            chosen = self._alone(left) or self._by_name(left)
-            if chosen is None:
-                return
-            self._taken[chosen[0]] = chosen[1], proof
-            left = self._free(left)
-
-    def _alone(self, left: Collection[tuple[str, str]]) -> tuple[str, str] | None:
-        inputs, outputs = Counter(given for given, _ in left), Counter(output for _, output in left)
-        return next((pair for pair in sorted(left) if inputs[pair[0]] == outputs[pair[1]] == 1), None)
-
-    def _by_name(self, left: Collection[tuple[str, str]]) -> tuple[str, str] | None:
-        """A pair whose names are more alike than those of each other pair that it rules out."""
-        return most_alike({pair: likeness(*pair) for pair in sorted(left)})
-
-
-def _within(numbers: NDArray[Any], ordered: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which numbers are among others, which are in order and not none."""
-    return np.asarray(ordered[np.minimum(np.searchsorted(ordered, numbers), ordered.size - 1)] == numbers)

@@ -6,7 +6,10 @@ import multiprocessing
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,7 +18,7 @@ from txl_runtime.starting import APART, environment, signal_of
 
 from txl_export.families.graph import worker
 from txl_export.families.graph.reading import Foreign
-from txl_export.families.graph.worker import Answer
+from txl_export.families.graph.worker import Answer, Request
 
 SECONDS = 30.0
 """That everything which is run of a file may take together."""
@@ -32,18 +35,17 @@ class RunError(Exception):
 
 
 class Runner:
-    """A graph that can be run; use it in a `with`, which ends the helper.
+    """A graph that can be run, once it is entered; the helper ends with the `with`, or when nobody has this any more.
 
     Attributes:
         memory: bytes that the helper may take.
-        folded: the graph with everything computed that is always the same; empty where it is too large.
         runs: that were asked for.
     """
 
     def __init__(self, foreign: Foreign, seconds: float = SECONDS) -> None:
         if sys.platform == "win32":  # whose pipes are handed over in another way; nobody has tried it there
             raise UsageError("a foreign graph is run in a helper process, expected Linux or macOS for it; use WSL")
-        self.memory, self.folded, self.runs = MEMORY + EACH * foreign.bytes, b"", 0
+        self.memory, self.runs = MEMORY + EACH * foreign.bytes, 0
         self._seconds, self._until = seconds, time.monotonic() + seconds
         self._connection, theirs = multiprocessing.Pipe()
         told = [theirs.fileno(), foreign.path.absolute(), self.memory, int(seconds) + 5]
@@ -58,6 +60,7 @@ class Runner:
             cwd=APART,
         )
         theirs.close()
+        self._end = weakref.finalize(self, _end, self._process, self._connection)
 
     def __enter__(self) -> Runner:
         """Open the graph.
@@ -67,16 +70,14 @@ class Runner:
             EndedError: the helper died of it.
         """
         try:
-            self.folded = self._answer().folded
+            self._answer()
         except BaseException:
             self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._connection.close()
+        self._end()
 
     @property
     def left(self) -> float:
@@ -100,15 +101,35 @@ class Runner:
             EndedError: the helper died, or its time is over.
         """
         self.runs += 1
-        self.check()
         try:
-            self._connection.send_bytes(msgspec.msgpack.encode(worker.packed(feeds)))
-        except OSError:
-            raise self._died() from None
-        try:
-            return worker.unpacked(self._answer().outputs)
+            return worker.unpacked(self._asked(Request(worker.packed(feeds))).outputs)
         except (ValueError, EOFError) as error:
             raise RunError(f"outputs that are no plain arrays: {error}") from None
+
+    def fold(self, graph: Path, place: Path) -> Path:
+        """Compute what is always the same in a graph, whose opset is then 18 or newer.
+
+        Args:
+            graph: its file, with its weights beside it.
+            place: a folder for what is written.
+
+        Returns:
+            The folded graph's file, with its weights beside it.
+
+        Raises:
+            RunError: it cannot be read or opened, or not converted.
+            EndedError: as `run`.
+        """
+        self._asked(Request(graph=str(graph.absolute()), place=str(place.absolute())))
+        return place / worker.FOLDED
+
+    def _asked(self, request: Request) -> Answer:
+        self.check()
+        try:
+            self._connection.send_bytes(msgspec.msgpack.encode(request))
+        except OSError:
+            raise self._died() from None
+        return self._answer()
 
     def _answer(self) -> Answer:
         self.check()
@@ -129,3 +150,9 @@ class Runner:
         self._process.kill()
         code = self._process.wait()
         return EndedError(f"ONNX Runtime's process died of it ({signal_of(code) or f'exit code {code}'})")
+
+
+def _end(process: subprocess.Popen[bytes], connection: Connection) -> None:
+    process.kill()
+    process.wait()
+    connection.close()

@@ -6,14 +6,15 @@ Its states are fed back here. A sequence that is idle keeps its state, whatever 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from operator import gt
 from weakref import WeakSet
 
 import numpy as np
 from txl_runtime.bundle.manifest import FORMAT, FORMAT_VERSION, Manifest
 from txl_runtime.bundle.tables import Program, StateTensor
-from txl_runtime.errors import CheckError, UsageError
+from txl_runtime.errors import BackendError, CheckError, UsageError
 from txl_runtime.host.backend import HostBackend
 from txl_runtime.host.engine import Engine
 from txl_runtime.model import Model
@@ -21,11 +22,14 @@ from txl_runtime.types import Array, Arrays, Call
 
 from txl_export.families.graph.matching import Wiring
 from txl_export.families.graph.reading import Foreign
-from txl_export.families.graph.running import RunError, Runner
+from txl_export.families.graph.running import EndedError, RunError, Runner
 from txl_export.families.own_module.identity import parameter_count
 from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.plan import Plan
 from txl_export.families.own_module.spec import VALID
+
+SECONDS = 600.0
+"""That all runs of a file may take, with what is run between them."""
 
 
 class Wired:
@@ -38,30 +42,50 @@ class Wired:
 
     def __init__(self, foreign: Foreign, runner: Runner) -> None:
         self.path, self._runner = foreign.path, runner
-        self._types = {port.name: np.dtype(port.dtype) for port in (*foreign.inputs, *foreign.optional) if port.dtype}
+        self._types = {port.name: port.dtype for port in (*foreign.inputs, *foreign.optional)}
 
-    def run(self, wiring: Wiring, values: Mapping[str, Array]) -> dict[str, Array]:
+    def run(self, wiring: Wiring, values: Arrays) -> dict[str, Array]:
         """What the graph returns, by its own names, for inputs and states by the step's, cast to its types.
 
         Raises:
-            RunError, EndedError: see `Runner.run`.
+            CheckError: it does not run with these.
+            EndedError: see `Runner.run`.
             UsageError: it takes something that no numbers can be cast to, or is given such a thing.
         """
         feeds = {**wiring.given, **{port: values[name] for name, port in wiring.takes.items()}}
+        cast = {name: self._cast(name, np.asarray(one)) for name, one in feeds.items()}
+        try:
+            return self._runner.run(cast)
+        except RunError as error:
+            shapes = ", ".join(f"{name} {list(one.shape)}" for name, one in cast.items())
+            told = f"does not run with {shapes}, expected a run ({error})"
+            raise CheckError(f"{self.path}: {told}; look whether a size was fixed when it was exported") from None
+
+    def _cast(self, name: str, values: Array) -> Array:
+        kind = self._types[name]
         try:
             with np.errstate(all="ignore"):  # NaN is no whole number, and half precision has no large ones
-                cast = {name: np.asarray(one).astype(self._types[name]) for name, one in feeds.items()}
-        except (KeyError, TypeError, ValueError):
-            raise UsageError(f"{self.path}: takes other types than numbers, expected numbers; see --inputs") from None
-        return self._runner.run(cast)
+                return values.astype(kind)
+        except (TypeError, ValueError):
+            told = f"{name} is {kind or 'no tensor'}, which no array is made of {values.dtype}"
+            raise UsageError(f"{self.path}: {told}; see --inputs") from None
 
-    def stopped(self, wiring: Wiring, values: Mapping[str, Array], error: RunError) -> CheckError:
-        """What to say where the graph does not run what the module runs."""
-        shapes = ", ".join(f"{port} {list(values[name].shape)}" for name, port in wiring.takes.items())
-        return CheckError(
-            f"{self.path}: does not run with {shapes}, expected a run, because the module takes that ({error}); look "
-            "whether a size was fixed when it was exported"
-        )
+
+@contextmanager
+def wired(foreign: Foreign) -> Iterator[Wired]:
+    """A foreign graph that is open, in a process of its own, within bounds of time and memory.
+
+    Raises:
+        UsageError: ONNX Runtime does not open it.
+        BackendError: its process died, or its time is over.
+    """
+    try:
+        with Runner(foreign, SECONDS) as runner:
+            yield Wired(foreign, runner)
+    except RunError as error:
+        raise UsageError(f"{foreign.path}: ONNX Runtime does not open it: {error}; export it again") from None
+    except EndedError as error:
+        raise BackendError(f"{foreign.path}: {error}; try fewer --segments, or export it again") from None
 
 
 class FileEngine(Engine):
@@ -75,6 +99,8 @@ class FileEngine(Engine):
 
     def __init__(self, file: Wired, wiring: Wiring, manifest: Manifest) -> None:
         self._file, self._wiring, self._manifest = file, wiring, manifest
+        self._ports = {one.name: wiring.returns[f"output {one.name}"] for one in manifest.outputs}
+        self._ports |= {one.output: wiring.returns.get(f"state {one.name}", "") for one in manifest.states}
         self.description = f"{file.path.name}, by ONNX Runtime on the CPU"
         self.still = {state.name for state in manifest.states}
 
@@ -89,29 +115,21 @@ class FileEngine(Engine):
 
     def run(self, program: Program, inputs: Arrays) -> Arrays:
         states = self._manifest.states
-        held = {state.name: inputs[state.input] for state in states}
-        values = {**inputs, **held}
-        try:
-            found = self._file.run(self._wiring, values)
-        except RunError as error:
-            raise self._file.stopped(self._wiring, values, error) from None
+        values = {**inputs, **{state.name: inputs[state.input] for state in states}}
+        found = self._file.run(self._wiring, values)
         with np.errstate(all="ignore"):
-            returned = {
-                one.name: found[self._wiring.returns[f"output {one.name}"]].astype(one.dtype)
-                for one in self._manifest.outputs
-            }
-            returned |= {
-                state.output: self._next(state, held[state.name], found, inputs.get(VALID)) for state in states
-            }
+            returned = {one.name: found[self._ports[one.name]].astype(one.dtype) for one in self._manifest.outputs}
+            returned |= {state.output: self._next(state, found, values) for state in states}
         for state in states:
             after, most = returned[state.output], state.shape
             if state.rows and (after.ndim != len(most) or any(map(gt, after.shape, most))):
                 raise self._cut_wrong(program, state.output, after, f"at most {list(most)}")
         return returned
 
-    def _next(self, state: StateTensor, before: Array, found: Arrays, valid: Array | None) -> Array:
+    def _next(self, state: StateTensor, found: Arrays, values: Arrays) -> Array:
         """The state after a run, that before it of idle sequences; the same of all where the file returns none."""
-        after = found.get(self._wiring.returns.get(f"state {state.name}", ""), before)
+        before, valid = values[state.name], values.get(VALID)
+        after = found.get(self._ports[state.output], before)
         if after.shape != before.shape or not np.array_equal(after, before):
             self.still.discard(state.name)
         if valid is not None and state.batch_axis is not None and after.shape == before.shape:
@@ -120,10 +138,8 @@ class FileEngine(Engine):
         return after.astype(before.dtype)
 
     def _cut_wrong(self, program: Program, name: str, values: Array, expected: object) -> CheckError:
-        keys = {state.output: f"state {state.name}" for state in self._manifest.states}
-        port = self._wiring.returns.get(keys.get(name, f"output {name}"), name)
         return CheckError(
-            f"{self._file.path}: gives {port} of the shape {list(values.shape)} in a segment of "
+            f"{self._file.path}: gives {self._ports[name]} of the shape {list(values.shape)} in a segment of "
             f"{program.segment_length}, expected the module's {expected}; look whether a size was fixed when it was "
             "exported, or is not cut off"
         )
@@ -154,19 +170,20 @@ class FileModel(Model):
 
 def _manifest(plan: Plan, file: Wired, wiring: Wiring) -> Manifest:
     """The tables of a bundle of the module, whose programs are all the file's graph."""
-    programs: dict[str, Program] = {}
-    for transition in plan.transitions:
-        network, name = StepNetwork(plan, transition, open_rows=True), f"step-{transition.length}"
-        programs[name] = Program(
-            name=name,
+    networks = {one.length: StepNetwork(plan, one, open_rows=True) for one in plan.transitions}
+    programs = tuple(
+        Program(
+            name=f"step-{length}",
             kind="step",
-            segment_length=transition.length,
+            segment_length=length,
             update="replace",
             file=file.path.name,
             inputs=network.inputs,
             outputs=network.outputs,
             open_batch=wiring.batch is None and plan.streams == "independent",
         )
+        for length, network in networks.items()
+    )
     return Manifest(
         format=FORMAT,
         format_version=FORMAT_VERSION,
@@ -176,7 +193,7 @@ def _manifest(plan: Plan, file: Wired, wiring: Wiring) -> Manifest:
         inputs=plan.inputs,
         outputs=plan.results,
         states=plan.states,
-        programs=tuple(programs.values()),
+        programs=programs,
         streams=plan.streams,
         joint=plan.joint,
         lengths="valid" if plan.spec.lengths else "exact",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
+from txl_runtime.types import Array
 
 from txl_export.families.graph.naming import speaks_of
 from txl_export.families.graph.reading import Foreign, Port
@@ -47,10 +47,15 @@ class Inputs:
         self.could_be_states = {
             port.name for port in foreign.inputs if any(_alike(port, output) for output in foreign.outputs)
         }
-        self.sizes, self.roles, self._plain = dict[str, int](), self._roles(), 0
+        self.sizes, self.roles, self._plain = dict[str, int](), dict[str, str](), 0
+        # What is open in a state tells more than what is open in data, whose first axis may be of positions.
+        for port in sorted(foreign.inputs, key=lambda port: port.name not in self.could_be_states):
+            for axis, symbol in enumerate(port.shape):
+                if isinstance(symbol, str) and symbol not in self.roles and not _SUM.fullmatch(symbol):
+                    self.roles[symbol] = self._role(port, axis, symbol)
         self._floats = {port.name: port.dtype.startswith("float") for port in foreign.inputs}
 
-    def find(self, runner: Runner) -> dict[str, NDArray[Any]]:
+    def find(self, runner: Runner) -> dict[str, Array]:
         """Sizes with which the graph runs, and what it returns for them; they stay those of this object.
 
         Raises:
@@ -66,7 +71,7 @@ class Inputs:
                 refused = error
         raise refused
 
-    def draw(self, seed: int, sizes: Mapping[str, int] | None = None) -> dict[str, NDArray[Any]]:
+    def draw(self, seed: int, sizes: Mapping[str, int] | None = None) -> dict[str, Array]:
         """Inputs by name.
 
         Raises:
@@ -86,61 +91,59 @@ class Inputs:
         """Whether an input is data, or may be a state: no setting, mask, length or position."""
         return name in self.structure.rows or (self._floats[name] and not speaks_of(name, "mask"))
 
-    def _one(self, port: Port, draws: np.random.Generator, sizes: Mapping[str, int]) -> NDArray[Any]:
-        shape, name = self.shape(port, sizes), port.name
+    def _one(self, port: Port, draws: np.random.Generator, sizes: Mapping[str, int]) -> Array:
+        shape, name, mask, rows = self.shape(port, sizes), port.name, speaks_of(port.name, "mask"), self.structure.rows
         try:
             dtype = np.dtype(port.dtype or "V")
         except TypeError:  # bfloat16, and the like
             dtype = np.dtype("V")
         if dtype.kind == "f":
-            scalar = 1.0 if speaks_of(name, "mask") else draws.normal(0, 0.7, shape)
-            return np.full(shape, scalar, dtype) if np.ndim(scalar) == 0 and shape else np.asarray(scalar, dtype)
+            return np.full(shape, 1, dtype) if mask else np.asarray(draws.normal(0, 0.7, shape), dtype)
         if dtype.kind not in "iub":
             raise RunError(f"{name} is {port.dtype or 'no tensor'}, expected numbers as NumPy has them")
         if self._plain:
             return np.full(shape, self._plain - 1, dtype)
-        if dtype.kind == "b" or speaks_of(name, "mask"):
-            return np.full(shape, speaks_of(name, "mask") or name in self.structure.branching, dtype)
-        length = next((sizes[symbol] for symbol, role in self.roles.items() if role == "segment"), 1)
+        if dtype.kind == "b" or mask:
+            return np.full(shape, mask or name in self.structure.branching, dtype)
+        known = {role: sizes[symbol] for symbol, role in reversed(self.roles.items())}
         if speaks_of(name, "pos"):
-            rows = next((sizes[symbol] for symbol, role in self.roles.items() if role == "rows"), 0)
-            places = np.arange(rows, rows + shape[-1]) if shape else np.array(rows)
+            start = known.get("rows", 0)
+            places = np.arange(start, start + shape[-1]) if shape else np.array(start)
             return np.broadcast_to(places, shape).astype(dtype)
-        most = np.iinfo(dtype).max
-        if name in self.structure.rows:
-            return draws.integers(0, min(max(self.structure.rows[name], 1), most), shape).astype(dtype)
-        if self.structure.compared.get(name) and name not in self.could_be_states:
-            return np.full(shape, min(max(self.structure.compared[name][0], 0), most) or 1, dtype)
-        return np.full(shape, min(length, most) if speaks_of(name, "len") else 1, dtype)
+        most, compared = np.iinfo(dtype).max, self.structure.compared.get(name)
+        if name in rows:
+            return draws.integers(0, min(max(rows[name], 1), most), shape).astype(dtype)
+        if compared and name not in self.could_be_states:
+            return np.full(shape, min(max(compared[0], 0), most) or 1, dtype)
+        return np.full(shape, min(known.get("segment", 1), most) if speaks_of(name, "len") else 1, dtype)
 
     def _attempts(self) -> Iterator[tuple[dict[str, int], int]]:
-        roles = set(self.roles.values())
+        roles = {*self.roles.values()}
         wanted = [window.before + 4 * window.step for window in self.structure.windows if window.input]
-        lengths = (*dict.fromkeys([*wanted, *LENGTHS]),) if "segment" in roles else (1,)
-        for plain in (0, 1, 2):
-            for rows in ROWS if "rows" in roles else (0,):
-                for length in lengths:
-                    for batch in (2, 1) if "batch" in roles else (1,):
-                        named = {"batch": batch, "segment": length, "rows": rows, "total": rows + length}
-                        yield {symbol: named[role] for symbol, role in self.roles.items()}, plain
+        lengths = dict.fromkeys([*wanted, *LENGTHS]) if "segment" in roles else (1,)
+        counts = ROWS if "rows" in roles else (0,), lengths, (2, 1) if "batch" in roles else (1,)
+        for plain, rows, length, batch in product((0, 1, 2), *counts):
+            named = {"batch": batch, "segment": length, "rows": rows, "total": rows + length}
+            yield {symbol: named[role] for symbol, role in self.roles.items()}, plain
 
-    def _roles(self) -> dict[str, str]:
-        """What each symbol seems to be, by its name, else by its place."""
-        found: dict[str, str] = {}
-        for port in self.foreign.inputs:
-            for axis, symbol in enumerate(port.shape):
-                if isinstance(symbol, int) or symbol in found or _SUM.fullmatch(symbol):
-                    continue
-                unnamed = bool(_MADE_UP.search(symbol))
-                called = next((role for role, words in CALLED.items() if speaks_of(symbol, *words)), "")
-                if not unnamed and (called or symbol.lower() in ("b", "n", "bs")):
-                    found[symbol] = called or "batch"
-                elif port.name in self.could_be_states and sum(isinstance(size, str) for size in port.shape) == 1:
-                    grown = any(_grows(port, output, axis) for output in self.foreign.outputs)
-                    found[symbol] = "rows" if grown else "batch"
-                else:
-                    found[symbol] = "batch" if axis == 0 else "segment"
-        return found
+    def _role(self, port: Port, axis: int, symbol: str) -> str:
+        """What a symbol seems to be, by its name, else by its place."""
+        made_up = bool(_MADE_UP.search(symbol))
+        called = next((role for role, words in CALLED.items() if speaks_of(symbol, *words) and not made_up), "")
+        if called or symbol.lower() in ("b", "n", "bs", "bsz"):
+            return called or "batch"
+        if port.name in self.could_be_states and sum(isinstance(size, str) for size in port.shape) == 1:
+            others = [output.shape[axis] for output in self.foreign.outputs if _alike(port, output)]
+            named = [size for size in others if isinstance(size, str) and not _MADE_UP.search(size)]
+            return "batch" if {*named} <= {symbol} else "rows"
+        return "batch" if axis == 0 else "segment"
+
+
+def other_than(value: Array, other: Array) -> Array:
+    """`other`, or where it is the same as `value`, that with every number changed."""
+    if not np.array_equal(value, other):
+        return other
+    return ~value if value.dtype == bool else value + np.ones((), value.dtype)
 
 
 def _alike(port: Port, output: Port) -> bool:
@@ -149,12 +152,6 @@ def _alike(port: Port, output: Port) -> bool:
         return False
     fixed = [(a, b) for a, b in zip(port.shape, output.shape, strict=True) if isinstance(a, int) and isinstance(b, int)]
     return all(a == b for a, b in fixed)
-
-
-def _grows(port: Port, output: Port, axis: int) -> bool:
-    """Whether an output has another named size where an input has an open one."""
-    symbol = output.shape[axis] if _alike(port, output) else 0
-    return isinstance(symbol, str) and symbol != port.shape[axis] and not _MADE_UP.search(symbol)
 
 
 def _value(symbol: str, sizes: Mapping[str, int]) -> int:

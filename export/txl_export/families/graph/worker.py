@@ -2,7 +2,7 @@
 
 Whatever the graph does to the engine happens here: the process may die, and it may not take more memory and processor
 time than it was given. Its arguments are the number of a connection, the path of the graph, bytes of memory and seconds
-of processor time. It answers once when the graph is open, then each message with inputs, until the connection ends.
+of processor time. It answers once when the graph is open, then each request, until the connection ends.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import io
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,9 +21,30 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 from txl_runtime.errors import one_line
+from txl_runtime.guard.forms import FORMS
 
 MOST_ANSWER = 2**27
 """Bytes of an answer."""
+
+
+OPSET = 18
+"""To which a folded graph of an older opset is converted: the oldest that a bundle's graphs may have."""
+FOLDED, DATA = "folded.onnx", "folded.data"
+"""What folding writes: the graph, and beside it its larger tensors."""
+
+
+class Request(Struct, frozen=True):
+    """What is to be done: a run, or to fold a graph.
+
+    Attributes:
+        feeds: of a run, inputs by name, as `packed` writes them.
+        graph: of folding, the path of the graph; "" for a run.
+        place: of folding, the folder that is written into.
+    """
+
+    feeds: dict[str, bytes] = {}
+    graph: str = ""
+    place: str = ""
 
 
 class Answer(Struct, frozen=True):
@@ -32,13 +52,10 @@ class Answer(Struct, frozen=True):
 
     Attributes:
         error: what ONNX Runtime said; "" where it did what was asked.
-        folded: of the first answer, the graph with everything computed that is always the same; empty where it is too
-            large.
         outputs: of a run, by name, as `packed` writes them.
     """
 
     error: str = ""
-    folded: bytes = b""
     outputs: dict[str, bytes] = {}
 
 
@@ -73,32 +90,70 @@ def main(number: str, path: str, memory: str, seconds: str) -> None:
 
 
 def _serve(connection: Connection, path: str, memory: int, seconds: int) -> None:
+    _bound(memory, seconds)
+    try:
+        session = _session(path)
+    except Exception as error:  # ONNX Runtime raises its own kinds, one per status code
+        _send(connection, Answer(error=one_line(error)))
+        return
+    _send(connection, Answer())
+    names = [value.name for value in session.get_outputs()]
+    while True:
+        request = msgspec.msgpack.decode(connection.recv_bytes(), type=Request)
+        if request.graph:
+            _send(connection, _fold(Path(request.graph), Path(request.place)))
+        else:
+            _send(connection, _run(session, names, unpacked(request.feeds)))
+
+
+def _session(path: str, optimised: Path | None = None) -> Any:
     import onnxruntime
 
-    _bound(memory, seconds)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    with tempfile.TemporaryDirectory(prefix="txl-deploy-inspect-") as place:
-        folded = Path(place) / "folded.onnx"
-        options.optimized_model_filepath = str(folded)
-        try:
-            session = onnxruntime.InferenceSession(
-                path,
-                options,
-                providers=["CPUExecutionProvider"],
-                disabled_optimizers=["EliminateDropout"],  # it takes away what was left in training mode, too
-            )
-        except Exception as error:  # ONNX Runtime raises its own kinds, one per status code
-            _send(connection, Answer(error=one_line(error)))
-            return
-        small = folded.is_file() and folded.stat().st_size < MOST_ANSWER
-        _send(connection, Answer(folded=folded.read_bytes() if small else b""))
-    names = [value.name for value in session.get_outputs()]
-    while True:
-        feeds = msgspec.msgpack.decode(connection.recv_bytes(), type=dict[str, bytes])
-        _send(connection, _run(session, names, unpacked(feeds)))
+    if optimised is not None:
+        options.optimized_model_filepath = str(optimised)
+        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", DATA)
+    return onnxruntime.InferenceSession(
+        path,
+        options,
+        providers=["CPUExecutionProvider"],
+        disabled_optimizers=["EliminateDropout"],  # it takes away what was left in training mode, too
+    )
+
+
+def _fold(path: Path, place: Path) -> Answer:
+    """Write the graph with everything computed that is always the same, and without an If that always goes one way.
+
+    onnxscript resolves an If that holds others, which ONNX Runtime stumbles over; ONNX Runtime follows sizes further.
+    """
+    import onnx
+    import onnx.inliner
+    import onnx.version_converter
+    import onnx_ir as ir
+
+    between, folded = place / "between.onnx", place / FOLDED
+    try:
+        model = ir.load(path)
+        if any(node.op_type == "If" for node in model.graph):
+            from onnxscript import optimizer
+
+            with contextlib.suppress(Exception):  # then ONNX Runtime alone has to do
+                optimizer.fold_constants(model)
+        ir.save(model, between, external_data="between.data")
+        _session(str(between), folded)
+        graph = onnx.load(folded, load_external_data=False)
+        if next((entry.version for entry in graph.opset_import if entry.domain == ""), OPSET) < OPSET:
+            graph = onnx.version_converter.convert_version(graph, OPSET)
+        other = {(node.domain, node.op_type) for node in graph.graph.node if node.op_type not in FORMS[""]}
+        if other:  # what the standard defines by other operators is taken apart
+            graph = onnx.inliner.inline_selected_functions(graph, sorted(other), inline_schema_functions=True)
+        folded.write_bytes(graph.SerializeToString())
+    except Exception as error:  # ONNX and ONNX Runtime raise many kinds
+        return Answer(error=one_line(error))
+    return Answer()
 
 
 def _send(connection: Connection, answer: Answer) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import onnx_ir as ir
 from txl_runtime.errors import one_line
 
-from txl_export.families.own_module.capture import Captured, capture_again
+from txl_export.families.own_module.capture import Captured
 from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.plan import Plan
 from txl_export.families.own_module.sizes import fresh_states
@@ -77,7 +77,7 @@ def _of_one_more(plan: Plan, found: Captured) -> ir.Model:
         transition = Transition(stage, found.network.length, stage)
         network = StepNetwork(replace(more, transitions=(transition,)), transition)
         (example,) = examples_for(more, transition, network, 1)
-        return capture_again(found, network, example)
+        return found.again(network, example)
     except Exception as error:  # the user's code may be of one B, and torch raises many kinds
         raise FixedBatchError(f"it cannot be captured with B + 1 = {more.batch_size}: {one_line(error)}") from error
 

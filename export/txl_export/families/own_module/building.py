@@ -14,7 +14,7 @@ from txl_runtime.errors import UsageError
 from txl_runtime.listener import Listener
 
 from txl_export.families.own_module.any_batch import leave_open, may_be_open
-from txl_export.families.own_module.capture import Captured, capture
+from txl_export.families.own_module.capture import Capture, Captured, capture
 from txl_export.families.own_module.diagnosis import ROUTES, CaptureError, Route
 from txl_export.families.own_module.identity import model_id, own_tensors, parameter_count
 from txl_export.families.own_module.network import StepNetwork
@@ -25,7 +25,6 @@ from txl_export.families.own_module.trial import examples_for
 from txl_export.graphs.checking import check_graph
 from txl_export.graphs.half import HALF, HalfPrecision, to_half, weights_of_products
 from txl_export.graphs.keeping_nan import keep_nan
-from txl_export.graphs.settling import OPSET
 from txl_export.graphs.shared_weights import SharedWeights
 
 Growth = Literal["auto", "symbolic", "stages"]
@@ -59,7 +58,7 @@ class Written:
         self.weights = SharedWeights(own_tensors(plan.spec.module), names)
         self.programs: list[Program] = []
         self.models: list[ir.Model] = []
-        self.routes: dict[str, Route] = {}
+        self.routes: dict[str, str] = {}
         self.axes: list[Mapping[str, int]] = []
         self.growth, self.note, self.fixed, self.model_id = growth, "", "", ""
         self.parameters = parameter_count(plan.spec.module)
@@ -85,7 +84,9 @@ class Written:
         self.routes[name] = found.route
 
 
-def write_step(folder: Path, plan: Plan, precision: str, growth: str, heard: Listener) -> Written:
+def write_step(
+    folder: Path, plan: Plan, precision: str, growth: str, heard: Listener, make: Capture = capture
+) -> Written:
     """Capture a step's graphs and write them, with their weights, into a folder.
 
     Args:
@@ -94,6 +95,7 @@ def write_step(folder: Path, plan: Plan, precision: str, growth: str, heard: Lis
         precision: fp32, fp16 or bf16.
         growth: one of `GROWTHS`.
         heard: hears of each graph.
+        make: what makes graphs.
 
     Raises:
         UsageError: a graph cannot be captured, or the precision or the growth is none of these.
@@ -107,7 +109,7 @@ def write_step(folder: Path, plan: Plan, precision: str, growth: str, heard: Lis
     for entry in plan.spec.states:
         if entry.dtype == "int64":
             heard.warn(f"state {entry.name} is int32 in the bundle: beyond {2**31 - 1} it begins again at {-(2**31)}")
-    written = _captured(plan, growth, heard)
+    written = _captured(plan, growth, heard, make)
     written.model_id = model_id(plan.spec, plan.inputs, plan.results, [model.graph for model in written.models])
     for model in written.models:  # behind the identity, which bundles of older versions have without it
         keep_nan(model)
@@ -120,7 +122,7 @@ def write_step(folder: Path, plan: Plan, precision: str, growth: str, heard: Lis
     return written
 
 
-def _captured(plan: Plan, growth: str, heard: Listener) -> Written:
+def _captured(plan: Plan, growth: str, heard: Listener, make: Capture) -> Written:
     """The graphs, with rows open where that is asked for and possible."""
     note = ""
     growing = any(entry.grows is not None for entry in plan.spec.states)
@@ -132,17 +134,17 @@ def _captured(plan: Plan, growth: str, heard: Listener) -> Written:
                     f"state {absent[0]} is absent at first, which no graph with open rows takes; "
                     "expected growth 'stages' for it"
                 )
-            return _symbolic(plan, heard)
+            return _symbolic(plan, heard, make)
         except UsageError as error:
             if growth == "symbolic" or (isinstance(error, CaptureError) and error.final):
                 raise
             note = str(error)
-    written = _staged(plan, heard)
+    written = _staged(plan, heard, make)
     written.note = note
     return written
 
 
-def _symbolic(plan: Plan, heard: Listener) -> Written:
+def _symbolic(plan: Plan, heard: Listener, make: Capture) -> Written:
     """A graph for each length, for any number of rows that there can be."""
     graphs = Written(plan, "symbolic")
     for length in plan.segment_lengths:
@@ -156,7 +158,7 @@ def _symbolic(plan: Plan, heard: Listener) -> Written:
         for number in _to_trace_at(plan, tried):
             try:
                 traced = [examples[number][0], *everywhere]
-                graphs.add(capture(networks[number], name, traced, OPEN_ROUTES))
+                graphs.add(make(networks[number], name, traced, OPEN_ROUTES))
             except CaptureError as error:
                 if error.final:
                     raise
@@ -190,7 +192,7 @@ def _to_trace_at(plan: Plan, tried: Sequence[Transition]) -> list[int]:
     return list(dict.fromkeys(one.stage.number for one in (ordered[0], ordered[len(ordered) // 2])))
 
 
-def _staged(plan: Plan, heard: Listener) -> Written:
+def _staged(plan: Plan, heard: Listener, make: Capture) -> Written:
     """A graph for each length and each set of shapes; of one set B may be open."""
     if plan.too_many:
         raise UsageError(plan.too_many)
@@ -203,8 +205,8 @@ def _staged(plan: Plan, heard: Listener) -> Written:
         heard.stage(f"capture and check {name}")
         network = StepNetwork(plan, transition)
         examples = examples_for(plan, transition, network)
-        found = capture(network, name, examples, routes)
-        routes = (found.route, *(route for route in ROUTES if route != found.route))
+        found = make(network, name, examples, routes)
+        routes = sorted(ROUTES, key=lambda route: route != found.route)
         programs.append(found)
     if may_be_open(plan):
         graphs.fixed = leave_open(plan, programs)
@@ -232,4 +234,4 @@ def _write(folder: Path, graphs: Written) -> None:
         model.metadata_props["txl-deploy.program"] = program.note()
         ir.save(model, folder / program.file)
         promised = at_axes(program, axes) if program.open_batch else program
-        check_graph(folder / program.file, promised, OPSET)
+        check_graph(folder / program.file, promised, model.graph.opset_imports[""])

@@ -14,6 +14,7 @@ import io
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import onnx_ir as ir
@@ -44,13 +45,20 @@ class Captured:
         examples: on which the graph was compared.
         model: the graph.
         route: by which it was found.
+        again: gives the graph of a network of another number of sequences, in the same way; not compared. It raises
+            whatever stands in the way.
     """
 
     name: str
     network: StepNetwork
     examples: Sequence[Example]
     model: ir.Model
-    route: Route
+    route: str
+    again: Callable[[StepNetwork, Example], ir.Model]
+
+
+Capture = Callable[[StepNetwork, str, Sequence[Example], Sequence[Route]], Captured]
+"""What makes graphs of networks; see `capture`."""
 
 
 def capture(network: StepNetwork, name: str, examples: Sequence[Example], routes: Sequence[Route] = ROUTES) -> Captured:
@@ -90,7 +98,7 @@ def capture(network: StepNetwork, name: str, examples: Sequence[Example], routes
         except BaseException as error:  # such as sys.exit
             raise failure(error, "the module failed while it was captured") from error
         else:
-            return Captured(name, network, examples, model, route)
+            return Captured(name, network, examples, model, route, partial(_again, name, route))
     best = max(reasons, key=lambda reason: reason.weight)
     tried = ", ".join(reason.route for reason in reasons)
     raise CaptureError(
@@ -100,16 +108,12 @@ def capture(network: StepNetwork, name: str, examples: Sequence[Example], routes
     )
 
 
-def capture_again(found: Captured, network: StepNetwork, example: Example) -> ir.Model:
-    """The graph of a network of another number of sequences, by the route of the first; not compared.
-
-    Raises:
-        Exception: whatever stands in the way.
-    """
+def _again(name: str, route: Route, network: StepNetwork, example: Example) -> ir.Model:
+    """See `Captured`."""
     network.eval()
     with untouched(network.module), silence(), torch.no_grad():
-        model = _ROUTES[found.route](network, example, _Made(Reads()))
-        settle(model, found.name, network.inputs, network.outputs)
+        model = _ROUTES[route](network, example, _Made(Reads()))
+        settle(model, name, network.inputs, network.outputs)
     return model
 
 

@@ -23,6 +23,7 @@ from txl_runtime.model import load
 
 from txl_export.checkpoints.vocabularies import read_vocabulary_file
 from txl_export.families.own_module.building import write_step
+from txl_export.families.own_module.capture import Capture, capture
 from txl_export.families.own_module.identity import tensors_id
 from txl_export.families.own_module.loading import importable
 from txl_export.families.own_module.plan import Plan, make_plan
@@ -33,7 +34,7 @@ from txl_export.families.own_module.verifying import check_same_module, replay_v
 from txl_export.families.registry import VerifyRequest
 from txl_export.graphs.emulation import EMULATED, runnable
 from txl_export.graphs.quantising import QUANTISED
-from txl_export.options import ExportOptions
+from txl_export.options import FOR_FILES, ExportOptions
 from txl_export.proof.input_source import read_samples
 from txl_export.proof.parity import Parity
 from txl_export.proof.threads import engine_threads
@@ -48,19 +49,28 @@ FOR_CHECKPOINTS = (
 
 @dataclass
 class PreparedStep:
-    """See `Prepared`."""
+    """See `Prepared`.
+
+    Attributes:
+        plan, precision, growth: see there.
+        family: what the manifest says of it.
+        source: what it is compared with, for people.
+        make: what makes its graphs.
+    """
 
     plan: Plan
     precision: Precision
     growth: str
-    name: str
+    family: Mapping[str, Any]
     vocabulary: bytes | None
     provenance: Mapping[str, Any]
+    source: str = "the module itself"
+    make: Capture = capture
 
     def write(self, folder: Path, heard: Listener) -> Manifest:
         """See `Prepared`."""
         plan = self.plan
-        written = write_step(folder, plan, self.precision, self.growth, heard)
+        written = write_step(folder, plan, self.precision, self.growth, heard, self.make)
         if written.note:
             heard.warn(f"there is a graph for every size of the state: {written.note}")
         if written.fixed:
@@ -81,8 +91,7 @@ class PreparedStep:
             lengths="valid" if plan.spec.lengths else "exact",
             commits="rows" if whole else "segment",
             family={
-                "name": "own_module",
-                "module": self.name,
+                **self.family,
                 "tensors": tensors_id(plan.spec),
                 "lockstep": plan.reason,
                 "fixed": written.fixed,
@@ -109,12 +118,13 @@ class PreparedStep:
         with runnable(folder, manifest, "cpu") as runs:
             opener = partial(load, runs, "cpu", engine_threads(manifest, None))
             stand_in = EMULATED if emulated else None
-            return verify_step(opener, self.plan, "the module itself", None, heard, stand_in)
+            return verify_step(opener, self.plan, self.source, None, heard, stand_in)
 
 
 def prepare(source: StepSpec | str | Path | Adapted, options: ExportOptions, heard: Listener) -> PreparedStep:
     """See `Family`."""
     adapted = isinstance(source, Adapted)
+    options.refuse(FOR_FILES, "an ONNX file, and this is a model of your own")
     options.refuse(
         FOR_CHECKPOINTS if adapted else (*FOR_CHECKPOINTS, "config"),
         "a Transformer-XL's checkpoint, and this is a model of your own",
@@ -127,12 +137,7 @@ def prepare(source: StepSpec | str | Path | Adapted, options: ExportOptions, hea
     if whose := whose_code(source):
         heard.warn(f"{whose} is run on this machine; of it, only graphs and weights enter the bundle")
     spec, name = read_source(source, options.weights)
-    if options.vocabulary is not None:
-        spec = replace(spec, vocabulary=options.vocabulary)
-    vocabulary = _vocabulary(spec)
-    if options.inputs is not None:
-        spec = replace(spec, samples=read_samples(Path(options.inputs)))
-    spec = _with_text(spec, vocabulary, options.text, options.tokens)
+    spec, vocabulary = with_data(spec, options)
     with importable(source):
         batch_size, *others = options.batch_sizes
         if others:
@@ -143,7 +148,22 @@ def prepare(source: StepSpec | str | Path | Adapted, options: ExportOptions, hea
         plan = make_plan(spec, batch_size, options.segment_lengths, heard)
     weights = source.file if isinstance(source, Adapted) else options.weights and Path(options.weights).name
     provenance = {"source": {"name": name, "weights": weights}}
-    return PreparedStep(plan, cast(Precision, options.precision), options.growth, name, vocabulary, provenance)
+    family = {"name": "own_module", "module": name}
+    return PreparedStep(plan, cast(Precision, options.precision), options.growth, family, vocabulary, provenance)
+
+
+def with_data(spec: StepSpec, options: ExportOptions) -> tuple[StepSpec, bytes | None]:
+    """A specification with the real inputs and the vocabulary that were given; and the vocabulary as a bundle has it.
+
+    Raises:
+        TxlError: they cannot be read, or are not for this model.
+    """
+    if options.vocabulary is not None:
+        spec = replace(spec, vocabulary=options.vocabulary)
+    vocabulary = _vocabulary(spec)
+    if options.inputs is not None:
+        spec = replace(spec, samples=read_samples(Path(options.inputs)))
+    return _with_text(spec, vocabulary, options.text, options.tokens), vocabulary
 
 
 def verify(request: VerifyRequest, heard: Listener) -> Parity:

@@ -36,7 +36,7 @@ class ModuleReference(Reference):
         self._eager = Eager(plan.spec) if double is None else double
         self._plan, self.in_double = plan, double is not None
         self.small = sum(parameter.numel() for parameter in plan.spec.module.parameters()) < SMALL
-        why = "" if self.in_double else " (the module does not run in float64, or computes something else there)"
+        why = "" if self.in_double else " (it does not run in float64, or computes something else there)"
         self.described = f"computed in {'float64' if self.in_double else 'float32'}{why}"
         self._logits = {output.name for output in plan.outputs if output.role == "logits"}
         spec = self._eager.spec

@@ -28,6 +28,7 @@ from txl_export.families.own_module.spec import (
     StateSpec,
     StepSpec,
 )
+from txl_export.proof.input_source import fitting
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*\Z")
 _RESERVED = {VALID, "fill", "head"}
@@ -282,12 +283,7 @@ def _check_samples(spec: StepSpec, entry: InputSpec, longest: int) -> None:
     if entry.name not in spec.samples or len(spec.samples) != len(names):
         raise UsageError(f"the samples are of {', '.join(spec.samples) or 'nothing'}, expected {', '.join(names)}")
     found = np.asarray(spec.samples[entry.name])
-    wanted = entry.axes.sizes(1, longest)
-    fits = found.ndim == len(wanted) and all(
-        (have >= want) if isinstance(letter, str) else have == want
-        for have, want, letter in zip(found.shape, wanted, entry.shape, strict=True)
-    )
-    if not fits:
+    if not fitting(found.shape, entry.axes, longest):
         raise UsageError(
             f"the samples of {entry.name} have the shape {found.shape}, expected {tuple(entry.shape)} with at least "
             f"one sequence and {longest + entry.lookahead} positions"

@@ -35,7 +35,7 @@ from txl_export.families.transformer_xl.weights import Weights, check_weights, m
 from txl_export.graphs.emulation import EMULATED, runnable
 from txl_export.graphs.quantising import QUANTISED, dequantise, gain_error
 from txl_export.graphs.shared_weights import read_weight_file
-from txl_export.options import ExportOptions
+from txl_export.options import FOR_FILES, ExportOptions
 from txl_export.proof.parity import Parity
 from txl_export.proof.rounding import rounding_of
 from txl_export.proof.threads import few_threads
@@ -91,6 +91,7 @@ class PreparedModel:
 
 def prepare(source: Checkpoint, options: ExportOptions, heard: Listener) -> PreparedModel:
     """See `Family`."""
+    options.refuse(FOR_FILES, "an ONNX file, and this is a checkpoint")
     options.refuse(FOR_OWN_MODULES, "a model of your own, FILE.py:FUNCTION, and this is a checkpoint")
     config = read_config(Path(options.config)) if isinstance(options.config, str | Path) else options.config
     overrides = ask_overrides(options.initial_memory, options.cluster_order, options.embedding_scale)

@@ -12,9 +12,10 @@ import pytest
 import txl_export
 from onnx import TensorProto, helper, numpy_helper
 from step_models import B, Graph, StepModel, state
+from txl_export.families.graph import standing_in
 from txl_export.families.graph.against_bundle import SEGMENTS
 from txl_runtime.bundle.tables import Input, Output
-from txl_runtime.errors import UsageError
+from txl_runtime.errors import BackendError, CheckpointError, UsageError
 
 FEATURES, WIDTH = 3, 4
 WEIGHTS = np.random.default_rng(0).normal(size=(FEATURES, WIDTH)).astype(np.float32)
@@ -145,7 +146,11 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {},
         r"takes x, before beside states, the bundle has x, expected the same names; give --state IN=OUT",
     ),
-    "another number of sequences": ({"batch": 2}, {}, r"a\.onnx: does not run: .*see the shapes that it takes"),
+    "another number of sequences": (
+        {"batch": 2},
+        {},
+        r"a\.onnx: does not run with .*input \[3, 3\], expected a run .*a size was fixed",
+    ),
     "beside a checkpoint": ({}, {"checkpoint": "a.pt"}, "--against is given beside what else"),
     "inputs without one": ({}, {"inputs": {"z": np.zeros(2)}}, r"a\.onnx: has no z, it takes input, state"),
     "text as inputs": ({}, {"inputs": {"state": np.array(["a"])}}, "state is float32, which no array is made of"),
@@ -160,9 +165,17 @@ def test_what_cannot_be_compared_is_refused_in_one_line(case: str, made: Path, t
     options = {"against": outside(tmp_path / "a.onnx", **other)} | options
     if isinstance(options.get("inputs"), dict):
         options["inputs"] = arrays(tmp_path / "a.npz", **options["inputs"])
-    with pytest.raises(UsageError, match=said) as refusal:
+    with pytest.raises((UsageError, CheckpointError), match=said) as refusal:
         txl_export.verify(made, **options)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_file_that_takes_too_long_is_refused_in_one_line(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standing_in, "SECONDS", 0.0)
+    with pytest.raises(BackendError, match=r"a\.onnx: took more than 0 s; try fewer --segments"):
+        txl_export.verify(made, against=outside(tmp_path / "a.onnx"))
 
 
 def test_options_of_a_comparison_need_a_file(made: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from txl_export.families.graph.naming import likeness, speaks_of
+from txl_export.families.graph.naming import likeness, most_alike, speaks_of
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,18 @@ def test_a_name_speaks_of_a_word_that_one_of_its_parts_begins_with():
     assert speaks_of("position_ids", "pos")
     assert speaks_of("attentionMask", "mask")
     assert not speaks_of("composition", "pos")
+
+
+def test_of_two_names_the_nearer_one_is_taken_and_of_two_that_are_as_near_none() -> None:
+    scores = {("r1i", "r1o"): 1, ("r1i", "updated_r1i"): 2}
+    assert most_alike(scores) == {"r1i": "updated_r1i"}
+    assert most_alike({**scores, ("r2i", "updated_r1i"): 2}) == {}
+    assert most_alike({("a", "x"): 2, ("a", "y"): 1, ("b", "y"): 1}) == {"a": "x", "b": "y"}, (
+        "what it ruled out is gone"
+    )
+
+
+def test_pairs_that_names_say_nothing_of_are_taken_where_they_are_alone_and_that_is_asked_for() -> None:
+    scores = {("r1i", "zq"): 0, ("r1i", "wq"): 0, ("r2i", "vq"): 0}
+    assert most_alike(scores) == {}
+    assert most_alike(scores, alone=True) == {"r2i": "vq"}

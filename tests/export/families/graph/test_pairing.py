@@ -98,12 +98,6 @@ def test_without_the_names_that_are_needed_nothing_wrong_is_said(name: str, tmp_
     assert {each.input for each in found.undecided} >= pairs.keys() - said.keys()
 
 
-def test_of_two_names_the_nearer_one_is_taken() -> None:
-    left = {("r1i", "r1o"), ("r1i", "updated_r1i")}
-    assert _Pairing._by_name(None, left) == ("r1i", "updated_r1i")  # type: ignore[arg-type]
-    assert _Pairing._by_name(None, {("r1i", "zq"), ("r1i", "wq")}) is None  # type: ignore[arg-type]
-
-
 def test_names_that_agree_come_before_a_pair_that_alone_is_shown(tmp_path: Path) -> None:
     (tmp_path / "graph.onnx").write_bytes(exported(STATEFUL["window of keys and values"])[0])
     foreign, runner = read_foreign(tmp_path / "graph.onnx"), graphs.Here(tmp_path / "graph.onnx", tmp_path)

@@ -1,0 +1,124 @@
+"""Whether segments of a graph, one after another, compute what it computes of all their positions at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from txl_runtime.errors import CheckError, UsageError
+from txl_runtime.selftest import relative_difference
+from txl_runtime.types import Array
+
+from txl_export.families.graph.stepping import Call, FileStep
+from txl_export.families.own_module.module_call import Eager
+from txl_export.families.own_module.sizes import fresh_states, random_inputs
+from txl_export.families.own_module.spec import StepSpec
+
+LIMIT = 1e-5
+"""How far chained outputs may be from those of all positions at once, relative to the largest."""
+SEGMENTS = 6
+
+
+def check_opened(spec: StepSpec, step: FileStep, batch: int, lengths: Sequence[int], whole: Call, opened: str) -> float:
+    """Hold the graph with its hidden states open against the file, which forgets them after each call.
+
+    Args:
+        spec: of the graph.
+        step: what it and the file call their tensors.
+        batch: B.
+        lengths: of segments.
+        whole: the file, for positions of several segments.
+        opened: the states that were opened, for messages.
+
+    Returns:
+        The largest difference that was found.
+
+    Raises:
+        UsageError: the file takes one number of positions, so that nothing shows what a chain should return.
+        CheckError: a chain returns something else.
+    """
+    worst = 0.0
+    for length in lengths:
+        inputs, states = _given(spec, batch, length * SEGMENTS), fresh_states(spec, batch)
+        feeds = _feeds(step, inputs, states)
+        try:
+            wanted = whole(feeds)
+        except UsageError as error:
+            raise UsageError(
+                f"--open made {opened} explicit, and nothing shows that a chain is right, because the file takes one "
+                f"number of positions alone ({error}); export it with an open length, or the module that it was made of"
+            ) from None
+        found = _chained(spec, inputs, states, batch, length)
+        for side in step.outputs:
+            apart = _apart(found[side.spec.name], wanted[side.port])
+            worst = max(worst, apart)
+            if not apart <= LIMIT:
+                raise CheckError(
+                    f"with {opened} carried on, {side.port} of {SEGMENTS} segments of {length} is {apart:.1g} from the "
+                    f"file's own run over all of them, expected at most {LIMIT:g}: the file does not compute its "
+                    "positions one after another, or forgets something else as well; leave out --open, or export the "
+                    "module that it was made of"
+                )
+    return worst
+
+
+def divisible(spec: StepSpec, batch: int, length: int) -> bool:
+    """Whether positions one by one give what a segment of them gives, so that part of a segment can run."""
+    inputs, states = _given(spec, batch, length), fresh_states(spec, batch)
+    counts = torch.full((batch,), length, dtype=torch.int32)
+    try:
+        wanted, _ = Eager(spec)(inputs, states, counts)
+        found = _chained(spec, inputs, states, batch, 1)
+    except UsageError:
+        return False
+    return all(_apart(found[name], tensor.numpy()) <= LIMIT for name, tensor in wanted.items())
+
+
+def _given(spec: StepSpec, batch: int, length: int) -> dict[str, Tensor]:
+    samples = spec.samples
+    enough = samples is not None and all(
+        np.shape(samples[entry.name])[axis] >= length for entry in spec.inputs for axis in entry.axes.positions
+    )
+    return random_inputs(spec, batch, length, np.random.default_rng(3), samples if enough else None)
+
+
+def _feeds(step: FileStep, inputs: Mapping[str, Tensor], states: Mapping[str, Tensor | None]) -> dict[str, Array]:
+    """By the file's names, which lacks the states that were opened."""
+    given = {side.port: inputs[side.spec.name].numpy().astype(side.dtype) for side in step.inputs}
+    for side, _ in step.states:
+        tensor = states[side.spec.name]
+        if side.port in step.shown and tensor is not None:
+            given[side.port] = tensor.numpy().astype(side.dtype)
+    return given
+
+
+def _chained(
+    spec: StepSpec, inputs: Mapping[str, Tensor], states: Mapping[str, Tensor | None], batch: int, length: int
+) -> dict[str, Array]:
+    """Outputs of all segments, one behind the other."""
+    eager, held, parts = Eager(spec), dict(states), list[dict[str, Tensor]]()
+    counts = torch.full((batch,), length, dtype=torch.int32)
+    axes = {entry.name: entry.axes.positions for entry in spec.inputs}
+    total = max(inputs[name].shape[places[0]] for name, places in axes.items() if places)
+    for first in range(0, total, length):
+        given = {
+            name: tensor.narrow(axes[name][0], first, length) if axes[name] else tensor
+            for name, tensor in inputs.items()
+        }
+        outputs, after = eager(given, held, counts)
+        held = dict(after)
+        parts.append(outputs)
+    joined = {}
+    for entry in spec.outputs:
+        assert not isinstance(entry, str)
+        pieces, places = [part[entry.name] for part in parts], entry.axes.positions
+        joined[entry.name] = (torch.cat(pieces, places[0]) if places else pieces[-1]).numpy()
+    return joined
+
+
+def _apart(found: Array, wanted: Array) -> float:
+    if found.shape != wanted.shape:
+        return float("inf")
+    return relative_difference(found, wanted.astype(found.dtype))

@@ -1,0 +1,156 @@
+"""Inputs and sizes of a foreign graph that are always the same: `--fix NAME=VALUE`, before anything is run.
+
+A name is that of an input, of an open size, or INPUT:AXIS for a size that the file leaves without a name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx_ir as ir
+from txl_runtime.errors import CheckpointError, UsageError, one_line, some
+from txl_runtime.types import Array
+
+from txl_export.families.graph.reading import Foreign, Port
+
+_AXIS = re.compile(r"(.+):(\d+)")
+ADVICE = "check --fix"
+
+
+def fix(foreign: Foreign, values: Mapping[str, Any]) -> tuple[ir.Model, dict[str, Array]]:
+    """The graph with some inputs as constants and some sizes as numbers.
+
+    Args:
+        foreign: the file.
+        values: what to fix, by name: numbers, arrays, or JSON of them; of a size a whole number.
+
+    Returns:
+        The graph, its constants still in the file; and the values of the inputs that it no longer has.
+
+    Raises:
+        UsageError: a name is none of the file's, or a value is none for it.
+        CheckpointError: as `load`.
+    """
+    model, constants = load(foreign.path), dict[str, Array]()
+    ports = {port.name: port for port in (*foreign.inputs, *foreign.optional)}
+    inputs = {str(value.name): value for value in model.graph.inputs}
+    for name, value in values.items():
+        if isinstance(value, str):
+            value = _decoded(name, value)
+        if name in ports:
+            constants[name] = _constant(name, ports[name], value)
+            _to_constant(model.graph, inputs[name], constants[name])
+        elif places := _places(name, foreign):
+            for port, axis in places:
+                sizes = list(inputs[port].shape or ())
+                sizes[axis] = _size(name, value)
+                inputs[port].shape = ir.Shape(sizes)
+            for result in model.graph.outputs:
+                if result.shape is not None:
+                    result.shape = ir.Shape([None if str(size) == name else size for size in result.shape])
+        else:
+            known = [
+                *ports,
+                *dict.fromkeys(str(size) for port in foreign.inputs for size in port.shape if _named(size)),
+            ]
+            raise UsageError(
+                f"{foreign.path}: has no {name}, expected an input or a size of {some(known, 9)}; {ADVICE}"
+            )
+    for left in foreign.optional:
+        if left.name not in constants:
+            model.graph.inputs.remove(inputs[left.name])
+    forget_sizes(model.graph)
+    return model, constants
+
+
+def forget_sizes(graph: ir.Graph) -> None:
+    """Sizes that were noted of what the graph computes on its way, which follow from those of the inputs."""
+    results = {id(value) for value in graph.outputs}
+    for node in graph.all_nodes():
+        for value in node.outputs:
+            if id(value) not in results:
+                value.shape = None
+
+
+def load(path: Path) -> ir.Model:
+    """A graph that can be changed; its larger tensors stay in their file.
+
+    Raises:
+        CheckpointError: its parts do not fit together.
+    """
+    try:
+        return ir.load(path)
+    except Exception as error:  # onnx-ir raises what happens to go wrong
+        raise CheckpointError(f"{path}: no graph that could be changed ({one_line(error)}); export it again") from None
+
+
+def save(model: ir.Model, path: Path) -> Path:
+    """Write a graph, with larger tensors beside it.
+
+    Raises:
+        CheckpointError: a tensor of it is not what it says.
+    """
+    try:
+        ir.save(model, path, external_data=f"{path.stem}.data")
+    except OSError:
+        raise
+    except Exception as error:  # as above
+        raise CheckpointError(f"a tensor is not what it says ({one_line(error)}); export the file again") from None
+    return path
+
+
+def _decoded(name: str, text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        raise UsageError(
+            f"{name} is fixed to {text!r}, expected a number, true, false or a list of them; {ADVICE}"
+        ) from None
+
+
+def _constant(name: str, port: Port, value: Any) -> Array:
+    try:
+        found = np.asarray(value).astype(port.dtype)
+        exact = np.array_equal(found.astype(np.float64), np.asarray(value, np.float64)) or found.dtype.kind == "f"
+        sizes = [size if isinstance(size, int) else 0 for size in port.shape]
+        if exact and (found.shape == tuple(sizes) or 0 not in sizes):
+            return np.ascontiguousarray(np.broadcast_to(found, sizes))
+        if exact and found.ndim == len(sizes):
+            return found
+    except (TypeError, ValueError):
+        pass
+    raise UsageError(f"{name} is fixed to {value!r}, expected {port.dtype or 'a tensor'} {list(port.shape)}; {ADVICE}")
+
+
+def _to_constant(graph: ir.Graph, value: ir.Value, constant: Array) -> None:
+    graph.inputs.remove(value)
+    value.const_value = ir.tensor(constant, name=value.name)
+    value.shape = ir.Shape(constant.shape)
+    try:
+        graph.register_initializer(value)
+    except ValueError as error:  # it is the result of a node as well, or of another initializer's name
+        raise CheckpointError(f"{value.name} cannot be fixed ({one_line(error)}); export the file again") from None
+
+
+def _places(name: str, foreign: Foreign) -> list[tuple[str, int]]:
+    """The axes of inputs that a name is of."""
+    named = [(port.name, axis) for port in foreign.inputs for axis, size in enumerate(port.shape) if size == name]
+    if named or (match := _AXIS.fullmatch(name)) is None:
+        return named
+    port, axis = match[1], int(match[2])
+    return [(one.name, axis) for one in foreign.inputs if one.name == port and axis < len(one.shape)]
+
+
+def _named(size: int | str) -> bool:
+    return isinstance(size, str) and not size.startswith(("input ", "output "))
+
+
+def _size(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UsageError(f"the size {name} is fixed to {value!r}, expected a whole number from 1; {ADVICE}")
+    return value

@@ -1,0 +1,47 @@
+"""Foreign forms of operators, rewritten into those that a bundle's graphs may have; each has a differential test.
+
+Operators that the standard itself defines by others, such as MeanVarianceNormalization, are taken apart by onnx where
+the graph is folded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import onnx_ir as ir
+
+
+def to_forms(model: ir.Model) -> None:
+    """Rewrite what is known, in place; what is not is refused where the graph is settled."""
+    for node in list(model.graph):
+        if (rewrite := _REWRITES.get(node.op_type)) is not None:
+            rewrite(model.graph, node)
+
+
+def _without_dropout(graph: ir.Graph, node: ir.Node) -> None:
+    """Dropout that is off passes on what it is given."""
+    training = node.inputs[2] if len(node.inputs) > 2 else None
+    value = None if training is None else ir.convenience.get_const_tensor(training)
+    off = training is None or (value is not None and not value.numpy().any())
+    if off and node.inputs[0] is not None and not (len(node.outputs) > 1 and node.outputs[1].uses()):
+        passed = ir.node("Identity", [node.inputs[0]])
+        ir.convenience.replace_nodes_and_values(graph, node, [node], [passed], node.outputs[:1], passed.outputs)
+
+
+_USUAL = MappingProxyType({"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "RNN": ["Tanh"]})
+
+
+def _as_usual(_: ir.Graph, node: ir.Node) -> None:
+    """Activations that are the usual ones need not be said, nor that the sequence comes first."""
+    if (layout := node.attributes.get("layout")) is not None and layout.as_int() == 0:
+        del node.attributes["layout"]
+    said = node.attributes.get("activations")
+    one = _USUAL[node.op_type]
+    if said is not None and list(said.as_strings()) in (one, one * 2):
+        del node.attributes["activations"]
+
+
+_REWRITES: Mapping[str, Callable[[ir.Graph, ir.Node], None]] = MappingProxyType(
+    {"Dropout": _without_dropout, **dict.fromkeys(_USUAL, _as_usual)}
+)

@@ -1,0 +1,374 @@
+"""A foreign graph as a step with states: what `own_module` proves and writes, with a file in the place of a module.
+
+The module that stands for the file calls it in the helper process. So whatever is asked of a model of the user's own is
+asked of the file: which states are fed back, whether sequences are independent, what a chain of segments returns.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+from txl_runtime.errors import BackendError, UsageError, some
+from txl_runtime.listener import Listener
+from txl_runtime.types import Array
+
+from txl_export.families.graph.behaviour import Axes, Behaviour, name_of_size, positions
+from txl_export.families.graph.pairing import DECIDES, EXACT, PROOFS, State, pair
+from txl_export.families.graph.reading import Foreign, Port, read_foreign
+from txl_export.families.graph.running import EndedError, RunError, Runner
+from txl_export.families.graph.structure import read_structure
+from txl_export.families.graph.trying import Inputs
+from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec, StepSpec
+
+NONE: Mapping[str, Any] = MappingProxyType({})
+Call = Callable[[dict[str, Array]], Mapping[str, Array]]
+"""Outputs by name for inputs by name."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What was asked of an export of a file.
+
+    Attributes:
+        states: inputs and the outputs that are their next values; "" where an input is no state.
+        fix: see `fixing.fix`.
+        open: whether states that the graph hides become explicit.
+        initial: what states hold first, by their inputs' names.
+        batch_axes: where sequences stand, by the names of inputs and outputs.
+    """
+
+    states: Mapping[str, str]
+    fix: Mapping[str, Any]
+    open: bool
+    initial: Mapping[str, Array]
+    batch_axes: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One tensor of a step, and what the graph calls it.
+
+    Attributes:
+        port: the graph's name.
+        dtype: the graph's.
+        spec: the step's.
+    """
+
+    port: str
+    dtype: str
+    spec: InputSpec | StateSpec | OutputSpec
+
+
+@dataclass(frozen=True)
+class FileStep:
+    """A graph as a step.
+
+    Attributes:
+        inputs, outputs: beside the states.
+        states: with the graph's names of what goes in and of what comes back.
+        sequences: B where it is fixed, else None.
+        positions: L where it is fixed or where there is none, else None.
+        shown: the graph's names of states that the file itself takes.
+    """
+
+    inputs: tuple[Side, ...]
+    outputs: tuple[Side, ...]
+    states: tuple[tuple[Side, str], ...]
+    sequences: int | None
+    positions: int | None
+    shown: frozenset[str]
+
+    def spec(self, module: nn.Module) -> StepSpec:
+        """The specification, for a module that takes inputs and states and returns outputs and states."""
+        return StepSpec(
+            module,
+            [side.spec for side in self.inputs],  # type: ignore[misc]
+            [side.spec for side, _ in self.states],  # type: ignore[misc]
+            [side.spec for side in self.outputs],  # type: ignore[misc]
+            segment_lengths=() if self.positions is None else (self.positions,),
+        )
+
+
+class FileModule(nn.Module):
+    """A graph as PyTorch's module, without gradients. Its tensors are the graph's.
+
+    Args:
+        step: what it takes and returns.
+        call: runs the graph on arrays by its names.
+        graph: whose larger constants are the parameters.
+        number: which graph it is.
+    """
+
+    def __init__(self, step: FileStep, call: Call, graph: ir.Graph, number: int) -> None:
+        super().__init__()
+        takes = [*step.inputs, *(side for side, _ in step.states)]
+        gives = [*((side.port, side) for side in step.outputs), *((port, side) for side, port in step.states)]
+        self.number = number
+        for name, value in graph.initializers.items():
+            tensor = value.const_value
+            if (
+                tensor is not None and tensor.dtype == ir.DataType.FLOAT
+            ):  # names may have dots, which torch's own way refuses
+                self._parameters[name] = nn.Parameter(torch.from_numpy(tensor.numpy().copy()), requires_grad=False)
+
+        def run(*given: Tensor) -> tuple[Tensor, ...]:
+            feeds = {side.port: tensor.numpy().astype(side.dtype) for side, tensor in zip(takes, given, strict=True)}
+            found = call(feeds)
+            return tuple(torch.from_numpy(np.array(found[port]).astype(own_dtype(side))) for port, side in gives)
+
+        self._run = run
+
+    def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
+        """Outputs, then states."""
+        return self._run(*given)
+
+
+def own_dtype(side: Side) -> str:
+    """What a step has for a graph's type."""
+    return side.spec.dtype if isinstance(side.spec, StateSpec) else kind_of(side.port, side.dtype)
+
+
+def caller(runner: Runner, path: Path, constants: Mapping[str, Array]) -> Call:
+    """Runs a file, with the same values for some of its inputs in each call; errors become this project's."""
+
+    def call(feeds: dict[str, Array]) -> Mapping[str, Array]:
+        try:
+            return runner.run({**constants, **feeds})
+        except RunError as error:
+            sizes = ", ".join(f"{name} {list(values.shape)}" for name, values in feeds.items())
+            raise UsageError(f"{path}: does not run with {sizes}: {error}") from None
+        except EndedError as error:
+            raise BackendError(f"{path}: {error}") from None
+
+    return call
+
+
+def find_step(path: Path, choices: Choices, hidden: Mapping[str, str], runner: Runner, heard: Listener) -> FileStep:
+    """What a graph takes, returns and remembers.
+
+    Args:
+        path: of the graph, whose settings are fixed and whose hidden states are open.
+        choices: what the user knows of it.
+        hidden: inputs and outputs of states that were opened.
+        runner: with the graph.
+        heard: hears of the stages.
+
+    Raises:
+        UsageError: something is undecided, open without end, or of a type that no bundle has.
+        RunError, EndedError: see `Runner.run`.
+    """
+    foreign = read_foreign(path)
+    inputs = Inputs(foreign, read_structure(foreign.model, foreign.inputs))
+    if settings := sorted(inputs.structure.branching):
+        name = settings[0]
+        such = some([*map(str, inputs.structure.compared.get(name) or [0, 1])])
+        raise UsageError(
+            f"{name} decides which part of the graph runs, expected one part; give --fix {name}=VALUE, such as {such}"
+        )
+    heard.stage("find sizes and inputs with which it runs")
+    first = inputs.find(runner)
+    heard.stage("pair inputs and outputs")
+    states = _states(foreign, {**choices.states, **hidden}, inputs, runner, first)
+    heard.stage("change sizes and single places")
+    axes = Behaviour(inputs, runner, states).axes()
+    segment = positions(inputs, states, axes, first)
+    return _Tables(foreign, inputs, states, axes, first, choices, frozenset(hidden), segment).step()
+
+
+def _states(
+    foreign: Foreign, known: Mapping[str, str], inputs: Inputs, runner: Runner, first: Mapping[str, Array]
+) -> list[State]:
+    ports = {port.name: port for port in foreign.inputs}
+    for name, output in known.items():
+        if name not in ports or (output and output not in first):
+            raise UsageError(
+                f"the file has no {name if name not in ports else output}, it takes {some([*ports], 9)} and gives "
+                f"{some([*first], 9)}; check --state"
+            )
+    found = pair(inputs, runner, first)
+    shown = {one.input: one for one in found.states if one.proof in EXACT}
+    if wrong := [name for name, output in known.items() if name in shown and shown[name].output != output]:
+        one = shown[wrong[0]]
+        raise UsageError(
+            f"{one.input} is said to come back as {known[one.input] or 'nothing'}, and {PROOFS[one.proof]}, which is "
+            f"{one.output}; correct --state {one.input}={known[one.input]}, or whoever wrote it"
+        )
+    if left := [one for one in found.undecided if one.input not in known]:
+        may = " or ".join(left[0].outputs)
+        raise UsageError(
+            f"{left[0].input} may be a state that comes back as {may}: no node shows it. {DECIDES}; give --state "
+            f"{left[0].input}={left[0].outputs[0]}, or --state {left[0].input}= if it is none"
+        )
+    told = [
+        State(name, output, ports[name].shape, ports[name].dtype, "named") for name, output in known.items() if output
+    ]
+    taken = {*known, *known.values()}
+    states = [one for one in found.states if one.input not in taken and one.output not in taken] + told
+    if not states:
+        raise UsageError(
+            "the file has no state to carry from call to call, expected one: a state hidden in an LSTM, GRU, RNN or "
+            "convolution becomes one by --open, a pair that is one is named by --state IN=OUT; see txl-deploy inspect"
+        )
+    if growing := [one for one in states if one.grows is not None]:
+        raise UsageError(
+            f"state {growing[0].input} is longer after each call, without an end, which no bundle has; expected one "
+            "whose window has a fixed size: export the module with its oldest rows cut off"
+        )
+    order = [*ports]
+    return sorted(states, key=lambda one: order.index(one.input))
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """A graph's inputs, outputs and states, made a step's tables."""
+
+    foreign: Foreign
+    inputs: Inputs
+    states: Sequence[State]
+    axes: Axes
+    first: Mapping[str, Array]
+    choices: Choices
+    hidden: frozenset[str]
+    segment: Mapping[str, int]
+
+    def step(self) -> FileStep:
+        """See `find_step`."""
+        after = {state.input: state.output for state in self.states}
+        ports = {port.name: port for port in self.foreign.inputs}
+        outputs = {port.name: port for port in self.foreign.outputs}
+        names = _names(
+            [*(name for name in ports if name not in after), *(n for n in outputs if n not in after.values())]
+        )
+        own = _names(after)
+        for name, axis in self.choices.batch_axes.items():
+            known = {**ports, **outputs}
+            if name not in known or axis >= len(self._sizes(name)):
+                raise UsageError(
+                    f"--batch-axis is {name}={axis}, expected one of {some([*known], 9)} and one of its axes; check it"
+                )
+        if unknown := [name for name in self.choices.initial if name not in after]:
+            raise UsageError(f"--initial has {some(unknown)}, expected states: {some([*after], 9)}; check its names")
+        lengths = {self.first_input(name).shape[axis] for name, axis in self.segment.items() if name in ports}
+        fixed = any(isinstance(ports[name].shape[axis], int) for name, axis in self.segment.items() if name in ports)
+        return FileStep(
+            tuple(self._input(port, names[name]) for name, port in ports.items() if name not in after),
+            tuple(self._output(port, names[name]) for name, port in outputs.items() if name not in after.values()),
+            tuple((self._state(ports[name], own[name]), output) for name, output in after.items()),
+            self._sequences(ports),
+            1 if not lengths else max(lengths) if fixed else None,
+            frozenset(after) - self.hidden,
+        )
+
+    def first_input(self, name: str) -> Array:
+        """What an input was in the first run."""
+        return self.inputs.draw(0)[name]
+
+    def _sizes(self, name: str) -> tuple[int, ...]:
+        """In the first run."""
+        return self.first[name].shape if name in self.first else self.first_input(name).shape
+
+    def _sequences(self, ports: Mapping[str, Port]) -> int | None:
+        """B, where the file fixes it."""
+        found = {port.shape[axis] for name, port in ports.items() if (axis := self._batch(name)) is not None}
+        numbers = sorted(size for size in found if isinstance(size, int))
+        if len(numbers) > 1:
+            raise UsageError(
+                f"the file takes {some([*map(str, numbers)])} sequences at once, expected one number of them; give "
+                "--batch-axis NAME=N for each input whose sequences stand elsewhere"
+            )
+        return numbers[0] if numbers else None if found else 1
+
+    def _batch(self, name: str) -> int | None:
+        """Where sequences stand: as the user says, as the file shows, or of fixed sizes the first that fits."""
+        told, shown = self.choices.batch_axes, self.axes.batch.get(name)
+        if name in told:
+            return told[name]
+        sizes, others = self._sizes(name), {self._sizes(one)[axis] for one, axis in told.items()}
+        count = others.pop() if len(others) == 1 else self.axes.sequences
+        if shown is not None and (not told or sizes[shown] == count):
+            return shown
+        if not told and (self.axes.batch or count != 1):
+            return None
+        places = [axis for axis, size in enumerate(sizes) if size == count and axis != self.segment.get(name)]
+        return next(iter(places), None)
+
+    def _letter(self, name: str, axis: int) -> str:
+        if axis == self._batch(name):
+            return "B"
+        return "L" if self.segment.get(name) == axis else ""
+
+    def _shape(self, name: str, sizes: Sequence[int], said: Sequence[int | str]) -> tuple[int | str, ...]:
+        shape = tuple(self._letter(name, axis) or int(size) for axis, size in enumerate(sizes))
+        for axis, size in enumerate(shape):
+            if isinstance(said[axis], str) and isinstance(size, int) and name not in self.first:
+                open_size = name_of_size(name, axis, str(said[axis]))
+                raise UsageError(
+                    f"{name} is open on axis {axis}, and it is neither sequences nor positions that come back, "
+                    f"expected a size; give --fix {open_size}={size} or another, or --batch-axis {name}={axis}"
+                )
+        return shape
+
+    def _input(self, port: Port, name: str) -> Side:
+        shape, rows = self._shape(port.name, self.first_input(port.name).shape, port.shape), self.inputs.structure.rows
+        tokens = rows.get(port.name) if port.dtype in ("int64", "int32") else None
+        return Side(port.name, port.dtype, InputSpec(name, shape, kind_of(port.name, port.dtype), tokens))
+
+    def _output(self, port: Port, name: str) -> Side:
+        found = self.first[port.name]
+        shape = self._shape(port.name, found.shape, found.shape)
+        return Side(port.name, found.dtype.name, OutputSpec(name, shape, self._role(found)))
+
+    def _role(self, found: Array) -> str | None:
+        """The next token's logits, of a graph that reads tokens and returns a number for each."""
+        rows = {self.inputs.structure.rows.get(port.name) for port in self.foreign.inputs} - {None}
+        if len(rows) != 1 or found.ndim < 2 or found.dtype != np.float32 or found.shape[-1] not in rows:
+            return None
+        sums = np.exp(found.astype(np.float64)).sum(-1)
+        return "logprobs" if np.allclose(sums, 1, atol=1e-3) else "logits"
+
+    def _state(self, port: Port, name: str) -> Side:
+        shape = self._shape(port.name, self.first_input(port.name).shape, port.shape)
+        initial: Any = 0.0
+        if port.name in self.choices.initial:
+            initial = torch.from_numpy(np.array(self.choices.initial[port.name]))
+        return Side(port.name, port.dtype, StateSpec(name, shape, kind_of(port.name, port.dtype), initial))
+
+
+def kind_of(name: str, dtype: str) -> str:
+    """What a step has for a type of ONNX.
+
+    Raises:
+        UsageError: nothing.
+    """
+    kinds = {
+        "float16": "float32",
+        "float32": "float32",
+        "float64": "float32",
+        "bool": "bool",
+        "int64": "int64",
+        "uint32": "int64",
+    }
+    if dtype not in kinds and not re.fullmatch(r"u?int(8|16|32)", dtype):
+        raise UsageError(f"{name} is {dtype or 'no tensor'}, expected numbers of at most 64 bits")
+    return kinds.get(dtype, "int32")
+
+
+def _names(given: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
+    """Names that a bundle may have, each its own."""
+    found: dict[str, str] = {}
+    for name in given:
+        plain = re.sub(r"[^A-Za-z0-9_]", "_", name)
+        plain = plain if re.match("[A-Za-z_]", plain) and plain not in ("valid", "fill", "head") else f"_{plain}"
+        while plain in found.values():
+            plain += "_"
+        found[name] = plain
+    return found

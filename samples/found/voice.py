@@ -1,0 +1,19 @@
+"""Does somebody speak? silero-vad's network in chunks of 32 ms: `python voice.py vad.txl speech.wav`, 16 kHz, mono.
+
+The bundle is made of the file that the package has: see docs/from/onnx-audio.md.
+"""
+
+import sys
+import wave
+
+import numpy as np
+import txl_runtime
+
+stream = txl_runtime.load(sys.argv[1]).stream()
+samples = np.zeros((1, 64 + 512), np.float32)
+with wave.open(sys.argv[2]) as audio:
+    while len(data := audio.readframes(512)) == 2 * 512:
+        samples[:, :64] = samples[:, -64:]  # the graph reads the end of the chunk before, and keeps none of it
+        samples[:, 64:] = np.frombuffer(data, np.int16) / 32768
+        chance = stream.run({"input": samples})["output"][0, 0]
+        print(f"{audio.tell() / 16000:6.2f} s  {chance:.2f}")

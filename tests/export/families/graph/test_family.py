@@ -1,0 +1,329 @@
+"""A foreign file made a bundle: beside the file itself, run by hand, and what is refused of it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import txl_export
+import txl_runtime
+from foreign_graphs import STATEFUL, STATELESS, Case, exported
+from onnx import TensorProto, helper, numpy_helper
+from small_files import graph, leaky
+from support import PACKAGES
+from txl_runtime.errors import CheckError, UsageError
+
+QUICK = (
+    "lstm open",
+    "rnn",
+    "ring",
+    "history of tokens",
+    "windows in half precision, whose numbers are alike by chance",
+)
+SLOW = tuple(name for name in STATEFUL if not name.startswith("growing") and name not in QUICK)
+STEPS = 24
+
+
+def written(case: Case, folder: Path) -> Path:
+    path = folder / "graph.onnx"
+    path.write_bytes(exported(case)[0])
+    return path
+
+
+def by_hand(path: Path, manifest: Any, given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the file returns with its states fed back, by the bundle's names; states begin as zeros."""
+    session = onnxruntime.InferenceSession(str(path))
+    pairs: dict[str, str] = manifest.family["states"]
+    fixed = {name: np.array(value) for name, value in manifest.family["fix"].items()}
+    ports = {port.name: port for port in session.get_inputs()}
+    kinds = {
+        name: {"tensor(float16)": "float16", "tensor(int64)": "int64"}.get(port.type) for name, port in ports.items()
+    }
+    kinds = {
+        name: kind or ("bool" if ports[name].type == "tensor(bool)" else "float32") for name, kind in kinds.items()
+    }
+    kinds |= {name: "int32" for name, port in ports.items() if port.type == "tensor(int32)"}
+    shapes = {state.name: state.shape for state in manifest.states}
+    held = {name: np.zeros(shapes[name], kinds[name]) for name in pairs}
+    names, found = [output.name for output in session.get_outputs()], []
+    for inputs in given:
+        feeds = {name: values.astype(kinds[name]) for name, values in inputs.items()}
+        results = dict(zip(names, session.run(names, {**fixed, **feeds, **held}), strict=True))
+        held = {name: results[output] for name, output in pairs.items()}
+        found.append({name: results[name] for name in names if name not in pairs.values()})
+    return found
+
+
+def beside(path: Path, bundle: Path, **options: Any) -> float:
+    """The largest difference between the file by hand and its bundle, over a chain."""
+    manifest = txl_export.export(path, bundle, **options).manifest
+    draws, length = np.random.default_rng(3), manifest.segment_lengths[0]
+
+    def one(entry: Any) -> Any:
+        shape = entry.sizes(manifest.batch_size, length)
+        return draws.normal(size=shape) if entry.dtype == "float32" else draws.integers(0, entry.vocab or 2, shape)
+
+    given = [{entry.name: one(entry).astype(entry.dtype) for entry in manifest.given} for _ in range(STEPS)]
+    stream = txl_runtime.load(bundle, "cpu").stream()
+    worst, ids = 0.0, {output.name for output in manifest.outputs if output.role == "logprobs"}
+    for inputs, wanted in zip(given, by_hand(path, manifest, given), strict=True):
+        for name, values in stream.run(inputs).items():
+            expected = wanted[name].astype(float)
+            if name in ids:
+                expected = expected - np.log(np.exp(expected).sum(-1, keepdims=True))
+            worst = max(worst, float(np.abs(values.astype(float) - expected).max()))
+    return worst
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_bundle_computes_what_the_file_computes_with_its_states_fed_back(name, tmp_path):
+    assert beside(written(STATEFUL[name], tmp_path), tmp_path / "bundle") <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_every_known_export_becomes_a_bundle(name, tmp_path):
+    assert beside(written(STATEFUL[name], tmp_path), tmp_path / "bundle") <= 1e-5
+
+
+def test_an_open_batch_stays_open_and_takes_what_is_asked_for(tmp_path):
+    found = txl_export.export(leaky(tmp_path / "f.onnx"), tmp_path / "b", batch_size=3).manifest
+    assert (found.batch_size, found.streams, found.programs[0].open_batch) == (3, "independent", True)
+
+
+def test_a_fixed_batch_is_the_bundles_and_no_other_is_taken(tmp_path):
+    path = leaky(tmp_path / "f.onnx", 4)
+    assert txl_export.export(path, tmp_path / "b").manifest.batch_size == 4
+    with pytest.raises(UsageError, match=r"--batch-size is 2, expected 4: the file takes 4"):
+        txl_export.export(path, tmp_path / "c", batch_size=2)
+    assert not (tmp_path / "c").exists()
+
+
+def test_states_begin_with_what_the_user_says(tmp_path):
+    start = np.array([[1.0, 2.0, 3.0]], np.float32)
+    path = leaky(tmp_path / "f.onnx")
+    txl_export.export(path, tmp_path / "b", initial={"h": start})
+    stream = txl_runtime.load(tmp_path / "b", "cpu").stream()
+    x = np.zeros((1, 3), np.float32)
+    np.testing.assert_allclose(stream.run({"x": x})["y"], np.tanh(start / 2), atol=1e-6)
+    assert txl_export.verify(tmp_path / "b", checkpoint=path).passed
+    with pytest.raises(UsageError, match=r"--initial has memory, expected states: h"):
+        txl_export.export(path, tmp_path / "c", initial={"memory": start})
+
+
+def test_a_bundle_is_held_against_its_file_and_found_to_be_another_ones(tmp_path):
+    path = leaky(tmp_path / "f.onnx")
+    txl_export.export(path, tmp_path / "b", batch_size=2)
+    assert txl_export.verify(tmp_path / "b", checkpoint=path).passed
+    other = txl_export.verify(tmp_path / "b", checkpoint=leaky(tmp_path / "g.onnx", kept=0.4))
+    assert not other.passed
+    assert txl_export.verify(tmp_path / "b").passed, "the bundle's own vectors"
+
+
+def test_a_graph_that_is_written_wrong_is_not_let_through(tmp_path, monkeypatch):
+    from txl_export.families.graph import capturing
+
+    right = capturing._Around._after
+    monkeypatch.setattr(
+        capturing._Around, "_after", lambda self, side, port: self._node("Neg", [right(self, side, port)])
+    )
+    with pytest.raises(UsageError, match=r"step-1 cannot be made of the file: the graph's state.h.out is"):
+        txl_export.export(leaky(tmp_path / "f.onnx"), tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+def test_what_is_not_certain_is_asked_for(tmp_path):
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["seen"]),
+        helper.make_node("MatMul", ["a", "u"], ["held"]),
+        helper.make_node("Add", ["seen", "held"], ["b"]),
+        helper.make_node("Mul", ["b", "w1"], ["c"]),
+    ]
+    eye = np.eye(3) * 0.5
+    path = graph(
+        tmp_path / "f.onnx",
+        nodes,
+        {"x": [1, 3], "a": [1, 3]},
+        {"b": [1, 3], "c": [1, 3]},
+        {"w": eye, "u": eye, "w1": 2.0},
+    )
+    with pytest.raises(
+        UsageError, match=r"x may be a state that comes back as b or c: .*give --state x=b, or --state x="
+    ):
+        txl_export.export(path, tmp_path / "b")
+    assert txl_export.export(path, tmp_path / "b", states={"x": "", "a": "b"}).manifest.states[0].name == "a"
+    with pytest.raises(UsageError, match=r"the file has no d, it takes x, a and gives b, c; check --state"):
+        txl_export.export(path, tmp_path / "c", states={"a": "d"})
+
+
+@pytest.mark.parametrize("name", ["growing cache"])
+def test_a_cache_that_grows_without_end_is_refused(name, tmp_path):
+    with pytest.raises(UsageError, match=r"is longer after each call, without an end"):
+        txl_export.export(written(STATEFUL[name], tmp_path), tmp_path / "bundle")
+
+
+def test_a_graph_without_state_is_refused_with_what_could_be_one(tmp_path):
+    with pytest.raises(UsageError, match=r"no state to carry from call to call, expected one: .*--open"):
+        txl_export.export(written(next(iter(STATELESS.values())), tmp_path), tmp_path / "bundle")
+
+
+def test_an_open_size_that_is_neither_sequences_nor_positions_gets_a_number(tmp_path):
+    nodes = [
+        helper.make_node("ReduceMean", ["x"], ["mean"], axes=[1], keepdims=1),
+        helper.make_node("Mul", ["h", "kept"], ["faded"]),
+        helper.make_node("Add", ["faded", "mean"], ["h_new"]),
+        helper.make_node("Tanh", ["h_new"], ["y"]),
+    ]
+    path = graph(
+        tmp_path / "f.onnx",
+        nodes,
+        {"x": ["n", "wide"], "h": ["n", 1]},
+        {"y": ["n", 1], "h_new": ["n", 1]},
+        {"kept": 0.5},
+    )
+    with pytest.raises(UsageError, match=r"x is open on axis 1, .*give --fix wide="):
+        txl_export.export(path, tmp_path / "b")
+    manifest = txl_export.export(path, tmp_path / "b", fix={"wide": "7"}).manifest
+    assert manifest.given[0].shape == ("B", 7)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"fix": {"rate": "3"}}, "has no rate, expected an input or a size of x, h, batch; check --fix"),
+        ({"fix": {"batch": "two"}}, "batch is fixed to 'two', expected a number, true, false or a list of them"),
+        ({"fix": {"batch": "0"}}, "the size batch is fixed to 0, expected a whole number from 1"),
+        ({"fix": {"x": "[1, 2]"}}, r"x is fixed to \[1, 2\], expected float32 \['batch', 3\]"),
+        ({"batch_axes": {"x": 7}}, "--batch-axis is x=7, expected one of x, h, y, h_new and one of its axes"),
+        ({"open": True}, "no hidden states|no state is hidden"),
+        ({"precision": "int8"}, "precision is int8, which is for a Transformer-XL's matrices"),
+        ({"memory_length": 8}, "--memory-length is for a model in PyTorch, and this is an ONNX file"),
+        ({"segment_length": 4}, "segments of 4 were asked for"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_in_one_line(options, said, tmp_path):
+    with pytest.raises(UsageError, match=said) as raised:
+        txl_export.export(leaky(tmp_path / "f.onnx"), tmp_path / "b", **options)
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(
+    "option", [{"states": {"a": "b"}}, {"open": True}, {"fix": {"a": "1"}}, {"batch_axes": {"a": 1}}]
+)
+def test_options_of_files_are_refused_for_other_models(option, tmp_path):
+    with pytest.raises(UsageError, match=r"is for an ONNX file, and this is a checkpoint"):
+        txl_export.export(tmp_path / "model.pt", tmp_path / "b", **option)
+
+
+def test_no_helper_and_no_folder_is_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    txl_export.export(leaky(tmp_path / "f.onnx"), tmp_path / "b")
+    with pytest.raises(UsageError):
+        txl_export.export(leaky(tmp_path / "f.onnx", 4), tmp_path / "c", batch_size=2)
+    import gc
+
+    gc.collect()
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith("txl-deploy")]
+
+
+def test_an_if_whose_condition_is_fixed_is_folded(tmp_path):
+    def branch(name: str, factor: float) -> Any:
+        nodes = [
+            helper.make_node("Constant", [], [f"f{name}"], value=numpy_helper.from_array(np.float32(factor))),
+            helper.make_node("Mul", ["h", f"f{name}"], [f"o{name}"]),
+        ]
+        return helper.make_graph(
+            nodes, name, [], [helper.make_tensor_value_info(f"o{name}", TensorProto.FLOAT, [1, 3])]
+        )
+
+    nodes = [
+        helper.make_node("If", ["mode"], ["faded"], then_branch=branch("a", 0.5), else_branch=branch("b", 0.25)),
+        helper.make_node("Add", ["faded", "x"], ["h_new"]),
+        helper.make_node("Tanh", ["h_new"], ["y"]),
+    ]
+    sizes = [1, 3]
+    path = graph(
+        tmp_path / "f.onnx", nodes, {"x": sizes, "h": sizes, "mode": []}, {"y": sizes, "h_new": sizes}, {"unused": 1.0}
+    )
+    with pytest.raises(UsageError, match=r"mode decides which part of the graph runs, .*give --fix mode=VALUE"):
+        txl_export.export(path, tmp_path / "b")
+    for mode, factor in (("true", 0.5), ("false", 0.25)):
+        txl_export.export(
+            path, tmp_path / "b", fix={"mode": mode}, initial={"h": np.ones((1, 3), np.float32)}, force=True
+        )
+        y = txl_runtime.load(tmp_path / "b", "cpu").stream().run({"x": np.zeros((1, 3), np.float32)})["y"]
+        np.testing.assert_allclose(y, np.tanh(factor), atol=1e-6)
+
+
+def test_a_step_of_which_positions_one_by_one_are_something_else_runs_in_whole_segments(tmp_path):
+    nodes = [
+        helper.make_node("ReduceMean", ["x"], ["mean"], axes=[1], keepdims=1),
+        helper.make_node("Mul", ["h", "kept"], ["faded"]),
+        helper.make_node("Add", ["faded", "mean"], ["h_new"]),
+        helper.make_node("Add", ["x", "h_new"], ["y"]),
+    ]
+    path = graph(
+        tmp_path / "f.onnx",
+        nodes,
+        {"x": ["n", "seq"], "h": ["n", 1]},
+        {"y": ["n", "seq"], "h_new": ["n", 1]},
+        {"kept": 0.5},
+    )
+    manifest = txl_export.export(path, tmp_path / "b").manifest
+    assert (manifest.segment_lengths, manifest.commits) == ((64,), "segment")
+    with pytest.raises(UsageError, match=r"segments of 1 are asked for beside 8, and 8 of them do not give what"):
+        txl_export.export(path, tmp_path / "c", segment_length=(8, 1))
+
+
+def test_operators_that_no_graph_of_a_bundle_may_have_are_named(tmp_path):
+    nodes = [
+        helper.make_node("Det", ["m"], ["d"]),
+        helper.make_node("Mul", ["h", "d"], ["faded"]),
+        helper.make_node("Add", ["faded", "x"], ["h_new"]),
+        helper.make_node("Reshape", ["x", "square"], ["m"]),
+        helper.make_node("Tanh", ["h_new"], ["y"]),
+    ]
+    nodes = [nodes[3], nodes[0], *nodes[1:3], nodes[4]]
+    path = graph(tmp_path / "f.onnx", nodes, {"x": [1, 4], "h": [1, 4]}, {"y": [1, 4], "h_new": [1, 4]}, {})
+    model = onnx.load(path)
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1, 2, 2]), "square"))
+    onnx.save(model, path)
+    with pytest.raises(UsageError, match=r"it becomes the operator Det, which no graph of a bundle may have"):
+        txl_export.export(path, tmp_path / "b")
+
+
+SILERO = PACKAGES / "silero_vad" / "data"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SILERO.exists(), reason="make packages installs silero-vad")
+@pytest.mark.parametrize("name", ["silero_vad", "silero_vad_16k_op15", "silero_vad_op18_ifless"])
+def test_silero_vad_becomes_a_bundle_that_is_its_own_run_over_a_thousand_frames(name, tmp_path):
+    sizes = {"input:1": "576"} if name == "silero_vad" else {"sequence": "576"}
+    path, bundle = SILERO / f"{name}.onnx", tmp_path / "b"
+    manifest = txl_export.export(path, bundle, fix={"sr": "16000", **sizes}, batch_size=2).manifest
+    assert (manifest.streams, manifest.programs[0].open_batch) == ("independent", True)
+    session, stream = onnxruntime.InferenceSession(str(path)), txl_runtime.load(bundle, "cpu").stream()
+    audio = np.random.default_rng(0).normal(0, 0.1, (1, 1000 * 512 + 64)).astype(np.float32)
+    state, rate = np.zeros((2, 1, 128), np.float32), np.array(16000)
+    for frame in range(1000):
+        x = audio[:, frame * 512 : frame * 512 + 576]
+        wanted, state = session.run(None, {"input": x, "state": state, "sr": rate})
+        found = stream.run({"input": np.concatenate([x, x * 0])})["output"]
+        assert abs(float(found[0, 0] - wanted[0, 0])) <= 1e-5
+
+
+def test_a_failed_gate_leaves_no_bundle(tmp_path, monkeypatch):
+    from txl_export.families.graph import family
+
+    right = family.capturing
+    monkeypatch.setattr(family, "capturing", lambda path, *rest: right(leaky(tmp_path / "other.onnx", kept=0.4), *rest))
+    with pytest.raises((CheckError, UsageError)):
+        txl_export.export(leaky(tmp_path / "f.onnx"), tmp_path / "b")
+    assert not (tmp_path / "b").exists()
