@@ -114,6 +114,7 @@ def _axes(given: dict[str, str] | None) -> dict[str, int] | None:
 def _beside(source: str | Path) -> Path:
     """The default name: the checkpoint with suffix .txl; of a model of your own, that of its file."""
     path = source if isinstance(source, Path) else Path(source.rpartition(":")[0])
+    path = path.with_name(path.name.replace(":", "-")) if path.name else path  # a folder's node
     if path.name in ("", ".."):
         raise UsageError(f"{path}: has no name to call the bundle by, expected CHECKPOINT's; give -o BUNDLE")
     if path.is_dir():

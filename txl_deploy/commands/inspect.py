@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,6 +65,10 @@ def run(
             for problem in broken:
                 stdout.print(problem, soft_wrap=True)
         return
+    if path.suffix not in (".engine", ".onnx") and find_spec("torch") is not None:
+        from txl_export.families.graph.leapp import is_leapp, read_leapp
+
+        path = read_leapp(path).path if is_leapp(path) else path
     if path.suffix == ".onnx" and not _is_engine(path):
         if family != "auto" or config is not None or aliases:
             raise UsageError(
@@ -120,7 +125,7 @@ def _is_engine(path: Path) -> bool:
 
 
 def _describe_graph(path: Path, json: bool) -> None:
-    require("inspect of an ONNX file", "export", "onnx", "onnxruntime")
+    require("inspect of an ONNX file", "export", "onnx", "onnx_ir", "onnxruntime")
     from txl_export.families.graph.describing import describe_graph
 
     from txl_deploy.graph_tables import print_graph

@@ -24,7 +24,7 @@ def check_source(given: str) -> None:
     Raises:
         UsageError: there is no such file, or a Python file is named without a function.
     """
-    file = given.rpartition(":")[0] if of_own_module(given) else given
+    file = given if Path(given).exists() else given.rpartition(":")[0] or given  # FILE.py:FUNCTION, FOLDER:NODE
     if not Path(file).exists():
         raise UsageError(f"{file}: no such file, expected a checkpoint or FILE.py:FUNCTION; check the path")
     if file == given and given.endswith(".py"):

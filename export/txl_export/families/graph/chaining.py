@@ -40,6 +40,11 @@ def check_opened(spec: StepSpec, step: FileStep, batch: int, lengths: Sequence[i
         CheckError: a chain returns something else.
     """
     worst = 0.0
+    if not any(entry.axes.positions for entry in spec.inputs):
+        raise UsageError(
+            f"--open made {opened} explicit, and nothing shows that a chain is right, because a call of the file is "
+            "one position; export the module that it was made of"
+        )
     for length in lengths:
         inputs, states = _given(spec, batch, length * SEGMENTS), fresh_states(spec, batch)
         feeds = _feeds(step, inputs, states)

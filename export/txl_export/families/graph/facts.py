@@ -8,12 +8,17 @@ from txl_runtime.bundle.manifest import Manifest
 
 
 def takes(source: object) -> bool:
-    """An ONNX file."""
-    return isinstance(source, str | Path) and str(source).endswith(".onnx") and not Path(source).is_dir()
+    """An ONNX file, or a folder that LEAPP wrote."""
+    if not isinstance(source, str | Path):
+        return False
+    from txl_export.families.graph.leapp import is_leapp  # which imports PyTorch, and bundles are described without
+
+    path = Path(source)
+    return (path.suffix == ".onnx" and not path.is_dir()) or is_leapp(path)
 
 
 def facts(manifest: Manifest) -> dict[str, str]:
     """What the exporter noted of the file."""
-    names = {"file": "file", "opened": "opened", "settled": "fixed", "lockstep": "in lockstep because"}
-    names |= {"fixed": "B is fixed because"}
+    names = {"file": "file", "rate": "steps a second", "opened": "opened", "settled": "fixed"}
+    names |= {"lockstep": "in lockstep because", "fixed": "B is fixed because"}
     return {shown: str(manifest.family[name]) for name, shown in names.items() if manifest.family.get(name)}

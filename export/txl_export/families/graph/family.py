@@ -24,11 +24,21 @@ from txl_runtime.model import load as load_bundle
 
 from txl_export.families.graph.capturing import capturing
 from txl_export.families.graph.chaining import check_opened, divisible
-from txl_export.families.graph.fixing import fix, load, save
+from txl_export.families.graph.fixing import fix, lengthen, load, save
 from txl_export.families.graph.hidden import Hidden, open_hidden
+from txl_export.families.graph.leapp import is_leapp, read_leapp
 from txl_export.families.graph.reading import Foreign, read_foreign
 from txl_export.families.graph.running import EndedError, RunError, Runner
-from txl_export.families.graph.stepping import NONE, Call, Choices, FileModule, FileStep, caller, find_step
+from txl_export.families.graph.stepping import (
+    NONE,
+    Call,
+    Choices,
+    FileModule,
+    FileStep,
+    caller,
+    find_step,
+    segment_axes,
+)
 from txl_export.families.own_module.family import FOR_CHECKPOINTS, PreparedStep, with_data
 from txl_export.families.own_module.plan import Plan, make_plan
 from txl_export.families.own_module.spec import StepSpec
@@ -57,7 +67,7 @@ class Taken:
         step: what that takes and returns.
         module: that stands for it.
         runner: folds graphs.
-        whole: runs the file itself.
+        whole: runs the file itself; of one with hidden states, over any number of positions.
         opened: the states that were hidden.
     """
 
@@ -83,9 +93,12 @@ def prepare(source: str | Path, options: ExportOptions, heard: Listener) -> Prep
             f"precision is {options.precision}, which is for a Transformer-XL's matrices, expected fp32, fp16 or bf16 "
             "for an ONNX file; check --precision"
         )
+    leapp = read_leapp(Path(source)) if is_leapp(Path(source)) else None
     initial = read_samples(Path(options.initial)) if isinstance(options.initial, str | Path) else options.initial
-    choices = Choices(options.states or {}, options.fix or {}, options.open, initial or {}, options.batch_axes or {})
-    taken = take(Path(source), choices, heard)
+    states = {**(leapp.states if leapp else {}), **(options.states or {})}
+    initial = {**(leapp.initial if leapp else {}), **(initial or {})}
+    choices = Choices(states, options.fix or {}, options.open, initial, options.batch_axes or {})
+    taken = take(leapp.path if leapp else Path(source), choices, heard)
     asked = options.batch_sizes if options.batch_size != () else (taken.step.sequences or 1,)
     spec, vocabulary = with_data(taken.spec, options)
     plan = planned(taken, spec, asked, options.segment_lengths, heard)
@@ -95,6 +108,7 @@ def prepare(source: str | Path, options: ExportOptions, heard: Listener) -> Prep
         "sha256": hashlib.sha256(taken.foreign.path.read_bytes()).hexdigest(),
         "states": {side.port: output for side, output in taken.step.states if side.port in taken.step.shown},
         "fix": {name: np.asarray(value).tolist() for name, value in choices.fix.items()},
+        "rate": leapp and leapp.rate,
         "open": choices.open,
         "initial": {
             side.port: f"initial.{side.spec.name}" for side, _ in taken.step.states if side.port in choices.initial
@@ -131,7 +145,8 @@ def verify(request: VerifyRequest, heard: Listener) -> Parity:
         told, first = manifest.family, read_weight_file(bundle.file(manifest.weights))
         starts = {port: first[name].numpy() for port, name in told["initial"].items()}
         choices = Choices(told["states"], told["fix"], told["open"], starts, told["batch_axes"])
-        taken = take(request.checkpoint, choices, heard)
+        path = read_leapp(request.checkpoint).path if is_leapp(request.checkpoint) else request.checkpoint
+        taken = take(path, choices, heard)
         check_same_module(taken.spec, request.checkpoint.name, bundle, heard)
         plan = planned(taken, taken.spec, (manifest.batch_size,), manifest.segment_lengths, heard)
         return verify_step(opener, plan, SOURCE, request.segments, heard, EMULATED if emulated else None)
@@ -155,12 +170,17 @@ def take(path: Path, choices: Choices, heard: Listener) -> Taken:
         heard.stage("open the file in a helper process")
         runner = Runner(foreign, SECONDS).__enter__()
         graph, hidden = runner.fold(save(model, place / "fixed.onnx"), place), list[Hidden]()
+        whole = caller(runner, path, constants)
         if choices.open:
-            model = load(graph)
-            hidden = open_hidden(model)
+            with Runner(read_foreign(graph), SECONDS) as folded:
+                segment = segment_axes(graph, folded)
+            hidden = open_hidden(opened := load(graph), segment or None)
             if not hidden:
                 raise UsageError(f"{path}: --open is given, and no state is hidden in the graph; leave it out")
-            graph = save(model, place / "opened.onnx")
+            graph = save(opened, place / "opened.onnx")
+            if lengthen(model, segment):
+                longer = save(model, place / "longer.onnx")
+                whole = caller(Runner(read_foreign(longer), SECONDS).__enter__(), path, {})
         inner = Runner(read_foreign(graph), SECONDS).__enter__()
         initial = {one.input: one.initial for one in hidden if one.initial is not None}
         pairs = {one.input: one.output for one in hidden}
@@ -172,7 +192,6 @@ def take(path: Path, choices: Choices, heard: Listener) -> Taken:
     except BaseException:
         shutil.rmtree(place, ignore_errors=True)
         raise
-    whole = caller(runner, path, constants)
     call = caller(inner, path, NONE) if hidden else whole
     number = int(hashlib.sha256(graph.read_bytes()).hexdigest()[:12], 16)
     module = FileModule(step, call, load(graph).graph, number)

@@ -77,6 +77,27 @@ def forget_sizes(graph: ir.Graph) -> None:
                 value.shape = None
 
 
+def lengthen(model: ir.Model, segment: Mapping[str, int]) -> bool:
+    """Leave the number of positions open where a file fixes it, in place; whether it does. Not each graph runs then.
+
+    Args:
+        model: of the file.
+        segment: by name of an input, its axis of positions.
+    """
+    fixed = [value for value in model.graph.inputs if _is_fixed(value, segment.get(str(value.name)))]
+    for value in fixed:
+        axis = segment[str(value.name)]
+        value.shape = ir.Shape([None if at == axis else size for at, size in enumerate(value.shape or ())])
+    if fixed:
+        for result in model.graph.outputs:
+            result.shape = None
+    return bool(fixed)
+
+
+def _is_fixed(value: ir.Value, axis: int | None) -> bool:
+    return axis is not None and value.shape is not None and isinstance(value.shape[axis], int)
+
+
 def load(path: Path) -> ir.Model:
     """A graph that can be changed; its larger tensors stay in their file.
 

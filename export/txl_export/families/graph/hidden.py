@@ -34,8 +34,8 @@ _END = 2**63 - 1
 """What stands for the end of an axis in a Slice."""
 _RANK = 3
 """Axes of a recurrence's state: directions, sequences, numbers. A convolution has as many or more."""
-_LENGTHS, _START = 4, 5
-"""The input of a recurrence that is the length of each sequence, and the first one of those that it starts from."""
+_LENGTHS, _FIRST = 4, 5
+"""The input of a recurrence that is the length of each sequence, and the first of those that it starts from."""
 _NUMBERS = frozenset({None, ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
 """Types of what a loop may carry as a state, None where it is not told; a count is none."""
 
@@ -127,7 +127,7 @@ class _Opening:
 
     def recurrence(self, node: ir.Node, holders: Sequence[ir.Node]) -> None:
         """An LSTM, GRU or RNN: each of its states that has no first value from outside."""
-        places, given = range(_START, _START + RECURRENT[node.op_type]), [*node.inputs, *[None] * 8]
+        places, given = range(_FIRST, _FIRST + RECURRENT[node.op_type]), [*node.inputs, *[None] * 8]
         hidden, source = [at for at, place in enumerate(places) if not _sources(given[place])], given[0]
         layout = node.attributes.get_int("layout", 0)
         if not hidden or (self._sizes.follows(source, layout) is False and self._sizes.of(source)[layout] != 1):

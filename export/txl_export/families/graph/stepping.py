@@ -184,6 +184,20 @@ def find_step(path: Path, choices: Choices, hidden: Mapping[str, str], runner: R
     return _Tables(foreign, inputs, states, axes, first, choices, frozenset(hidden), segment).step()
 
 
+def segment_axes(path: Path, runner: Runner) -> dict[str, int]:
+    """Where positions stand in the inputs of a graph, whose hidden states need not be open; nothing where none do.
+
+    Raises:
+        RunError, EndedError: see `Runner.run`.
+    """
+    foreign = read_foreign(path)
+    inputs = Inputs(foreign, read_structure(foreign.model, foreign.inputs))
+    first = inputs.find(runner)
+    states = pair(inputs, runner, first).states
+    places = positions(inputs, states, Behaviour(inputs, runner, states).axes(), first)
+    return {port.name: places[port.name] for port in foreign.inputs if port.name in places}
+
+
 def _states(
     foreign: Foreign, known: Mapping[str, str], inputs: Inputs, runner: Runner, first: Mapping[str, Array]
 ) -> list[State]:

@@ -17,15 +17,16 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+import txl_runtime
 import yaml
 from foreign_graphs import paired
 from leapp_folders import D, H, first_values, layers, right, two_nodes, wrong_from_second_step
 from safetensors.numpy import save_file
 from support import PACKAGES, package
-from txl_export import InputSpec, StateSpec, StepSpec, export
+from txl_export import InputSpec, StateSpec, StepSpec, export, verify
 from txl_export.families.graph.against_module import verify_file
 from txl_export.families.graph.leapp import MOST_BYTES, LeappTensor, is_leapp, read_leapp
-from txl_runtime.errors import BackendError, CheckpointError
+from txl_runtime.errors import BackendError, CheckpointError, UsageError
 from txl_runtime.listener import Silent
 
 HELPERS = Path(__file__).parents[3] / "helpers"
@@ -296,6 +297,29 @@ def test_the_graph_of_the_wrong_folder_speaks_against_its_pairs(folder, tmp_path
         found, _ = paired(read_leapp(path).path.read_bytes(), tmp_path)
         assert {state.input: state.output for state in found.states} == pairs
         assert {state.proof for state in found.states} == {"recurrent"}
+
+
+def test_a_folder_becomes_a_bundle_and_the_wrong_one_does_not(folder, tmp_path):
+    manifest = export(folder, tmp_path / "walk.txl").manifest
+    stream = txl_runtime.load(tmp_path / "walk.txl", "cpu").stream()
+    observed = np.random.default_rng(0).normal(size=(20, 1, D)).astype(np.float32)
+    hidden, found = tuple(torch.from_numpy(array) for array in first_values().values()), []
+    for obs in observed:
+        y, hidden = Policy().lstm(torch.from_numpy(obs)[None], hidden)
+        found.append((stream.run({"obs": obs})["actions"], Policy().head(y[0]).detach().numpy()))
+    np.testing.assert_allclose(*map(np.stack, zip(*found, strict=True)), atol=1e-6)
+    assert (manifest.family["rate"], sorted(manifest.family["initial"])) == (50.0, ["c_in", "h_in"])
+    assert verify(tmp_path / "walk.txl", checkpoint=folder).passed
+    wrong = wrong_from_second_step(tmp_path / "other")
+    with pytest.raises(UsageError, match="h_in is said to come back as h_out, and a recurrent operator starts from it"):
+        export(wrong, tmp_path / "other.txl")
+
+
+def test_one_of_several_nodes_is_taken_by_its_name(tmp_path):
+    folder = two_nodes(tmp_path / "two")
+    with pytest.raises(CheckpointError, match=r"has the nodes .*expected one of them: FOLDER:NODE"):
+        export(folder, tmp_path / "b")
+    export(f"{folder}:policy", tmp_path / "b")
 
 
 class Policy(torch.nn.Module):
