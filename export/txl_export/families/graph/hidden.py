@@ -20,7 +20,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
-from txl_runtime.errors import UsageError, printable
+from txl_runtime.errors import CheckpointError, TxlError, UsageError, one_line, printable
 
 from txl_export.families.graph.lengths import Sizes, whole_numbers
 from txl_export.families.graph.reading import Size
@@ -79,8 +79,20 @@ def open_hidden(model: ir.Model, segment: Mapping[str, int] | None = None) -> li
     Raises:
         UsageError: something forgets that cannot be made explicit: what needs later positions, stands in a branch or
             loop, or begins with what is computed.
-        KeyError: an axis of positions is none of an input's.
+        CheckpointError: the graph's parts do not fit together.
     """
+    try:
+        return _opened(model, segment)
+    except TxlError:
+        raise
+    except Exception as error:  # onnx-ir raises what happens to go wrong
+        told = one_line(error)
+        raise CheckpointError(
+            f"a graph whose parts do not fit together ({told}), expected a valid one; export it again"
+        ) from None
+
+
+def _opened(model: ir.Model, segment: Mapping[str, int] | None) -> list[Hidden]:
     opening = _Opening(model, segment)
     for node, holders in list(_nodes(model.graph)):
         if node.op_type in RECURRENT:

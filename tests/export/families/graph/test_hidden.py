@@ -22,7 +22,7 @@ from torch.nn import functional
 from txl_export.families.graph.hidden import Hidden, open_hidden
 from txl_export.families.graph.reading import read_foreign
 from txl_export.families.graph.running import Runner
-from txl_runtime.errors import UsageError
+from txl_runtime.errors import CheckpointError, UsageError
 
 TOTAL, UNEVEN = 28, (1, 7, 3, 17)
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -407,7 +407,7 @@ def test_what_torch_exports_is_opened(tmp_path):
     path = tmp_path / "model.onnx"
     path.write_bytes(graphs.exported(Case(step(run, **layers), {"x": torch.randn(B, D, TOTAL)}, ("y",), {}, axes))[0])
     with Runner(read_foreign(path)) as runner:
-        folded = onnx.load_from_string(runner.folded)
+        folded = onnx.load(runner.fold(path, tmp_path))
     found = proven(folded, drawn(B, D, TOTAL), 2)
     assert [state.op for state in found] == ["Conv", "Conv", *["LSTM"] * 4, "GRU", "Conv"]
     assert [state.initial is not None for state in found] == [False] * 6 + [True, False]
@@ -481,6 +481,14 @@ def test_what_runs_over_bands_is_left_as_it_is():
 def test_without_an_axis_of_positions_a_call_is_one_position():
     proto = model(recurrent("GRU"), [value("x", [1, "B", D])], [Y], [*weights("GRU"), ONE])
     assert [state.name for state in opened(proto, {})[1]] == ["cell.h"]
+
+
+def test_a_graph_that_contradicts_itself_is_refused_in_one_line():
+    nodes, more, rest = STARTS["filled"]
+    proto = model([*nodes, *recurrent("LSTM", ["", *rest])], [X], [Y], [*weights("LSTM"), ONE, *more])
+    proto.graph.node[2].attribute[0].t.dims[0] = 2
+    with pytest.raises(CheckpointError, match=r"a graph whose parts do not fit together .*expected a valid one"):
+        opened(proto)
 
 
 def test_names_are_identifiers_of_their_own_and_the_same_each_time():
