@@ -568,19 +568,6 @@ def controller(m, x, integral, last):
 
 
 @right(
-    "image=x h c -> y h_out=h' c_out=c'",
-    "x B 2 5 5 | h B 3 5 5; c B 3 5 5 | y B 2 5 5",
-    lambda: {"gates": nn.Conv2d(5, 12, 3, padding=1), "head": nn.Conv2d(3, 2, 1)},
-    opset=16,
-)
-def convolutional_lstm(m, x, h, c):
-    a, f, g, o = m.gates(torch.cat([x, h], 1)).chunk(4, 1)
-    c = torch.sigmoid(f) * c + torch.sigmoid(a) * torch.tanh(g)
-    h = torch.sigmoid(o) * torch.tanh(c)
-    return m.head(h), h, c
-
-
-@right(
     "x total valid -> y total_out=total'",
     "x B L 3 | total B 3",
     lambda: {"mix": nn.Linear(3, 3)},
@@ -634,6 +621,17 @@ def layers_counted_from_zero_and_from_one(m, x, cache1, cache2, cache3):
     cache2 = m.second(cache1, cache2)
     cache3 = m.third(cache2, cache3)
     return cache3 * 2, cache1, cache2, cache3
+
+
+@surprise(
+    "x cache_0=cache_0 cache_1=cache_1 -> y new_cache_1=cache_0' new_cache_2=cache_1'",
+    "x B 4 | cache_0 B 4; cache_1 B 4",
+    lambda: {name: nn.GRUCell(4, 4) for name in ("first", "second")},
+)
+def next_states_counted_from_one(m, x, cache_0, cache_1):
+    cache_0 = m.first(x, cache_0)
+    cache_1 = m.second(cache_0, cache_1)
+    return cache_1 * 2, cache_0, cache_1
 
 
 @surprise(
@@ -715,6 +713,18 @@ def small_units_with_the_other_sign(m, x, h):
 def many_probabilities_of_another_training(m, x, h):
     y, h = _gru(m, x, h)
     return y.softmax(-1), h
+
+
+@surprise(
+    "x power -> y power_out=power'",
+    "x B 6 | power B 6",
+    lambda: {"mix": nn.Linear(6, 6)},
+    change=calling(lambda m, own, x, power: (own(m, x, power)[0], power * 0)),
+    fails=("state power",),
+)
+def power_of_quiet_sound_that_stays_zero(m, x, power):
+    power = 0.9 * power + 0.1 * (x * 1e-3).square()
+    return m.mix(x) + power, power
 
 
 @surprise(

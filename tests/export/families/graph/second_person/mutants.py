@@ -123,9 +123,6 @@ MUTANTS = {
         "output y",
         lambda m, own, x, done, h, c: own(m, x, torch.zeros_like(done), h * (~done).float()[:, None], c),
     ),
-    "done_the_other_way_round": calls(
-        "policy_that_takes_done", "output y", lambda m, own, x, done, h, c: own(m, x, ~done, h, c)
-    ),
     "h_and_c_swapped": calls(
         "policy_that_takes_done",
         "state h, state c",
@@ -133,9 +130,6 @@ MUTANTS = {
     ),
     "layers_in_another_order": calls(
         "gru_two_layers", "state h", lambda m, own, x, h: (own(m, x, h)[0], own(m, x, h)[1].flip(0))
-    ),
-    "states_crossed": calls(
-        "states_crosswise", "state a, state b", lambda m, own, x, a, b: [own(m, x, a, b)[place] for place in (0, 2, 1)]
     ),
     "state_of_the_position_before": calls(
         "parallel_scan", "state h", lambda m, own, x, h: (own(m, x, h)[0], own(m, x[:, :-1], h)[1])
@@ -154,9 +148,6 @@ MUTANTS = {
         "running_normaliser",
         "state count",
         lambda m, own, *given: keep(own, m, *given, _3=torch.clamp(given[3] + 1, max=40)),
-    ),
-    "start_added_in_the_graph": calls(
-        "kalman_filter", "state cov", lambda m, own, x, mean, cov: own(m, x, mean, cov + torch.eye(3))
     ),
     "padding_reaches_the_state": calls(
         "sums_of_valid_positions",
@@ -184,12 +175,6 @@ MUTANTS = {
     ),
     "state_rounded_to_half": calls(
         "selective_state", "state ssm", lambda m, own, *given: keep(own, m, *given, _2=own(m, *given)[2].half().float())
-    ),
-    "head_of_another_training": Mutant(
-        "tokens_through_a_gru", ("output logits",), lambda m: m.head.bias.data.add_(0.01 * torch.arange(31.0))
-    ),
-    "frames_late_by_one": calls(
-        "frames_with_lookahead", "output y", lambda m, own, x, h: own(m, torch.cat([x[:, :1], x[:, :-1]], 1), h)
     ),
     "mask_forgets": calls("mask_of_bool", "state seen", lambda m, own, x, seen: (own(m, x, seen)[0], x > 1.2)),
     "dropout_left_on": calls(

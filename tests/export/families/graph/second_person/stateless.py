@@ -122,8 +122,6 @@ STATELESS = {
         open="noisy 0",
     ),
     "residual_block": Graph("x 2 8", "out", lambda m, x: x + m.b(torch.relu(m.a(x))), lines(8, 9, b=(9, 8)), dynamo=18),
-    "autoencoder": Graph("x 2 12", "reconstruction", lambda m, x: m.b(torch.relu(m.a(x))), lines(12, 3, b=(3, 12))),
-    "variational_encoder": Graph("x 2 6", "mean logvar", lambda m, x: (m.a(x), m.b(x)), lines(6, 6, b=(6, 6))),
     "sequence_encoder": Graph(
         "tokens 2 5 <20",
         "encoded last",
@@ -147,7 +145,6 @@ STATELESS = {
     "two_of_one_shape": Graph(
         "left 2 4; right 2 4", "left_out right_out", lambda m, a, b: (m.a(a) + b, m.b(b) * a), lines(4, 4, b=(4, 4))
     ),
-    "butterfly": Graph("a 3 4; b 3 4", "sum difference", lambda m, a, b: (a + b, a - b)),
     "diffusion_step": Graph(
         "x_t 2 1 8 8; t 2 <9", "x_prev", lambda m, x, t: x - m.a(x) * t[:, None, None, None] / 10, convolutions((1, 1))
     ),
