@@ -1,0 +1,114 @@
+"""Files that were made, and judged, by somebody who does not know how the verifier works.
+
+PyTorch's own exporters make each file on the fly. What verify or inspect gets wrong is marked with what they say.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import call_main
+
+from . import modules, mutants, stateless
+
+QUICK = {"gru_cell", "window_not_moved", "denoiser", "layers_in_another_order"}
+
+SMALL = "passes: an error is measured against 1, or against the largest value of the tensor, not against its own row"
+NO_GATE = "fails, but the last line names no gate: `see the table: the first segment with a large error says …`"
+FOUND = {
+    "mask_of_bool": "`no state to carry`: seen and x are `returned as they are`, as no input reached 1.2",
+    "highway": "inspect pairs x and y by `cell`, though x is the one input with data",
+    "gate_of_a_gtrxl_layer": "inspect pairs residual and gated by `cell`",
+    "images_behind_text": "inspect pairs text and embeddings by `grown`",
+    "all_h_before_all_c_without_names": "refused: `in none of 120 orders does it compute what the module computes`",
+    "layers_counted_from_zero_and_from_one": "refused: cache_1 is taken for cache1, which is cache_0",
+    "next_states_counted_from_one": "refused, and inspect pairs cache_1 with new_cache_1, which is the next cache_0",
+    "variance_by_difference": "refused: rounding of the module itself in float32 counts as drift of the file",
+    "state_on_a_grid_of_127": "refused: the module's own float32 rounds to another step as often as the file does",
+    "state_of_one_number": "refused: `state gain comes back as 1, expected a single number`",
+    "small_units_with_the_other_sign": SMALL,
+    "many_probabilities_of_another_training": SMALL,
+    "power_of_quiet_sound_that_stays_zero": SMALL,
+    "newtons_beside_metres_with_the_other_sign": SMALL,
+    "observations_not_clipped": "passes: features are random numbers of N(0, 1), and nothing says what was not tried",
+    "positions_beyond_one": "passes: whole numbers that are no tokens are 0 or 1 in every segment, and nothing says so",
+    "one_of_many_tokens": "passes: of 50,000 token ids few are tried, and nothing says how many",
+    "rows_that_infect_their_neighbours": NO_GATE,
+    "noise_in_the_state": NO_GATE,
+    "done_clears_the_state": "passes, with a false note: `state h changes no output of the bundle …`",
+}
+"""What is wrong in the verifier, by the case that shows it."""
+
+
+def variants(table, found=FOUND):
+    """All cases of a table: those of QUICK are fast, and those in which something is wrong fail for its reason."""
+    cases = []
+    for name in table:
+        marks = [] if name in QUICK else [pytest.mark.slow(keep=3)]
+        if name in found:
+            marks.append(pytest.mark.xfail(strict=True, reason=found[name], raises=AssertionError))
+        cases.append(pytest.param(name, marks=marks))
+    return cases
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capfd):
+    """A command in this process, in an empty folder but for the constant that one file takes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    np.savez("sr.npz", sr=np.array(16000))
+    return lambda *arguments: call_main(arguments, monkeypatch, capfd)
+
+
+def verified(run, case, of):
+    """Make the file of a case and hold it against its module: exit code, last line, and all that is said."""
+    file = modules.export(case, Path("file.onnx"))
+    code, _, said = run("verify", file, "--module", f"{modules.__file__}:{of}", *case.command)
+    return code, said.splitlines()[-1], said
+
+
+@pytest.mark.parametrize("name", variants(modules.RIGHTS, {}))
+def test_a_right_file_passes(run, name):
+    code, last, _ = verified(run, modules.RIGHTS[name], name)
+    assert code == 0, last
+
+
+@pytest.mark.parametrize("name", variants(modules.RIGHTS))
+def test_inspect_pairs_the_states_or_says_that_it_cannot(run, name):
+    case = modules.RIGHTS[name]
+    code, out, said = run("inspect", modules.export(case, Path("file.onnx")), "--json")
+    assert code == 0, said
+    facts = json.loads(out)
+    before, after = ([part.partition("=") for part in side.split()] for side in case.names.split("->"))
+    given, returned = ({own or file: file for file, _, own in side} for side in (before, after))
+    pairs = {state.name: (given[state.name], returned[f"{state.name}'"]) for state in case.build().states}
+    left = {pairs[name] for name in case.undecided.split()}
+    assert {(pair["input"], pair["output"]) for pair in facts["states"]} == set(pairs.values()) - left
+    assert left <= {(input["input"], output) for input in facts["undecided"] for output in input["outputs"]}
+
+
+@pytest.mark.parametrize("name", variants(mutants.MUTANTS))
+def test_a_wrong_file_is_refused_and_the_last_line_says_where(run, name):
+    mutant = mutants.MUTANTS[name]
+    code, last, _ = verified(run, mutant.case(), mutant.of)
+    assert code == 1, last
+    assert any(words in last for words in mutant.where), last
+
+
+@pytest.mark.parametrize("name", variants(stateless.STATELESS))
+def test_inspect_invents_no_state(run, name):
+    code, out, said = run("inspect", stateless.export(stateless.STATELESS[name], Path("file.onnx")), "--json")
+    assert code == 0, said
+    assert json.loads(out)["states"] == []
+
+
+@pytest.mark.parametrize("name", variants(modules.SURPRISES))
+def test_a_surprise_is_judged_rightly(run, name):
+    case = modules.SURPRISES[name]
+    code, last, said = verified(run, case, name)
+    assert code == bool(case.fails), last
+    assert not case.fails or any(words in last for words in case.fails), last
+    assert case.fails or "changes no output" not in said
