@@ -49,6 +49,11 @@ class Sums:
         return Sums(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))
 
     @property
+    def root_mean_square(self) -> float:
+        """Of the values."""
+        return math.sqrt(self.of_squares / max(self.count, 1))
+
+    @property
     def size(self) -> float:
         """The standard deviation of the values; where they are all alike, their size."""
         mean = self.summed / max(self.count, 1)

@@ -14,6 +14,10 @@ from txl_export.proof.bits import Bits
 from txl_export.proof.comparing import ChainErrors
 
 OUTPUTS, STATES = "outputs max abs (relative)", "state max abs (relative)"
+SMALL, APART = (5e-7, 1e-2), 0.1
+"""Values of a root mean square between these are so small that an error relative to 1 says little of them, and are more
+than rounding of larger ones; so much of their own spread may they be off.
+"""
 
 
 def judge(
@@ -50,6 +54,11 @@ def judge(
             inexact = [errors.deviation for _, errors in tensors if not errors.exact]
             if inexact:
                 yield _gate(f"{name} RMS error (of the standard deviation)", max(inexact), limits.deviation)
+    else:
+        others = [errors for name, errors in (*outputs, *states) if name not in logprobs and not errors.exact]
+        small = [errors.deviation for errors in others if SMALL[0] < errors.usual.root_mean_square < SMALL[1]]
+        if small:
+            yield _gate("RMS error of small values (of the standard deviation)", max(small), APART)
     exact = [errors.largest for _, errors in (*outputs, *states) if errors.exact]
     if exact:
         yield _gate("whole numbers differing", sum(exact), 0.0)

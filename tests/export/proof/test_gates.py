@@ -157,3 +157,19 @@ def test_too_coarse_an_arithmetic_fails_by_the_deviation():
     found = failing(verified(Coarse, precision="fp16"))
     assert "outputs RMS error (of the standard deviation)" in found
     assert "state RMS error (of the standard deviation)" in found
+
+
+@pytest.mark.parametrize(
+    ("size", "apart", "passed"),
+    [(1e-5, -1.0, False), (1e-5, 1.02, True), (1e-3, 0.8, False), (1e-7, -1.0, None), (0.5, 1.0, None)],
+)
+def test_values_so_small_that_one_says_little_of_them_are_held_against_their_own_spread(size, apart, passed):
+    """Below that they are rounding of larger ones, and above it the gate on the largest error judges them."""
+    chain, _ = steady(40)
+    values = size * np.random.default_rng(0).normal(size=(64,)).astype(np.float32)
+    chain.outputs["y"] = errors = TensorErrors()
+    errors.add((values, values * np.float32(apart)))
+    gates = {gate.name: gate for gate in judge(MANIFEST, "fp32", "cpu", [chain], Bits(), real=True)}
+    assert gates[OUTPUTS].passed or size > 1e-4
+    found = gates.get("RMS error of small values (of the standard deviation)")
+    assert (found and found.passed) is passed
