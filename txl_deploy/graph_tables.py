@@ -39,6 +39,8 @@ def print_graph(facts: GraphFacts) -> None:
         stdout.print(rows_table(("\nstate: given → returned", "\na change of it is told"), rows))
     for note in _notes(facts):
         stdout.print(f"\n{note}")
+    if facts.command:
+        stdout.print(f"\n{facts.command}", soft_wrap=True)  # such that it can be copied
 
 
 def _notes(facts: GraphFacts) -> Iterator[str]:

@@ -106,7 +106,11 @@ def _explain(error: BaseException) -> int:
 
 
 def _fail(message: str, code: int, details: Mapping[str, object] | None = None) -> int:
-    from txl_deploy.console import plain, print_json, stderr
+    try:
+        from txl_deploy.console import plain, print_json, stderr
+    except ImportError:  # stopped while NumPy was being imported, which cannot be begun a second time
+        sys.stderr.write(f"error: {message}\n")
+        return code
 
     line = plain(" ".join(message.split()))
     if "--json-logs" in sys.argv:  # whoever collects the log of `serve` was promised that every line is JSON

@@ -9,7 +9,7 @@ import wave
 import numpy as np
 import txl_runtime
 
-stream = txl_runtime.load(sys.argv[1]).stream()
+stream = txl_runtime.load(sys.argv[1]).stream(1)
 samples = np.zeros((1, 64 + 512), np.float32)
 with wave.open(sys.argv[2]) as audio:
     while len(data := audio.readframes(512)) == 2 * 512:

@@ -46,8 +46,8 @@ def run(
         str | None,
         typer.Argument(
             metavar="CHECKPOINT",
-            help="A checkpoint file, a Hugging Face folder, FILE.py:FUNCTION for a model of your own, or FILE.onnx; "
-            "none with --adapter.",
+            help="A checkpoint file, a Hugging Face folder, FILE.py:FUNCTION for a model of your own, FILE.onnx, or a "
+            "folder of LEAPP's; none with --adapter.",
             show_default=False,
         ),
     ] = None,
@@ -67,7 +67,8 @@ def run(
         source: str | Path = of_adapter(options["adapter"], checkpoint, given.pop("weights", None))
     elif checkpoint is None:
         raise UsageError(
-            "no CHECKPOINT is given, expected a file, FILE.py:FUNCTION, or --adapter NAME; see txl-deploy export --help"
+            "no CHECKPOINT is given, expected a file, a folder, FILE.py:FUNCTION, or --adapter NAME; see txl-deploy "
+            "export --help"
         )
     else:
         source = of_own_module(checkpoint) or Path(checkpoint)

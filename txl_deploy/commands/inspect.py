@@ -32,7 +32,9 @@ from txl_deploy.extras import require, require_export
 def run(
     place: Annotated[
         str,
-        typer.Argument(metavar="PATH", help="A bundle, an engine, a checkpoint, an ONNX file.", show_default=False),
+        typer.Argument(
+            metavar="PATH", help="A bundle, an engine, a checkpoint, an ONNX file, LEAPP's folder.", show_default=False
+        ),
     ],
     family: Annotated[CodeBase, like_export("family")] = "auto",
     config: Annotated[Path | None, like_export("config")] = None,
@@ -47,7 +49,9 @@ def run(
     if not place.strip():
         raise UsageError("the path is empty, expected a bundle or a checkpoint; name one")
     if not path.exists():
-        raise UsageError(f"{path}: no such file or folder, expected a bundle or a checkpoint; check the path")
+        raise UsageError(
+            f"{path}: no such file or folder, expected a bundle, a checkpoint or an ONNX file; check the path"
+        )
     if (path / MANIFEST).exists():
         if family != "auto" or config is not None or aliases or skeleton:
             raise UsageError(
@@ -70,11 +74,12 @@ def run(
 
         path = read_leapp(path).path if is_leapp(path) else path
     if path.suffix == ".onnx" and not _is_engine(path):
-        if family != "auto" or config is not None or aliases:
+        if family != "auto" or config is not None or aliases or skeleton:
             raise UsageError(
-                f"{path}: is an ONNX file, --family, --config and --alias are for checkpoints; leave them out"
+                f"{path}: is an ONNX file, --family, --config, --alias and --skeleton are for checkpoints; "
+                "leave them out"
             )
-        _describe_graph(path, json)
+        _describe_graph(path, json, place)
         return
     if path.suffix in (".engine", ".onnx"):
         document = describe_engine(path)
@@ -124,14 +129,14 @@ def _is_engine(path: Path) -> bool:
     return False
 
 
-def _describe_graph(path: Path, json: bool) -> None:
+def _describe_graph(path: Path, json: bool, asked: str) -> None:
     require("inspect of an ONNX file", "export", "onnx", "onnx_ir", "onnxruntime")
     from txl_export.families.graph.describing import describe_graph
 
     from txl_deploy.graph_tables import print_graph
 
     with Display() as display:
-        facts = describe_graph(path, display)
+        facts = describe_graph(path, display, asked=asked)
     if json:
         print_json(facts)
     else:

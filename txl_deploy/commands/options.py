@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,4 +39,6 @@ def parse_pairs(flag: str, pairs: list[str] | None, form: str, empty: bool = Fal
     split = [(pair, *pair.partition("=")) for pair in pairs or []]
     if wrong := [pair for pair, name, sign, target in split if not (name and sign and (target or empty))]:
         raise UsageError(f"{flag} is {wrong[0]!r}, expected {form}; check it")
+    if twice := [name for name, count in Counter(name for _, name, *_ in split).items() if count > 1]:
+        raise UsageError(f"{flag} is given twice for {twice[0]}, expected one for each name; leave one out")
     return {name: target for _, name, _, target in split}

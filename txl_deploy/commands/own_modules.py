@@ -26,7 +26,9 @@ def check_source(given: str) -> None:
     """
     file = given if Path(given).exists() else given.rpartition(":")[0] or given  # FILE.py:FUNCTION, FOLDER:NODE
     if not Path(file).exists():
-        raise UsageError(f"{file}: no such file, expected a checkpoint or FILE.py:FUNCTION; check the path")
+        raise UsageError(
+            f"{file}: no such file, expected a checkpoint, FILE.onnx, a folder or FILE.py:FUNCTION; check the path"
+        )
     if file == given and given.endswith(".py"):
         raise UsageError(
             f"{given} names no function, expected FILE.py:FUNCTION; give {given}:build if that is its name"

@@ -55,8 +55,8 @@ def judge(
             if inexact:
                 yield _gate(f"{name} RMS error (of the standard deviation)", max(inexact), limits.deviation)
     else:
-        others = [errors for name, errors in (*outputs, *states) if name not in logprobs and not errors.exact]
-        small = [errors.deviation for errors in others if SMALL[0] < errors.usual.root_mean_square < SMALL[1]]
+        judged = [errors for name, errors in (*outputs, *states) if name not in logprobs and not errors.exact]
+        small = [errors.deviation for errors in judged if SMALL[0] < errors.usual.root_mean_square < SMALL[1]]
         if small:
             yield _gate("RMS error of small values (of the standard deviation)", max(small), APART)
     exact = [errors.largest for _, errors in (*outputs, *states) if errors.exact]

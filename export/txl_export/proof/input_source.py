@@ -108,6 +108,8 @@ def read_samples(path: Path) -> dict[str, Array]:
     try:
         with np.load(path, allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file, expected arrays by input name; check the path") from None
     except Exception as error:  # numpy, zipfile and zlib each raise their own kinds
         said = one_line(error)
         raise UsageError(f"{path}: {said}; expected arrays by input name, as numpy.savez writes them") from None

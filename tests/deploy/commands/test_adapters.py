@@ -82,7 +82,7 @@ WRONG = {
     ),
     "two models": (("net.pt", *GIVEN), "net.pt and --adapter are both given"),
     "two sources": (("c.py:build", *GIVEN), "c.py:build and --adapter are both given"),
-    "nothing": ((), "no CHECKPOINT is given, expected a file, FILE.py:FUNCTION, or --adapter NAME"),
+    "nothing": ((), "no CHECKPOINT is given, expected a file, a folder, FILE.py:FUNCTION, or --adapter NAME"),
     "no config": (
         ("--adapter", NAME, "--weights", "net.pt"),
         "the config lacks width, it is empty; give the constructor",

@@ -67,13 +67,14 @@ class GraphFacts:
     next: str = ""
 
 
-def describe_graph(path: Path, heard: Listener, seconds: float = SECONDS) -> GraphFacts:
+def describe_graph(path: Path, heard: Listener, seconds: float = SECONDS, asked: str = "") -> GraphFacts:
     """Read a foreign ONNX file, and run its graph in a helper process.
 
     Args:
         path: of the file.
         heard: hears of the stages.
         seconds: that all runs may take together.
+        asked: what an export is to be given, where that is another path than the file's.
 
     Raises:
         CheckpointError: it is no ONNX model, or none that is read here.
@@ -103,7 +104,7 @@ def describe_graph(path: Path, heard: Listener, seconds: float = SECONDS) -> Gra
     except EndedError as error:
         facts.stopped = str(error)
     if facts.states or facts.undecided or facts.stopped or _forgets(facts):
-        facts.command = _command(facts, sizes)
+        facts.command = _command(facts, sizes, asked or str(path))
     facts.runs, facts.next = runner.runs, what_next(facts)
     return facts
 
@@ -145,10 +146,10 @@ def _run(inputs: Inputs, runner: Runner, facts: GraphFacts, heard: Listener) -> 
     return open_sizes(inputs, facts.axes, positions(inputs, found.states, facts.axes, first))
 
 
-def _command(facts: GraphFacts, sizes: Mapping[str, int]) -> str:
+def _command(facts: GraphFacts, sizes: Mapping[str, int], source: str) -> str:
     """The export to type, as far as the file tells what it needs."""
     fixed = {name: (values or [1])[0] for name, values in facts.settings.items()} | dict(sizes)
-    words = ["txl-deploy", "export", facts.file, "-o", f"{Path(facts.file).stem}.txl"]
+    words = ["txl-deploy", "export", source, "-o", f"{Path(source).stem}.txl".replace(":", "-")]
     words += [word for name, value in fixed.items() for word in ("--fix", f"{name}={value}")]
     words += [word for one in facts.undecided for word in ("--state", f"{one.input}={one.outputs[0]}")]
     return shlex.join([*words, "--open"] if _forgets(facts) and not facts.states else words)
@@ -163,10 +164,10 @@ def what_next(facts: GraphFacts) -> str:
     """What can be done with a file."""
     if not facts.command:
         return "There is no state to carry from call to call: ONNX Runtime is all that this file needs."
-    undecided = "what is undecided is said by --state IN=OUT, or by --state IN= where it is no state; "
-    opened = "--open carries on what it forgets, unless that is meant; "
+    undecided = "What is undecided is said by --state IN=OUT, or by --state IN= where it is no state. "
+    opened = "--open carries on what it forgets, unless that is meant. "
     return (
-        f"To make a bundle of it: {facts.command} ({undecided * bool(facts.undecided)}{opened * _forgets(facts)}see "
-        "docs/onnx-files.md). Whether the file equals the module that it was made of, txl-deploy verify FILE.onnx "
-        "--module FILE.py:FUNCTION tells."
+        "Whether the file equals the module that it was made of, txl-deploy verify FILE.onnx --module FILE.py:FUNCTION "
+        f"tells. {undecided * bool(facts.undecided)}{opened * _forgets(facts)}docs/onnx-files.md has all options of "
+        "the command that makes a bundle of it:"
     )

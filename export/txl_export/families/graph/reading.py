@@ -154,6 +154,11 @@ def _port(value: Any, side: str) -> Port:
     return Port(value.name, dtype, shape)
 
 
+def _location(tensor: Any) -> str:
+    """The file that a tensor lies in, or ""."""
+    return next((str(entry.value) for entry in tensor.external_data if entry.key == "location"), "")
+
+
 def _beside(model: Any, path: Path) -> int:
     """Bytes of the files that weights lie in; each has to be there, beside the graph.
 
@@ -172,4 +177,9 @@ def _beside(model: Any, path: Path) -> int:
                 told = brief(printable(entry.value))
                 raise CheckpointError(f"{path}: its weights lie in {told!r}, expected a file beside it; copy it too")
             found[entry.value] = beside.stat().st_size
+        said = {entry.key: int(entry.value) for entry in tensor.external_data if entry.value.isdecimal()}
+        place, ends = _location(tensor), said.get("offset", 0) + said.get("length", 0)
+        if place in found and ends > found[place]:
+            told = f"{printable(place)} has {found[place]} bytes, of which its weights take {ends} or more"
+            raise CheckpointError(f"{path}: {told}, expected all of them; copy it again")
     return sum(found.values())
