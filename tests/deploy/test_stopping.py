@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ from step_models import recurrent
 from support import call_main
 from txl_report import writing
 
-from txl_deploy import stopping
+from txl_deploy import main, stopping
 
 
 @pytest.fixture(params=[(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")], ids=["INT", "TERM"])
@@ -75,3 +76,11 @@ def test_a_server_does_not_begin_to_serve(dropped, make_bundle, monkeypatch, cap
     found, out, err = call_main(["serve", bundle, "--port", 0], monkeypatch, capfd)
     ending.cancel()
     assert (found, out, err) == (code, "", f"error: {told}\n")
+
+
+def test_a_stop_while_numpy_is_imported_is_told_without_it(monkeypatch, capsys):
+    """What was left in the middle of its import cannot be imported again, and the console needs it."""
+    monkeypatch.setitem(sys.modules, "txl_deploy.console", None)
+    monkeypatch.setattr(stopping, "received", lambda: signal.SIGINT)
+    assert main._stopped() == 130
+    assert capsys.readouterr().err == "error: interrupted\n"
