@@ -185,16 +185,16 @@ def take(path: Path, choices: Choices, heard: Listener) -> Taken:
         initial = {one.input: one.initial for one in hidden if one.initial is not None}
         pairs = {one.input: one.output for one in hidden}
         step = find_step(graph, replace(choices, initial={**initial, **choices.initial}), pairs, inner, heard)
-    except RunError as error:
-        raise UsageError(f"{path}: ONNX Runtime does not run it: {error}; export it again") from None
-    except EndedError as error:
-        raise BackendError(f"{path}: {error}") from None
-    except BaseException:
+        call = caller(inner, path, NONE) if hidden else whole
+        number = int(hashlib.sha256(graph.read_bytes()).hexdigest()[:12], 16)
+        module = FileModule(step, call, load(graph).graph, number)
+    except BaseException as error:
         shutil.rmtree(place, ignore_errors=True)
+        if isinstance(error, RunError):
+            raise UsageError(f"{path}: ONNX Runtime does not run it: {error}; export it again") from None
+        if isinstance(error, EndedError):
+            raise BackendError(f"{path}: {error}") from None
         raise
-    call = caller(inner, path, NONE) if hidden else whole
-    number = int(hashlib.sha256(graph.read_bytes()).hexdigest()[:12], 16)
-    module = FileModule(step, call, load(graph).graph, number)
     weakref.finalize(module, shutil.rmtree, place, ignore_errors=True)
     return Taken(foreign, graph, step, module, runner, whole, tuple(one.name for one in hidden))
 

@@ -228,6 +228,8 @@ def test_no_helper_and_no_folder_is_left(tmp_path, monkeypatch):
     txl_export.export(leaky(tmp_path / "f.onnx"), tmp_path / "b")
     with pytest.raises(UsageError):
         txl_export.export(leaky(tmp_path / "f.onnx", 4), tmp_path / "c", batch_size=2)
+    with pytest.raises(UsageError, match="ONNX Runtime does not run it"):
+        txl_export.export(leaky(tmp_path / "f.onnx", size=2**26), tmp_path / "d")
     import gc
 
     gc.collect()
