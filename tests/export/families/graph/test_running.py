@@ -147,9 +147,13 @@ def test_a_run_that_does_not_end_ends_with_whoever_asked_for_it(tmp_path):
         "import sys; from pathlib import Path; import numpy as np\n"
         "from txl_export.families.graph.reading import read_foreign\n"
         "from txl_export.families.graph.running import Runner\n"
-        "with Runner(read_foreign(Path(sys.argv[1]))) as runner:\n"
+        "runner = Runner(read_foreign(Path(sys.argv[1]))).__enter__()\n"
+        "answer = runner._answer\n"
+        "def told():\n"
         "    print(runner._process.pid, flush=True)\n"
-        "    runner.run({'x': np.zeros((64, 64), np.float32)})\n"
+        "    return answer()\n"
+        "runner._answer = told\n"
+        "runner.run({'x': np.zeros((64, 64), np.float32)})\n"
     )
     with subprocess.Popen([sys.executable, "-c", asking, path], stdout=subprocess.PIPE, text=True) as asked:
         assert asked.stdout is not None
