@@ -106,7 +106,10 @@ def prepare(source: str | Path, options: ExportOptions, heard: Listener) -> Prep
         "name": "graph",
         "file": taken.foreign.path.name,
         "sha256": hashlib.sha256(taken.foreign.path.read_bytes()).hexdigest(),
-        "states": {side.port: output for side, output in taken.step.states if side.port in taken.step.shown},
+        "states": {
+            **{name: output for name, output in states.items() if not output},
+            **{side.port: output for side, output in taken.step.states if side.port in taken.step.shown},
+        },
         "fix": {name: np.asarray(value).tolist() for name, value in choices.fix.items()},
         "rate": leapp and leapp.rate,
         "open": choices.open,
@@ -207,11 +210,11 @@ def planned(taken: Taken, spec: StepSpec, batches: Sequence[int], lengths: Seque
         raise UsageError(f"--batch-size is {told}, expected {fixed or 'one'}: the file takes {fixed or 'any number'}")
     plan = make_plan(spec, batch, lengths, heard)
     longest = plan.segment_lengths[0]
-    if 1 in plan.segment_lengths[1:] and not divisible(plan.spec, batch, longest):
+    if other := [each for each in plan.segment_lengths[1:] if not divisible(plan.spec, batch, longest, each)]:
         if len(lengths) > 1:
             raise UsageError(
-                f"segments of 1 are asked for beside {longest}, and {longest} of them do not give what a segment of "
-                f"{longest} gives; give one --segment-length"
+                f"segments of {other[0]} are asked for beside {longest}, and one after another they do not give what "
+                f"segments of {longest} give; give one --segment-length"
             )
         heard.warn(f"positions one by one do not give what a segment of {longest} gives, so that segments run whole")
         plan = make_plan(spec, batch, (longest,), heard)
