@@ -159,6 +159,23 @@ def test_a_graph_that_is_damaged_is_refused_in_one_line_and_no_library_says_more
     assert not caplog.records
 
 
+def test_recurrent_layers_may_become_narrower(tmp_path):
+    draws, sizes = np.random.default_rng(0), {"1": (6, 5), "2": (5, 4)}
+    nodes, constants = [], {"ways": np.array([1])}
+    for layer, (given, hidden) in sizes.items():
+        source = "x" if layer == "1" else "y1"
+        nodes.append(helper.make_node("GRU", [source, f"W{layer}", f"R{layer}", "", "", f"h{layer}"],
+                                      [f"all{layer}", f"new_h{layer}"], hidden_size=hidden))  # fmt: skip
+        nodes.append(helper.make_node("Squeeze", [f"all{layer}", "ways"], [f"y{layer}"]))
+        constants |= {f"W{layer}": draws.normal(size=(1, 3 * hidden, given)).astype(np.float32)}
+        constants |= {f"R{layer}": draws.normal(size=(1, 3 * hidden, hidden)).astype(np.float32)}
+    given = [value("x", [4, "n", 6]), value("h1", [1, "n", 5]), value("h2", [1, "n", 4])]
+    returned = [value("y2", [4, "n", 4]), value("new_h1", [1, "n", 5]), value("new_h2", [1, "n", 4])]
+    tensors = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    onnx.save(model(nodes, given, returned, tensors, opset=14), tmp_path / "f.onnx")
+    assert beside(tmp_path / "f.onnx", tmp_path / "b", batch_size=2) <= 1e-5
+
+
 def test_an_output_may_be_an_input_as_it_is(tmp_path):
     path = leaky(tmp_path / "f.onnx")
     whole = onnx.load(path)
