@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 from torch import Tensor, nn
-from txl_runtime.errors import BackendError, UsageError, brief, one_line, some
+from txl_runtime.errors import BackendError, UsageError, brief, printable, some
 from txl_runtime.listener import Listener
 from txl_runtime.types import Array
 
@@ -385,7 +385,7 @@ def _first_value(port: Port, values: Array) -> Tensor:
         if own == "float32" or np.array_equal(first, found):
             return torch.from_numpy(first)
     raise UsageError(
-        f"{port.name} begins with {brief(one_line(str(found)))}, expected {port.dtype}"
+        f"{port.name} begins with {brief(printable(' '.join(str(found).split())))}, expected {port.dtype}"
         f"{' of at most 32 bits, which a bundle has for it' if port.dtype in ('int64', 'uint32') else ''}; check "
         "--initial"
     )
