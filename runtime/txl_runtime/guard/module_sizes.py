@@ -99,7 +99,8 @@ def _recurrent(node: Node) -> list[Value]:
         raise RefusedError("a recurrent network of other than three axes", "three")
     ways, rows, hidden = r.dims
     gates = rows // max(hidden, 1)
-    if not 1 <= gates * hidden == rows or w.dims != (ways, rows, x.dims[2]):
+    least = x.dims[2] if x.exact else 0  # else it is the most that there may be; engines compare what there is
+    if not 1 <= gates * hidden == rows or w.dims[:2] != (ways, rows) or not least <= w.dims[2] <= x.dims[2]:
         raise RefusedError("weights of a recurrent network that do not fit each other", "those of one network")
     steps, batch, _ = x.dims
     sizes = [(steps, ways, batch, hidden), (ways, batch, hidden), (ways, batch, hidden)]

@@ -128,11 +128,16 @@ class Behaviour:
         return [name for name in self._given if name not in states and self._inputs.varies(name)]
 
     def _common(self, segment: Mapping[str, int]) -> int:
-        """How many sequences there are where no axis is open: what all data and all other results begin with."""
+        """How many sequences there are where no axis is open: what all data and all other results begin with.
+
+        States have as many somewhere; of positions along the first axis, or frames, they have not.
+        """
         results = {name: array for name, array in self._first.items() if name not in self._returned}
         arrays = {**{name: self._given[name] for name in self._data()}, **results}
         firsts = {one.shape[0] if one.ndim and segment.get(name) != 0 else 1 for name, one in arrays.items()}
-        return firsts.pop() if len(firsts) == 1 and self._data() else 1
+        held = [self._given[state.input].shape for state in self._states]
+        common = firsts.pop() if len(firsts) == 1 and self._data() else 1
+        return common if not held or any(common in sizes for sizes in held) else 1
 
     def _moving(self, symbols: Sequence[str], size: int) -> dict[str, int] | None:
         """The axes that have another size where symbols have this one; None where the graph does not run then."""

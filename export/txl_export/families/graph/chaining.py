@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -19,6 +20,8 @@ from txl_export.families.own_module.spec import StepSpec
 LIMIT = 1e-5
 """How far chained outputs may be from those of all positions at once, relative to the largest."""
 SEGMENTS = 6
+WHOLE = 3
+"""Segments that are also run in shorter ones, or as often as many as it takes for these to end with them."""
 
 
 def check_opened(spec: StepSpec, step: FileStep, batch: int, lengths: Sequence[int], whole: Call, opened: str) -> float:
@@ -69,16 +72,18 @@ def check_opened(spec: StepSpec, step: FileStep, batch: int, lengths: Sequence[i
     return worst
 
 
-def divisible(spec: StepSpec, batch: int, length: int) -> bool:
-    """Whether positions one by one give what a segment of them gives, so that part of a segment can run."""
-    inputs, states = _given(spec, batch, length), fresh_states(spec, batch)
-    counts = torch.full((batch,), length, dtype=torch.int32)
+def divisible(spec: StepSpec, batch: int, length: int, shorter: int) -> bool:
+    """Whether shorter segments give what longer ones give of the same positions, so that part of a segment can run.
+
+    Several segments are run, because a first one may return the same and leave other states behind.
+    """
+    total = math.lcm(length, shorter) * WHOLE
+    inputs, states = _given(spec, batch, total), fresh_states(spec, batch)
     try:
-        wanted, _ = Eager(spec)(inputs, states, counts)
-        found = _chained(spec, inputs, states, batch, 1)
+        wanted, found = (_chained(spec, inputs, states, batch, each) for each in (length, shorter))
     except UsageError:
         return False
-    return all(_apart(found[name], tensor.numpy()) <= LIMIT for name, tensor in wanted.items())
+    return all(_apart(found[name], values) <= LIMIT for name, values in wanted.items())
 
 
 def _given(spec: StepSpec, batch: int, length: int) -> dict[str, Tensor]:

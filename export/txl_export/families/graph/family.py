@@ -106,7 +106,10 @@ def prepare(source: str | Path, options: ExportOptions, heard: Listener) -> Prep
         "name": "graph",
         "file": taken.foreign.path.name,
         "sha256": hashlib.sha256(taken.foreign.path.read_bytes()).hexdigest(),
-        "states": {side.port: output for side, output in taken.step.states if side.port in taken.step.shown},
+        "states": {
+            **{name: output for name, output in states.items() if not output},
+            **{side.port: output for side, output in taken.step.states if side.port in taken.step.shown},
+        },
         "fix": {name: np.asarray(value).tolist() for name, value in choices.fix.items()},
         "rate": leapp and leapp.rate,
         "open": choices.open,
@@ -185,16 +188,16 @@ def take(path: Path, choices: Choices, heard: Listener) -> Taken:
         initial = {one.input: one.initial for one in hidden if one.initial is not None}
         pairs = {one.input: one.output for one in hidden}
         step = find_step(graph, replace(choices, initial={**initial, **choices.initial}), pairs, inner, heard)
-    except RunError as error:
-        raise UsageError(f"{path}: ONNX Runtime does not run it: {error}; export it again") from None
-    except EndedError as error:
-        raise BackendError(f"{path}: {error}") from None
-    except BaseException:
+        call = caller(inner, path, NONE) if hidden else whole
+        number = int(hashlib.sha256(graph.read_bytes()).hexdigest()[:12], 16)
+        module = FileModule(step, call, load(graph).graph, number)
+    except BaseException as error:
         shutil.rmtree(place, ignore_errors=True)
+        if isinstance(error, RunError):
+            raise UsageError(f"{path}: ONNX Runtime does not run it: {error}; export it again") from None
+        if isinstance(error, EndedError):
+            raise BackendError(f"{path}: {error}") from None
         raise
-    call = caller(inner, path, NONE) if hidden else whole
-    number = int(hashlib.sha256(graph.read_bytes()).hexdigest()[:12], 16)
-    module = FileModule(step, call, load(graph).graph, number)
     weakref.finalize(module, shutil.rmtree, place, ignore_errors=True)
     return Taken(foreign, graph, step, module, runner, whole, tuple(one.name for one in hidden))
 
@@ -207,11 +210,11 @@ def planned(taken: Taken, spec: StepSpec, batches: Sequence[int], lengths: Seque
         raise UsageError(f"--batch-size is {told}, expected {fixed or 'one'}: the file takes {fixed or 'any number'}")
     plan = make_plan(spec, batch, lengths, heard)
     longest = plan.segment_lengths[0]
-    if 1 in plan.segment_lengths[1:] and not divisible(plan.spec, batch, longest):
+    if other := [each for each in plan.segment_lengths[1:] if not divisible(plan.spec, batch, longest, each)]:
         if len(lengths) > 1:
             raise UsageError(
-                f"segments of 1 are asked for beside {longest}, and {longest} of them do not give what a segment of "
-                f"{longest} gives; give one --segment-length"
+                f"segments of {other[0]} are asked for beside {longest}, and one after another they do not give what "
+                f"segments of {longest} give; give one --segment-length"
             )
         heard.warn(f"positions one by one do not give what a segment of {longest} gives, so that segments run whole")
         plan = make_plan(spec, batch, (longest,), heard)

@@ -17,6 +17,7 @@ from txl_runtime.errors import CheckpointError, UsageError, one_line, some
 from txl_runtime.types import Array
 
 from txl_export.families.graph.reading import Foreign, Port
+from txl_export.graphs.tracing import quiet
 
 _AXIS = re.compile(r"(.+):(\d+)")
 ADVICE = "check --fix"
@@ -105,7 +106,8 @@ def load(path: Path) -> ir.Model:
         CheckpointError: its parts do not fit together.
     """
     try:
-        return ir.load(path)
+        with quiet():  # what is wrong with the graph is said in one line, by who runs it
+            return ir.load(path)
     except Exception as error:  # onnx-ir raises what happens to go wrong
         raise CheckpointError(f"{path}: no graph that could be changed ({one_line(error)}); export it again") from None
 
@@ -140,7 +142,7 @@ def _constant(name: str, port: Port, value: Any) -> Array:
         exact = np.array_equal(found.astype(np.float64), np.asarray(value, np.float64)) or found.dtype.kind == "f"
         sizes = [size if isinstance(size, int) else 0 for size in port.shape]
         if exact and (found.shape == tuple(sizes) or 0 not in sizes):
-            return np.ascontiguousarray(np.broadcast_to(found, sizes))
+            return np.broadcast_to(found, sizes).copy()
         if exact and found.ndim == len(sizes):
             return found
     except (TypeError, ValueError):

@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 from torch import Tensor, nn
-from txl_runtime.errors import BackendError, UsageError, some
+from txl_runtime.errors import BackendError, UsageError, brief, printable, some
 from txl_runtime.listener import Listener
 from txl_runtime.types import Array
 
@@ -27,6 +27,7 @@ from txl_export.families.graph.reading import Foreign, Port, read_foreign
 from txl_export.families.graph.running import EndedError, RunError, Runner
 from txl_export.families.graph.structure import read_structure
 from txl_export.families.graph.trying import Inputs
+from txl_export.families.own_module.sizes import in_bundle
 from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec, StepSpec
 
 NONE: Mapping[str, Any] = MappingProxyType({})
@@ -259,10 +260,9 @@ class _Tables:
         after = {state.input: state.output for state in self.states}
         ports = {port.name: port for port in self.foreign.inputs}
         outputs = {port.name: port for port in self.foreign.outputs}
-        names = _names(
-            [*(name for name in ports if name not in after), *(n for n in outputs if n not in after.values())]
-        )
-        own = _names(after)
+        given = [name for name in ports if name not in after]
+        returned = [name for name in outputs if name not in after.values()]
+        names, own = _names([*given, *returned]), _names([*after])  # an output may be an input, and have its name
         for name, axis in self.choices.batch_axes.items():
             known = {**ports, **outputs}
             if name not in known or axis >= len(self._sizes(name)):
@@ -274,9 +274,9 @@ class _Tables:
         lengths = {self.first_input(name).shape[axis] for name, axis in self.segment.items() if name in ports}
         fixed = any(isinstance(ports[name].shape[axis], int) for name, axis in self.segment.items() if name in ports)
         return FileStep(
-            tuple(self._input(port, names[name]) for name, port in ports.items() if name not in after),
-            tuple(self._output(port, names[name]) for name, port in outputs.items() if name not in after.values()),
-            tuple((self._state(ports[name], own[name]), output) for name, output in after.items()),
+            tuple(map(self._input, [ports[name] for name in given], names)),
+            tuple(map(self._output, [outputs[name] for name in returned], names[len(given) :])),
+            tuple((self._state(ports[name], plain), after[name]) for name, plain in zip(after, own, strict=True)),
             self._sequences(ports),
             1 if not lengths else max(lengths) if fixed else None,
             frozenset(after) - self.hidden,
@@ -353,7 +353,7 @@ class _Tables:
         shape = self._shape(port.name, self.first_input(port.name).shape, port.shape)
         initial: Any = 0.0
         if port.name in self.choices.initial:
-            initial = torch.from_numpy(np.array(self.choices.initial[port.name]))
+            initial = _first_value(port, self.choices.initial[port.name])
         return Side(port.name, port.dtype, StateSpec(name, shape, kind_of(port.name, port.dtype), initial))
 
 
@@ -361,7 +361,7 @@ def kind_of(name: str, dtype: str) -> str:
     """What a step has for a type of ONNX.
 
     Raises:
-        UsageError: nothing.
+        UsageError: no bundle has it.
     """
     kinds = {
         "float16": "float32",
@@ -372,17 +372,32 @@ def kind_of(name: str, dtype: str) -> str:
         "uint32": "int64",
     }
     if dtype not in kinds and not re.fullmatch(r"u?int(8|16|32)", dtype):
-        raise UsageError(f"{name} is {dtype or 'no tensor'}, expected numbers of at most 64 bits")
+        raise UsageError(f"{name} is {dtype or 'no tensor'}, expected numbers that float32, int32 or bool hold")
     return kinds.get(dtype, "int32")
 
 
-def _names(given: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
+def _first_value(port: Port, values: Array) -> Tensor:
+    """What a state begins with, as a bundle has it."""
+    own, found = in_bundle(kind_of(port.name, port.dtype)), np.asarray(values)
+    if found.dtype.kind in "fiub":
+        with np.errstate(all="ignore"):  # what does not fit is another number then
+            first = found.astype(own) if own == "float32" else found.astype(port.dtype).astype(own)
+        if own == "float32" or np.array_equal(first, found):
+            return torch.from_numpy(first)
+    raise UsageError(
+        f"{port.name} begins with {brief(printable(' '.join(str(found).split())))}, expected {port.dtype}"
+        f"{' of at most 32 bits, which a bundle has for it' if port.dtype in ('int64', 'uint32') else ''}; check "
+        "--initial"
+    )
+
+
+def _names(given: Sequence[str]) -> list[str]:
     """Names that a bundle may have, each its own."""
-    found: dict[str, str] = {}
+    found: list[str] = []
     for name in given:
         plain = re.sub(r"[^A-Za-z0-9_]", "_", name)
         plain = plain if re.match("[A-Za-z_]", plain) and plain not in ("valid", "fill", "head") else f"_{plain}"
-        while plain in found.values():
+        while plain in found:
             plain += "_"
-        found[name] = plain
+        found.append(plain)
     return found

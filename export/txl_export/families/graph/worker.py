@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import select
 import signal
 import sys
+import threading
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -84,8 +86,17 @@ def main(number: str, path: str, memory: str, seconds: str) -> None:
     """Serve until the connection ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started it, and who ends it
     connection = Connection(int(number))
+    threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
     with contextlib.suppress(EOFError, OSError):
         _serve(connection, path, int(memory), int(seconds))
+    os._exit(0)
+
+
+def _end_with(connection: Connection) -> None:
+    """End as soon as the other end is closed, as it is when whoever started this is killed, whatever runs here."""
+    watched = select.poll()
+    watched.register(connection.fileno(), 0)  # which tells of the end alone
+    watched.poll()
     os._exit(0)
 
 

@@ -145,7 +145,7 @@ class Eager:
                 if tuple(found.shape) != wanted:
                     raise UsageError(
                         f"output {entry.name} is {shown(tuple(found.shape))} for B = {batch_size} and L = {length}, "
-                        f"expected {' × '.join(map(str, wanted))}; correct its OutputSpec or the module"
+                        f"expected {shown(wanted)}; correct its OutputSpec or the module"
                     )
         for state in self.spec.states:
             self._check_state(state, _tensor(f"state {state.name}", step.after[state.name]), batch_size)

@@ -17,6 +17,7 @@ import txl_runtime
 from foreign_graphs import STATEFUL, STATELESS, Case, exported
 from onnx import TensorProto, helper, numpy_helper
 from small_files import graph, leaky
+from small_graphs import model, value
 from support import PACKAGES
 from txl_runtime.errors import CheckError, UsageError
 
@@ -118,6 +119,110 @@ def test_states_begin_with_what_the_user_says(tmp_path):
         txl_export.export(path, tmp_path / "c", initial={"memory": start})
 
 
+@pytest.mark.parametrize(
+    ("first", "shown"),
+    [(2**33 + 5, "8589934597"), (0.5, r"0\.5"), ("one", "one"), (1j, r"0\.\+1\.j|1j")],
+)
+def test_a_first_value_that_no_bundle_has_is_refused(first, shown, tmp_path):
+    with pytest.raises(UsageError, match=rf"count begins with \[+'?({shown})'?\]+, expected int64 of at most 32 bits"):
+        txl_export.export(counting(tmp_path / "f.onnx", [1]), tmp_path / "b", initial={"count": np.array([first])})
+
+
+def counting(path: Path, shape: list[int], kind: int = TensorProto.INT64) -> Path:
+    """count' = count + 1, and y = x · count'."""
+    nodes = [
+        helper.make_node("Add", ["count", "one"], ["count_new"]),
+        helper.make_node("Cast", ["count_new"], ["factor"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["x", "factor"], ["y"]),
+    ]
+    given = [value("x", [1, 3], TensorProto.FLOAT), value("count", shape, kind)]
+    returned = [value("y", [1, 3], TensorProto.FLOAT), value("count_new", shape, kind)]
+    one = numpy_helper.from_array(np.ones([], helper.tensor_dtype_to_np_dtype(kind)), "one")
+    onnx.save(model(nodes, given, returned, [one], opset=13), path)
+    return path
+
+
+@pytest.mark.parametrize(("kind", "shape"), [(TensorProto.INT64, []), (TensorProto.DOUBLE, [1])])
+def test_a_count_may_be_a_single_number_and_of_double_precision(kind, shape, tmp_path):
+    path, three = counting(tmp_path / "f.onnx", shape, kind), np.full(shape, 3.0)
+    txl_export.export(path, tmp_path / "b", states={"count": "count_new", "x": ""}, initial={"count": three})
+    stream, x = txl_runtime.load(tmp_path / "b", "cpu").stream(), np.ones((1, 3), np.float32)
+    assert [stream.run({"x": x})["y"][0, 0] for _ in range(3)] == [4, 5, 6]
+
+
+def test_a_graph_that_is_damaged_is_refused_in_one_line_and_no_library_says_more(tmp_path, caplog):
+    whole = onnx.load(leaky(tmp_path / "f.onnx"))
+    whole.graph.output[0].name = "nothing"
+    onnx.save(whole, tmp_path / "f.onnx")
+    with pytest.raises(UsageError, match="ONNX Runtime does not run it"):
+        txl_export.export(tmp_path / "f.onnx", tmp_path / "b")
+    assert not caplog.records
+
+
+def test_recurrent_layers_may_become_narrower(tmp_path):
+    draws, sizes = np.random.default_rng(0), {"1": (6, 5), "2": (5, 4)}
+    nodes, constants = [], {"ways": np.array([1])}
+    for layer, (given, hidden) in sizes.items():
+        source = "x" if layer == "1" else "y1"
+        nodes.append(helper.make_node("GRU", [source, f"W{layer}", f"R{layer}", "", "", f"h{layer}"],
+                                      [f"all{layer}", f"new_h{layer}"], hidden_size=hidden))  # fmt: skip
+        nodes.append(helper.make_node("Squeeze", [f"all{layer}", "ways"], [f"y{layer}"]))
+        constants |= {f"W{layer}": draws.normal(size=(1, 3 * hidden, given)).astype(np.float32)}
+        constants |= {f"R{layer}": draws.normal(size=(1, 3 * hidden, hidden)).astype(np.float32)}
+    given = [value("x", [4, "n", 6]), value("h1", [1, "n", 5]), value("h2", [1, "n", 4])]
+    returned = [value("y2", [4, "n", 4]), value("new_h1", [1, "n", 5]), value("new_h2", [1, "n", 4])]
+    tensors = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    onnx.save(model(nodes, given, returned, tensors, opset=14), tmp_path / "f.onnx")
+    assert beside(tmp_path / "f.onnx", tmp_path / "b", batch_size=2) <= 1e-5
+
+
+def test_an_output_may_be_an_input_as_it_is(tmp_path):
+    path = leaky(tmp_path / "f.onnx")
+    whole = onnx.load(path)
+    whole.graph.output.append(whole.graph.input[0])
+    onnx.save(whole, path)
+    manifest = txl_export.export(path, tmp_path / "b").manifest
+    assert [output.name for output in manifest.outputs] == ["y", "x_"]
+    x = np.arange(3, dtype=np.float32)[None]
+    np.testing.assert_array_equal(txl_runtime.load(tmp_path / "b", "cpu").stream().run({"x": x})["x_"], x)
+
+
+def test_a_single_number_that_is_fixed_stays_one(tmp_path):
+    nodes = [
+        helper.make_node("Gather", ["table", "sr"], ["row"]),
+        helper.make_node("ReduceSum", ["row", "first"], ["sum"], keepdims=0),  # of a row, and not of rows
+        helper.make_node("Mul", ["h", "kept"], ["faded"]),
+        helper.make_node("Add", ["faded", "x"], ["h_new"]),
+        helper.make_node("Add", ["h_new", "sum"], ["y"]),
+    ]
+    sizes, table = [1, 3], np.arange(6).reshape(2, 3)
+    path = graph(
+        tmp_path / "f.onnx", nodes, {"x": sizes, "h": sizes, "sr": []}, {"y": sizes, "h_new": sizes},
+        {"table": table, "kept": 0.5},
+    )  # fmt: skip
+    whole = onnx.load(path)
+    whole.graph.initializer.append(numpy_helper.from_array(np.array([0]), "first"))
+    onnx.save(whole, path)
+    txl_export.export(path, tmp_path / "b", fix={"sr": "1"})
+    y = txl_runtime.load(tmp_path / "b", "cpu").stream().run({"x": np.zeros((1, 3), np.float32)})["y"]
+    np.testing.assert_array_equal(y, [[12, 12, 12]])
+
+
+def test_positions_along_the_first_axis_of_fixed_sizes_are_no_sequences(tmp_path):
+    nodes = [
+        helper.make_node("CumSum", ["x", "first"], ["sums"]),
+        helper.make_node("Add", ["sums", "h"], ["all"]),
+        helper.make_node("Tanh", ["all"], ["y"]),
+        helper.make_node("Split", ["all", "parts"], ["before", "h_new"]),
+    ]
+    given, returned = [value("x", [4, 1, 3]), value("h", [1, 1, 3])], [value("y", [4, 1, 3]), value("h_new", [1, 1, 3])]
+    numbers = {"first": np.array(0), "parts": np.array([3, 1])}
+    constants = [numpy_helper.from_array(number, name) for name, number in numbers.items()]
+    onnx.save(model(nodes, given, returned, constants, opset=13), tmp_path / "f.onnx")
+    manifest = txl_export.export(tmp_path / "f.onnx", tmp_path / "b", states={"h": "h_new", "x": ""}).manifest
+    assert (manifest.batch_size, manifest.segment_lengths, manifest.given[0].shape) == (1, (4,), ("L", "B", 3))
+
+
 def test_a_bundle_is_held_against_its_file_and_found_to_be_another_ones(tmp_path):
     path = leaky(tmp_path / "f.onnx")
     txl_export.export(path, tmp_path / "b", batch_size=2)
@@ -159,6 +264,7 @@ def test_what_is_not_certain_is_asked_for(tmp_path):
     ):
         txl_export.export(path, tmp_path / "b")
     assert txl_export.export(path, tmp_path / "b", states={"x": "", "a": "b"}).manifest.states[0].name == "a"
+    assert txl_export.verify(tmp_path / "b", checkpoint=path).passed, "it need not be asked for again"
     with pytest.raises(UsageError, match=r"the file has no d, it takes x, a and gives b, c; check --state"):
         txl_export.export(path, tmp_path / "c", states={"a": "d"})
 
@@ -228,6 +334,8 @@ def test_no_helper_and_no_folder_is_left(tmp_path, monkeypatch):
     txl_export.export(leaky(tmp_path / "f.onnx"), tmp_path / "b")
     with pytest.raises(UsageError):
         txl_export.export(leaky(tmp_path / "f.onnx", 4), tmp_path / "c", batch_size=2)
+    with pytest.raises(UsageError, match="ONNX Runtime does not run it"):
+        txl_export.export(leaky(tmp_path / "f.onnx", size=2**26), tmp_path / "d")
     import gc
 
     gc.collect()
@@ -279,8 +387,9 @@ def test_a_step_of_which_positions_one_by_one_are_something_else_runs_in_whole_s
     )
     manifest = txl_export.export(path, tmp_path / "b").manifest
     assert (manifest.segment_lengths, manifest.commits) == ((64,), "segment")
-    with pytest.raises(UsageError, match=r"segments of 1 are asked for beside 8, and 8 of them do not give what"):
-        txl_export.export(path, tmp_path / "c", segment_length=(8, 1))
+    for shorter in (1, 4):
+        with pytest.raises(UsageError, match=rf"segments of {shorter} are asked for beside 8, and one after another"):
+            txl_export.export(path, tmp_path / "c", segment_length=(8, shorter))
 
 
 def test_operators_that_no_graph_of_a_bundle_may_have_are_named(tmp_path):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -134,3 +138,30 @@ def test_a_graph_that_asks_for_more_memory_than_it_may_is_refused(tmp_path):
         runner.run({"x": np.zeros(1, np.float32)})
     assert str(refused.value).isprintable()
     assert gone(runner)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there is a process told to be gone that is not one's own")
+def test_a_run_that_does_not_end_ends_with_whoever_asked_for_it(tmp_path):
+    path = looping(tmp_path, 2**40).path
+    asking = (
+        "import sys; from pathlib import Path; import numpy as np\n"
+        "from txl_export.families.graph.reading import read_foreign\n"
+        "from txl_export.families.graph.running import Runner\n"
+        "runner = Runner(read_foreign(Path(sys.argv[1]))).__enter__()\n"
+        "answer = runner._answer\n"
+        "def told():\n"
+        "    print(runner._process.pid, flush=True)\n"
+        "    return answer()\n"
+        "runner._answer = told\n"
+        "runner.run({'x': np.zeros((64, 64), np.float32)})\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", asking, path], stdout=subprocess.PIPE, text=True) as asked:
+        assert asked.stdout is not None
+        ending = os.pidfd_open(int(asked.stdout.readline()))
+        asked.kill()
+    try:
+        assert select.select([ending], [], [], 30)[0], "the helper outlived the process that started it"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(ending, signal.SIGKILL)
+        os.close(ending)
