@@ -73,7 +73,7 @@ def step_of(module: nn.Module) -> StepSpec:
 def test_a_module_that_does_not_run_in_float64_is_taken_in_float32_and_that_is_said():
     reference = ModuleReference(planned(step_of(Single()), ()))
     assert not reference.in_double
-    assert reference.described.startswith("computed in float32 (the module does not run in float64")
+    assert reference.described.startswith("computed in float32 (it does not run in float64")
     outputs, _ = run(reference, np.ones((1, 4), np.float32))
     assert outputs["y"].dtype == np.float32
 
