@@ -6,6 +6,7 @@ that plan, proof and writing are those of a model of the user's own.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shutil
 import tempfile
@@ -24,7 +25,7 @@ from txl_runtime.model import load as load_bundle
 
 from txl_export.families.graph.capturing import capturing
 from txl_export.families.graph.chaining import check_opened, divisible
-from txl_export.families.graph.fixing import fix, lengthen, load, save
+from txl_export.families.graph.fixing import drop_unread, fix, lengthen, load, save
 from txl_export.families.graph.hidden import Hidden, open_hidden
 from txl_export.families.graph.leapp import is_leapp, read_leapp
 from txl_export.families.graph.reading import Foreign, read_foreign
@@ -55,6 +56,8 @@ from txl_export.proof.threads import engine_threads
 SECONDS = 3600.0
 """That all runs of the file and all folding of its graph may take."""
 SOURCE = "the file itself"
+FEW = 8
+"""Axes of size 1 that are tried for positions."""
 
 
 @dataclass
@@ -172,12 +175,16 @@ def take(path: Path, choices: Choices, heard: Listener) -> Taken:
         model, constants = fix(foreign, choices.fix)
         heard.stage("open the file in a helper process")
         runner = Runner(foreign, SECONDS).__enter__()
-        graph, hidden = runner.fold(save(model, place / "fixed.onnx"), place), list[Hidden]()
+        graph, hidden, segment = runner.fold(save(model, place / "fixed.onnx"), place), list[Hidden](), dict[str, int]()
+        if unread := drop_unread(folded := load(graph), choices.states):
+            heard.warn(f"nothing reads {some([*unread])}, so that the bundle does not take it")
+            graph, constants = save(folded, place / "read.onnx"), constants | unread
         whole = caller(runner, path, constants)
         if choices.open:
-            with Runner(read_foreign(graph), SECONDS) as folded:
-                segment = segment_axes(graph, folded)
-            hidden = open_hidden(opened := load(graph), segment or None)
+            segment = _segment(graph, foreign, choices, place)
+            opened = load(graph)
+            given = {str(value.name) for value in opened.graph.inputs}
+            hidden = open_hidden(opened, {name: axis for name, axis in segment.items() if name in given} or None)
             if not hidden:
                 raise UsageError(f"{path}: --open is given, and no state is hidden in the graph; leave it out")
             graph = save(opened, place / "opened.onnx")
@@ -187,19 +194,41 @@ def take(path: Path, choices: Choices, heard: Listener) -> Taken:
         inner = Runner(read_foreign(graph), SECONDS).__enter__()
         initial = {one.input: one.initial for one in hidden if one.initial is not None}
         pairs = {one.input: one.output for one in hidden}
-        step = find_step(graph, replace(choices, initial={**initial, **choices.initial}), pairs, inner, heard)
+        known = replace(choices, initial={**initial, **choices.initial})
+        step = find_step(graph, known, pairs, segment, inner, heard)
         call = caller(inner, path, NONE) if hidden else whole
         number = int(hashlib.sha256(graph.read_bytes()).hexdigest()[:12], 16)
         module = FileModule(step, call, load(graph).graph, number)
     except BaseException as error:
         shutil.rmtree(place, ignore_errors=True)
         if isinstance(error, RunError):
-            raise UsageError(f"{path}: ONNX Runtime does not run it: {error}; export it again") from None
+            told = ", ".join(f"{name} = {value}" for name, value in choices.fix.items())
+            todo = (
+                f"it was fixed to {told}: try other values, or see the file's own sizes" if told else "export it again"
+            )
+            raise UsageError(f"{path}: ONNX Runtime does not run it: {error}; {todo}") from None
         if isinstance(error, EndedError):
             raise BackendError(f"{path}: {error}") from None
         raise
     weakref.finalize(module, shutil.rmtree, place, ignore_errors=True)
     return Taken(foreign, graph, step, module, runner, whole, tuple(one.name for one in hidden))
+
+
+def _segment(graph: Path, foreign: Foreign, choices: Choices, place: Path) -> dict[str, int]:
+    """Where positions stand: in the graph as it is, else, of one position a call, where it also runs with several."""
+    with Runner(read_foreign(graph), SECONDS) as runner:
+        if found := segment_axes(graph, runner):
+            return found
+    ones = [(port.name, axis) for port in foreign.inputs for axis, size in enumerate(port.shape) if size == 1]
+    for name, axis in sorted(ones, key=lambda one: one[1] == 0)[:FEW]:  # the first axis is of sequences as a rule
+        model, _ = fix(foreign, choices.fix)
+        lengthen(model, {name: axis})
+        with contextlib.suppress(RunError):
+            longer = save(model, place / "longer.onnx")
+            with Runner(read_foreign(longer), SECONDS) as runner:
+                if found := segment_axes(longer, runner):
+                    return found
+    return {}
 
 
 def planned(taken: Taken, spec: StepSpec, batches: Sequence[int], lengths: Sequence[int], heard: Listener) -> Plan:

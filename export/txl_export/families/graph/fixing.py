@@ -6,7 +6,7 @@ A name is that of an input, of an open size, or INPUT:AXIS for a size that the f
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import onnx_ir as ir
 from txl_runtime.errors import CheckpointError, UsageError, one_line, some
 from txl_runtime.types import Array
 
+from txl_export.families.graph.behaviour import name_of_size
 from txl_export.families.graph.reading import Foreign, Port
 from txl_export.graphs.tracing import quiet
 
@@ -48,17 +49,16 @@ def fix(foreign: Foreign, values: Mapping[str, Any]) -> tuple[ir.Model, dict[str
             _to_constant(model.graph, inputs[name], constants[name])
         elif places := _places(name, foreign):
             for port, axis in places:
-                sizes = list(inputs[port].shape or ())
-                sizes[axis] = _size(name, value)
-                inputs[port].shape = ir.Shape(sizes)
+                own = list(inputs[port].shape or ())
+                own[axis] = _size(name, value)
+                inputs[port].shape = ir.Shape(own)
             for result in model.graph.outputs:
                 if result.shape is not None:
                     result.shape = ir.Shape([None if str(size) == name else size for size in result.shape])
         else:
-            known = [
-                *ports,
-                *dict.fromkeys(str(size) for port in foreign.inputs for size in port.shape if _named(size)),
-            ]
+            opened = [(port.name, at, size) for port in foreign.inputs for at, size in enumerate(port.shape)]
+            sizes = [name_of_size(port, at, size) for port, at, size in opened if isinstance(size, str)]
+            known = [*ports, *dict.fromkeys(sizes)]
             raise UsageError(
                 f"{foreign.path}: has no {name}, expected an input or a size of {some(known, 9)}; {ADVICE}"
             )
@@ -76,6 +76,23 @@ def forget_sizes(graph: ir.Graph) -> None:
         for value in node.outputs:
             if id(value) not in results:
                 value.shape = None
+
+
+def drop_unread(model: ir.Model, kept: Collection[str]) -> dict[str, Array]:
+    """Take away the inputs of fixed sizes that nothing reads, in place, but for some.
+
+    Returns:
+        What the file can be given for them.
+    """
+    found: dict[str, Array] = {}
+    for value in list(model.graph.inputs):
+        sizes = list(value.shape) if value.shape is not None else [None]
+        if value.uses() or value.is_graph_output() or str(value.name) in kept or value.dtype is None:
+            continue
+        if all(isinstance(size, int) for size in sizes):
+            found[str(value.name)] = np.zeros([int(str(size)) for size in sizes], value.dtype.numpy())
+            model.graph.inputs.remove(value)
+    return found
 
 
 def lengthen(model: ir.Model, segment: Mapping[str, int]) -> bool:
@@ -167,10 +184,6 @@ def _places(name: str, foreign: Foreign) -> list[tuple[str, int]]:
         return named
     port, axis = match[1], int(match[2])
     return [(one.name, axis) for one in foreign.inputs if one.name == port and axis < len(one.shape)]
-
-
-def _named(size: int | str) -> bool:
-    return isinstance(size, str) and not size.startswith(("input ", "output "))
 
 
 def _size(name: str, value: Any) -> int:

@@ -153,13 +153,21 @@ def caller(runner: Runner, path: Path, constants: Mapping[str, Array]) -> Call:
     return call
 
 
-def find_step(path: Path, choices: Choices, hidden: Mapping[str, str], runner: Runner, heard: Listener) -> FileStep:
+def find_step(
+    path: Path,
+    choices: Choices,
+    hidden: Mapping[str, str],
+    segment: Mapping[str, int],
+    runner: Runner,
+    heard: Listener,
+) -> FileStep:
     """What a graph takes, returns and remembers.
 
     Args:
         path: of the graph, whose settings are fixed and whose hidden states are open.
         choices: what the user knows of it.
         hidden: inputs and outputs of states that were opened.
+        segment: where positions stand, as far as that is known; see `segment_axes`.
         runner: with the graph.
         heard: hears of the stages.
 
@@ -181,12 +189,19 @@ def find_step(path: Path, choices: Choices, hidden: Mapping[str, str], runner: R
     states = _states(foreign, {**choices.states, **hidden}, inputs, runner, first)
     heard.stage("change sizes and single places")
     axes = Behaviour(inputs, runner, states).axes()
-    segment = positions(inputs, states, axes, first)
+    segment = segment or positions(inputs, states, axes, first)
+    for window in inputs.structure.windows:
+        if not window.padded:
+            heard.warn(
+                f"convolution {window.node} reads {window.before} positions of {window.input} before those that are "
+                "new: give them in front of these in each call"
+            )
     return _Tables(foreign, inputs, states, axes, first, choices, frozenset(hidden), segment).step()
 
 
 def segment_axes(path: Path, runner: Runner) -> dict[str, int]:
-    """Where positions stand in the inputs of a graph, whose hidden states need not be open; nothing where none do.
+    """Where positions stand in what a graph takes and returns, whose hidden states need not be open; nothing where none
+    do.
 
     Raises:
         RunError, EndedError: see `Runner.run`.
@@ -195,8 +210,7 @@ def segment_axes(path: Path, runner: Runner) -> dict[str, int]:
     inputs = Inputs(foreign, read_structure(foreign.model, foreign.inputs))
     first = inputs.find(runner)
     states = pair(inputs, runner, first).states
-    places = positions(inputs, states, Behaviour(inputs, runner, states).axes(), first)
-    return {port.name: places[port.name] for port in foreign.inputs if port.name in places}
+    return positions(inputs, states, Behaviour(inputs, runner, states).axes(), first)
 
 
 def _states(
@@ -214,8 +228,8 @@ def _states(
     if wrong := [name for name, output in known.items() if name in shown and shown[name].output != output]:
         one = shown[wrong[0]]
         raise UsageError(
-            f"{one.input} is said to come back as {known[one.input] or 'nothing'}, and {PROOFS[one.proof]}, which is "
-            f"{one.output}; correct --state {one.input}={known[one.input]}, or whoever wrote it"
+            f"{one.input} is said to come back as {known[one.input] or 'nothing'}, but {PROOFS[one.proof]}, which is "
+            f"{one.output}; correct --state {one.input}={known[one.input]}, or the folder that says so"
         )
     if left := [one for one in found.undecided if one.input not in known]:
         may = " or ".join(left[0].outputs)

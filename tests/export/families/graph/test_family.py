@@ -520,3 +520,25 @@ def test_a_recurrence_that_runs_backwards_is_refused_by_its_name(tmp_path):
     path = forgetful(tmp_path / "f.onnx", Forgets("LSTM", 1, 0, both=True))
     with pytest.raises(UsageError, match=r"LSTM '/layers/LSTM' is bidirectional, expected forward"):
         txl_export.export(path, tmp_path / "b", open=True)
+
+
+def test_a_file_of_one_position_a_call_is_proven_over_several_of_them(tmp_path):
+    model, path = Forgets("GRU", 1, 0), tmp_path / "f.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model.eval(), (torch.randn(1, 1, 4),), path, input_names=["x"], output_names=["y"], dynamo=False
+        )
+    manifest = txl_export.export(path, tmp_path / "b", open=True).manifest
+    assert (manifest.segment_lengths, manifest.given[0].shape) == ((1,), ("B", "L", 4))
+    stream, x = txl_runtime.load(tmp_path / "b", "cpu").stream(), torch.randn(1, 12, 4)
+    found = np.concatenate([stream.run({"x": part.numpy()})["y"] for part in x.split(1, 1)], 1)
+    np.testing.assert_allclose(found, model(x).detach().numpy(), atol=1e-5)
+
+
+def test_an_input_that_nothing_reads_is_not_the_bundles(tmp_path):
+    path = leaky(tmp_path / "f.onnx")
+    model = onnx.load(path)
+    model.graph.input.append(helper.make_tensor_value_info("sr", TensorProto.INT64, []))
+    onnx.save(model, path)
+    assert [entry.name for entry in txl_export.export(path, tmp_path / "b").manifest.given] == ["x"]

@@ -311,7 +311,7 @@ def test_a_folder_becomes_a_bundle_and_the_wrong_one_does_not(folder, tmp_path):
     assert (manifest.family["rate"], sorted(manifest.family["initial"])) == (50.0, ["c_in", "h_in"])
     assert verify(tmp_path / "walk.txl", checkpoint=folder).passed
     wrong = wrong_from_second_step(tmp_path / "other")
-    with pytest.raises(UsageError, match="h_in is said to come back as h_out, and a recurrent operator starts from it"):
+    with pytest.raises(UsageError, match="h_in is said to come back as h_out, but a recurrent operator starts from it"):
         export(wrong, tmp_path / "other.txl")
 
 

@@ -12,7 +12,7 @@ import txl_export
 from stand_ins.small_steps import ahead, cell, counted, policy, window
 from torch import nn
 from txl_export.families.own_module import any_batch, building
-from txl_export.families.own_module.capture import Captured
+from txl_export.families.own_module.capture import Captured, capture
 from txl_export.families.own_module.plan import make_plan
 from txl_export.families.own_module.reference import ModuleReference
 from txl_export.families.own_module.spec import InputSpec, StateSpec, StepSpec
@@ -186,7 +186,7 @@ def test_every_route_can_be_opened(route, monkeypatch):
         return real(network, name, examples, (route,))
 
     monkeypatch.setattr(building, "capture", by_route)
-    graphs = building._staged(plan, Silent())
+    graphs = building._staged(plan, Silent(), capture)
     assert (graphs.fixed, graphs.routes) == ("", {"step-2": route})
     assert graphs.programs[0].open_batch
 
@@ -202,7 +202,7 @@ def test_a_graph_that_computes_something_else_for_few_sequences_is_not_taken(mon
                 node.replace_input_with(5, next(one for one in model.graph if one.op_type == "LSTM").inputs[5])
 
     monkeypatch.setattr(any_batch, "open_batch", wrong)
-    assert "run with fewer, the graph's" in building._staged(plan, Silent()).fixed
+    assert "run with fewer, the graph's" in building._staged(plan, Silent(), capture).fixed
 
 
 @pytest.mark.parametrize("size", [2, 3, 8, 9, 20, 64])
