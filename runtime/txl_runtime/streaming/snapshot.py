@@ -98,7 +98,7 @@ def encoded(state: StreamState, more: Mapping[str, str] | None = None) -> bytes:
     if whole is not None:
         facts["batch_size"] = str(state.batch_size)
         tensors |= {f"{WHOLE_NAME if counts else ''}{name}": tensor for name, tensor in whole.items()}
-    return save({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, metadata=facts)
+    return save({name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}, metadata=facts)
 
 
 def decoded(facts: dict[str, str], tensors: dict[str, Array], source: str) -> StreamState:

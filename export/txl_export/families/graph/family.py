@@ -106,7 +106,8 @@ def prepare(source: str | Path, options: ExportOptions, heard: Listener) -> Prep
         "name": "graph",
         "file": taken.foreign.path.name,
         "sha256": hashlib.sha256(taken.foreign.path.read_bytes()).hexdigest(),
-        "states": {side.port: output for side, output in taken.step.states if side.port in taken.step.shown},
+        "states": {name: output for name, output in states.items() if not output}
+        | {side.port: output for side, output in taken.step.states if side.port in taken.step.shown},
         "fix": {name: np.asarray(value).tolist() for name, value in choices.fix.items()},
         "rate": leapp and leapp.rate,
         "open": choices.open,

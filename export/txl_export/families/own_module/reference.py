@@ -78,7 +78,7 @@ class ModuleReference(Reference):
     def _given(self, values: Array, axis: int | None, copies: int) -> Tensor:
         if copies > 1 and axis is not None:
             values = np.repeat(values, copies, axis=axis)
-        return torch.from_numpy(np.ascontiguousarray(values))
+        return torch.from_numpy(np.asarray(values, order="C"))
 
     def _takes_one(self) -> bool:
         """Whether the module runs with a batch of one, and computes there what it does for each of B copies."""

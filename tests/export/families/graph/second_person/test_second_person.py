@@ -14,7 +14,7 @@ from support import call_main
 
 from . import modules, mutants, stateless
 
-QUICK = {"gru_cell", "window_not_moved", "denoiser", "layers_in_another_order"}
+QUICK = {"gru_cell", "window_not_moved", "denoiser", "layers_in_another_order", "state_of_one_number"}
 
 SMALL = "passes: an error is measured against 1, or against the largest value of the tensor, not against its own row"
 NO_GATE = "fails, but the last line names no gate: `see the table: the first segment with a large error says …`"
@@ -28,7 +28,6 @@ FOUND = {
     "next_states_counted_from_one": "refused, and inspect pairs cache_1 with new_cache_1, which is the next cache_0",
     "variance_by_difference": "refused: rounding of the module itself in float32 counts as drift of the file",
     "state_on_a_grid_of_127": "refused: the module's own float32 rounds to another step as often as the file does",
-    "state_of_one_number": "refused: `state gain comes back as 1, expected a single number`",
     "small_units_with_the_other_sign": SMALL,
     "many_probabilities_of_another_training": SMALL,
     "power_of_quiet_sound_that_stays_zero": SMALL,
