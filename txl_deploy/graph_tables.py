@@ -46,7 +46,8 @@ def print_graph(facts: GraphFacts) -> None:
 def _notes(facts: GraphFacts) -> Iterator[str]:
     """What is said in sentences."""
     if not facts.states:
-        yield "no state: nothing that it returns was shown to be for the next call"
+        none = "no state: nothing that it returns was shown to be for the next call"
+        yield f"whether it has a state is not known: {facts.stopped}" if facts.stopped else none
     for proof in dict.fromkeys(state.proof for state in facts.states):
         yield f"proof of {', '.join(one.input for one in facts.states if one.proof == proof)}: {PROOFS[proof]}"
     for found in facts.undecided:

@@ -156,6 +156,7 @@ class Trial:
         listener: hears of progress.
         handing_over: whether the bundle goes on from the reference's state after every segment.
         begun: numbers of the samples that chains of whole segments read.
+        drawn: see `InputSource`.
     """
 
     model: Model
@@ -166,6 +167,7 @@ class Trial:
     listener: Listener
     handing_over: bool = False
     begun: set[int] = field(default_factory=set)
+    drawn: set[tuple[str, int]] = field(default_factory=set)
 
 
 def run_chain(trial: Trial, chain: Planned) -> ChainErrors:
@@ -174,7 +176,9 @@ def run_chain(trial: Trial, chain: Planned) -> ChainErrors:
     facts = Chain(name=chain.name, streams=chain.streams, segments=0, positions=0, rows=[])
     errors, draws = ChainErrors(facts), np.random.default_rng(chain.seed)
     side = SideBySide(trial.model, trial.reference, errors, trial.bits, trial.folder, trial.handing_over)
-    source = InputSource(manifest, trial.samples, draws, chain.segments * chain.streams, trial.reference.large)
+    known = trial.reference
+    source = InputSource(manifest, trial.samples, draws, chain.segments * chain.streams, known.large, known.below)
+    source.drawn = trial.drawn
     if chain.mixed == "operations":
         _operations(trial, chain.segments, side, source, draws)
         side.finish()

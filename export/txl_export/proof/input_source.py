@@ -30,9 +30,11 @@ class InputSource:
         draws: draws those, or the order of the samples.
         segments: so many of all sequences have to be enough to begin every sample; 0 where that does not matter.
         few: whether `DISTINCT_IDS` of a larger vocabulary are enough.
+        below: see `Reference`.
 
     Attributes:
         begun: numbers of the samples that were read.
+        drawn: random ids, each with the name of its input.
     """
 
     def __init__(
@@ -42,10 +44,12 @@ class InputSource:
         draws: np.random.Generator,
         segments: int = 0,
         few: bool = False,
+        below: Mapping[str, int] | None = None,
     ) -> None:
         self._read = manifest.given
-        drawn = {entry.vocab for entry in self._read if few and (entry.vocab or 0) > DISTINCT_IDS}
-        self._ids = {size: _few_ids(size, draws) for size in drawn if size}
+        large = {entry.vocab for entry in self._read if few and (entry.vocab or 0) > DISTINCT_IDS}
+        self._ids = {size: _few_ids(size, draws) for size in large if size}
+        self._below, self.drawn = below or {}, set[tuple[str, int]]()
         self._samples = {name: np.asarray(values) for name, values in (samples or {}).items()}
         self._draws = draws
         self._held = extent(manifest, self._samples)
@@ -58,7 +62,9 @@ class InputSource:
         """The next segment of `length` positions, and what lies ahead of it, for `count` sequences."""
         if self._samples:
             return self._sampled(count, length)
-        return {entry.name: self._random(entry, count, length) for entry in self._read}
+        found = {entry.name: self._random(entry, count, length) for entry in self._read}
+        self.drawn.update((one.name, each) for one in self._read if one.vocab for each in found[one.name].flat)
+        return found
 
     def _random(self, entry: Input, count: int, length: int) -> Array:
         sizes = entry.sizes(count, length)
@@ -67,7 +73,7 @@ class InputSource:
         if entry.vocab in self._ids:
             return self._draws.choice(self._ids[entry.vocab], sizes)
         if entry.dtype == "int32":
-            return self._draws.integers(0, entry.vocab or 2, sizes).astype(np.int32)
+            return self._draws.integers(0, entry.vocab or self._below.get(entry.name, 2), sizes).astype(np.int32)
         return self._draws.standard_normal(sizes).astype(np.float32)
 
     def _sampled(self, count: int, length: int) -> dict[str, Array]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -38,6 +39,7 @@ class Reference(Protocol):
             that whatever a batch does to its neighbours cannot happen.
         masks: whether a log-probability may stand for "never" ("mask" in `ladder.LIMITS`).
         resumes: whether its states are those of the bundle, so that each side can go on from the other's.
+        below: inputs of whole numbers of which nothing is known, with what random ones stay below.
     """
 
     described: str
@@ -46,6 +48,7 @@ class Reference(Protocol):
     together: bool = False
     masks: bool = True
     resumes: bool = True
+    below: Mapping[str, int] = MappingProxyType({})
 
     def fresh(self, count: int) -> States:
         """The states of that many sequences before the first step."""

@@ -111,7 +111,8 @@ def own_rounding(
         if sides is None or chain.mixed == "operations":
             continue
         beside, draws = OwnRounding(manifest, sides, chain.streams), np.random.default_rng(chain.seed)
-        source = InputSource(manifest, samples, draws, chain.segments * chain.streams, reference.large)
+        count = chain.segments * chain.streams
+        source = InputSource(manifest, samples, draws, count, reference.large, reference.below)
         for inputs, counts in islice(calls_of(chain, source, draws), ran.chain.segments):
             beside.segment(inputs, counts)
         for name, errors in beside.errors.items():

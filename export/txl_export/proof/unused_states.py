@@ -14,22 +14,28 @@ from txl_export.proof.input_source import InputSource
 
 BEFORE, AFTER = 4, 4
 """Segments that fill the state, beside one for every program, and segments in which a difference may show."""
+ROUNDS = 8
+"""How often a state that changed nothing is tried again further on: a segment may clear what was before it."""
 
 
 def idle_states(model: Model, samples: Mapping[str, Any] | None) -> list[str]:
-    """Names of states that can be emptied without changing any output of the segments that follow."""
+    """Names of states that can be emptied, in each of some rounds, without changing any output of what follows."""
     if all(state.counted for state in model.manifest.states):
         return []
     draws, length, count = np.random.default_rng(11), model.segment_lengths[0], model.batch_size
     source, stream = InputSource(model.manifest, samples, draws), model.stream()
-    for _ in range(BEFORE + len(model.manifest.programs)):
-        stream.run(source.take(count, length))
-    calls, held = [source.take(count, length) for _ in range(AFTER)], stream.snapshot()
-    expected, states, idle = [stream.run(inputs) for inputs in calls], held.states or {}, []
-    for name, values in states.items():
-        emptied = np.zeros_like(values) if values.any() else np.ones_like(values)
-        stream.restore(replace(held, states=states | {name: emptied}))
-        pairs = zip(expected, [stream.run(inputs) for inputs in calls], strict=True)
-        if not any(differing_values(one[key], two[key]) for one, two in pairs for key in one):
-            idle.append(name)
+    idle = [state.name for state in model.manifest.states if not state.counted]
+    for _ in range(ROUNDS):
+        for _ in range(BEFORE + len(model.manifest.programs)):
+            stream.run(source.take(count, length))
+        calls, held = [source.take(count, length) for _ in range(AFTER)], stream.snapshot()
+        expected, states = [stream.run(inputs) for inputs in calls], held.states or {}
+        for name in [name for name in idle if name in states]:
+            emptied = np.zeros_like(states[name]) if states[name].any() else np.ones_like(states[name])
+            stream.restore(replace(held, states=states | {name: emptied}))
+            pairs = zip(expected, [stream.run(inputs) for inputs in calls], strict=True)
+            if any(differing_values(one[key], two[key]) for one, two in pairs for key in one):
+                idle.remove(name)
+        if not idle:
+            break
     return idle

@@ -211,6 +211,12 @@ def _warn(trial: Trial, held: int, longest: Chain, unused: Sequence[str]) -> Non
             f"{len(trial.begun)} of {held} samples were read, because the longest chain ends after {segments} "
             "segments; verify with more --segments to have them all read"
         )
+    for entry in trial.model.manifest.given:
+        count = sum(name == entry.name for name, _ in trial.drawn)
+        if 0 < count < (entry.vocab or 0):
+            heard.warn(f"{count} of {entry.vocab} ids of {entry.name} were tried, drawn at random")
+    for name, most in trial.reference.below.items():
+        heard.warn(f"{name} was only tried from 0 to {most - 1}, as nothing says how large it is; give real inputs")
     for name in unused:
         heard.warn(f"state {name} changes no output of the bundle in the segments that were tried")
     for name in longest.filling:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import foreign_graphs as graphs
 import pytest
+import torch
 from foreign_graphs import STATEFUL, STATELESS, exported
 from support import call_main
 
@@ -65,7 +66,7 @@ def test_a_state_is_shown_with_what_proves_it_on_sixty_columns(run, here, monkey
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
-        ("denoiser", ("undecided: sample → out_sample", "no state: nothing", "Whoever trained it knows")),
+        ("denoiser", ("undecided: sample → out_sample", "no state: nothing", "whoever trained it knows")),
         ("gru", ("forgets after each call: GRU node", "hidden size 8", "no state: x is the one input with data")),
         ("both", ("forgets after each call: LSTM node", "bidirectional: it cannot be opened")),
         ("cache", ("past_key_values.0.key → present.0.key not followed, it grows",)),
@@ -75,6 +76,15 @@ def test_a_state_is_shown_with_what_proves_it_on_sixty_columns(run, here, monkey
 def test_what_is_undecided_forgotten_or_set_is_said(run, here, name, parts):
     text = " ".join(run("inspect", f"{name}.onnx").stdout.split())
     assert all(part in text for part in parts), text
+
+
+def test_a_file_that_draws_numbers_is_not_said_to_have_no_state(run, here):
+    make = graphs.step(lambda self, x, h: (x + torch.randn(2, 6), h * 0.5 + x))
+    case = graphs.Case(make, {"x": graphs.normal(2, 6), "h": graphs.normal(2, 6)}, ("y", "hn"), {})
+    (here / "dice.onnx").write_bytes(exported(case)[0])
+    text = " ".join(run("inspect", "dice.onnx").stdout.split())
+    assert "whether it has a state is not known: two runs with the same inputs return other numbers" in text
+    assert "no state" not in text
 
 
 def test_as_json_it_is_one_document_with_everything(run, here):

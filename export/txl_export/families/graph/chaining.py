@@ -55,9 +55,9 @@ def check_opened(spec: StepSpec, step: FileStep, batch: int, lengths: Sequence[i
             wanted = whole(feeds)
         except UsageError:
             raise UsageError(
-                f"--open made {opened} explicit, and nothing shows that a chain is right, because the file does not run "
-                f"with {length * SEGMENTS} positions at once: their number is in its nodes; export it with an open length, "
-                "or the module that it was made of"
+                f"--open made {opened} explicit, and nothing shows that a chain is right, because the file does not "
+                f"run with {length * SEGMENTS} positions at once: their number is in its nodes; export it with an open "
+                "length, or the module that it was made of"
             ) from None
         found = _chained(spec, inputs, states, batch, length)
         for side in step.outputs:

@@ -134,7 +134,7 @@ def _run(inputs: Inputs, runner: Runner, facts: GraphFacts, heard: Listener) -> 
     heard.stage("pair inputs and outputs")
     again = runner.run(inputs.draw(0))
     if any(again[name].tobytes() != array.tobytes() for name, array in first.items()):
-        raise EndedError("it returns other numbers for the same inputs, so that nothing can be told by changing one")
+        raise EndedError("two runs with the same inputs return other numbers, so that changing one tells nothing")
     found = pair(inputs, runner, first)
     facts.states, facts.undecided, facts.data = found.states, found.undecided, found.data
     heard.stage("change sizes and single places")

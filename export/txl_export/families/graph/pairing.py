@@ -7,13 +7,15 @@ back they would change what comes later, so that alone proves nothing. What does
 * the output holds numbers of the input at other places, behind or before new ones that do not depend on it: a window
   that moves on, a cache that grows.
 
-Names decide between pairs that are alike, and they are believed where nothing speaks against a pair. Whatever remains
-is undecided, and said to be.
+Names decide between pairs that are alike, and they are believed where nothing speaks against a pair. A layer's gate and
+a sequence that another one is put behind look like a cell and a cache, so that words that say two things stand against
+those. Whatever remains is undecided, and said to be.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -21,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from txl_runtime.types import Array
 
-from txl_export.families.graph.naming import likeness, most_alike
+from txl_export.families.graph.naming import STATES, likeness, most_alike
 from txl_export.families.graph.running import RunError, Runner
 from txl_export.families.graph.structure import Value
 from txl_export.families.graph.trying import Inputs, other_than
@@ -43,8 +45,10 @@ PROOFS = {
     "named": "it takes up other inputs, changes other outputs, and the names say so",
 }
 """What shows that a pair is a state, the strongest first."""
-DECIDES = "Whoever trained it knows, and names such as state and next_state would show it"
+DECIDES = "The names do not say it for sure, but whoever trained it knows"
 """What would settle an undecided pair."""
+LOUD = 10
+"""What usual numbers are multiplied by before an input is said to come back as it is: thresholds may be beyond them."""
 Pair = tuple[str, str]
 """Names of an input and an output."""
 
@@ -156,8 +160,10 @@ class _Pairing:
     def _leftover(self, given: str, outputs: list[str], result: Paired) -> None:
         """Say of an input that is no state, and has outputs of its shape, what it is or may be."""
         same = [output for output in outputs if np.array_equal(self._first[output], self._given[given])]
-        if same:
-            result.data[given] = f"is returned as it is: {', '.join(same)}"
+        if same := same and self._same_when_loud(given, same):
+            result.data[given] = (
+                f"came back as it was, in a run as usual and in one {LOUD} times as large: " + ", ".join(same)
+            )
         elif not any(self._inputs.varies(name) for name in self._ports if name not in {given, *self._taken}):
             result.data[given] = "is the one input with data: fed back, nothing new would ever come in"
         elif result.states and len(outputs) == 1 and outputs == self._rest():
@@ -167,6 +173,15 @@ class _Pairing:
             alike = f"; {', '.join(rivals)} would fit as well" if rivals else ""
             why = f"it may be fed back, as any array of its shape may, and no node shows that it is carried on{alike}"
             result.undecided.append(Undecided(given, tuple(outputs), f"{why}. {DECIDES}"))
+
+    def _same_when_loud(self, given: str, outputs: list[str]) -> list[str]:
+        """Those outputs that are this input with large numbers in every array of data, too."""
+        data = {name: one for name, one in self._other.items() if one.dtype.kind == "f" and self._inputs.varies(name)}
+        feeds = self._given | {name: array * LOUD for name, array in data.items()}
+        with contextlib.suppress(RunError):
+            found = self._runner.run(feeds)
+            return [output for output in outputs if np.array_equal(found[output], feeds[given])]
+        return []
 
     def _rest(self) -> list[str]:
         """Outputs that are no states as far as is known."""
@@ -224,6 +239,11 @@ class _Pairing:
         more, shown = self._taken_up(given, returned), {kind for kind in EXACT if getattr(known, kind) & bit}
         if kind := self._copied(given, returned, known.moved & bit, alike):
             shown.add(kind)
+        others = [port for name, port in self._ports.items() if name != given]
+        if not any(port.dtype.startswith(("int", "uint")) or self._inputs.varies(port.name) for port in others):
+            shown.discard("cell")  # of the one input with data it is a layer's gate
+        if _say_two_things(given, returned):
+            shown -= {"cell", "grown"}
         if array.shape == found.shape:
             steps = {*np.unique(found - array).tolist()} if array.dtype.kind in "iu" and array.ndim < 2 else set()
             named = alike or given not in self._structure.rows
@@ -251,3 +271,9 @@ class _Pairing:
         wholly = [self._given[name].ravel()[:LOOKED_AT] for name in inputs if self._given[name].dtype == found.dtype]
         pasted = any(part.size and np.isin(part, found).all() for part in wholly)
         return "" if pasted and not alike else "grown" if grown else "moved"
+
+
+def _say_two_things(given: str, returned: str) -> bool:
+    """Whether both names are words, of which the first is not of a state nor the second the same."""
+    words = all(name[-1:].isalpha() and re.search("[A-Za-z]{4}", name) for name in (given, returned))
+    return words and not likeness(given, returned) and STATES.isdisjoint(re.findall("[a-z]+", given.lower()))

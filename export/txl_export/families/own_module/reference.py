@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Mapping
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from txl_runtime.errors import UsageError
 from txl_runtime.types import Array, Arrays, Ids
 
-from txl_export.families.own_module.module_call import Eager, in_float64
+from txl_export.families.own_module.module_call import Eager, Tries, in_float64
 from txl_export.families.own_module.plan import Plan
 from txl_export.families.own_module.sizes import fresh_states, random_inputs, state_specs
 from txl_export.proof.references import Reference, States
@@ -19,6 +20,8 @@ from txl_export.proof.threads import SMALL
 
 BATCH_AGREEMENT = 1e-4
 """A sequence alone and among copies of itself may differ so much by rounding."""
+WIDER = (64, 8)
+"""Ranges of whole numbers that a module is tried with before 0 and 1 are all that it is given."""
 
 
 class ModuleReference(Reference):
@@ -45,6 +48,8 @@ class ModuleReference(Reference):
             **{entry.name: entry.axes.batch for entry in plan.outputs if entry.shape is not None},
         }
         self._state_axes = {name: entry.axes.batch for name, entry in state_specs(spec).items()}
+        whole = [entry.name for entry in spec.inputs if entry.tokens is None and entry.dtype.startswith("int")]
+        self.below = {} if spec.samples else {name: self._widest(name) for name in whole}
         self._copies = 1 if plan.batch_size == 1 or self._takes_one() else plan.batch_size
 
     def fresh(self, count: int) -> States:
@@ -79,6 +84,18 @@ class ModuleReference(Reference):
         if copies > 1 and axis is not None:
             values = np.repeat(values, copies, axis=axis)
         return torch.from_numpy(np.asarray(values, order="C"))
+
+    def _widest(self, name: str) -> int:
+        """What an input can stay below: the module takes the largest such number, and returns finite ones for it."""
+        tries, length = Tries(Eager(self._plan.spec), self._plan.batch_size), self._plan.segment_lengths[0]
+        for most in WIDER:
+            given = tries.inputs(length)
+            with contextlib.suppress(UsageError):
+                given[name].fill_(most - 1)
+                found = tries.eager(given, tries.fresh(), tries.valid(length))
+                if all(bool(tensor.isfinite().all()) for part in found for tensor in part.values()):
+                    return most
+        return 2
 
     def _takes_one(self) -> bool:
         """Whether the module runs with a batch of one, and computes there what it does for each of B copies."""

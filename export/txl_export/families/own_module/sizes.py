@@ -193,4 +193,4 @@ def _cut(entry: InputSpec, samples: Any, sizes: tuple[int, ...], places: tuple[A
             first = int(start * (samples.shape[axis] - sizes[axis] + 1))
             piece = piece[axes.at(positions=slice(first, first + sizes[axis]))]
         rows.append(piece if axes.batch is None else axes.one(piece, int(row * samples.shape[axes.batch])))
-    return np.ascontiguousarray(axes.joined(rows).astype(in_bundle(entry.module_dtype)))
+    return np.asarray(axes.joined(rows), in_bundle(entry.module_dtype), order="C")

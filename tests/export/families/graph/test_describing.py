@@ -145,7 +145,7 @@ def test_a_graph_that_draws_numbers_of_its_own_is_not_judged(tmp_path):
         {},
     )
     facts = of_case(case, tmp_path)
-    assert "other numbers for the same inputs" in facts.stopped
+    assert "two runs with the same inputs return other numbers" in facts.stopped
     assert facts.states == []
 
 

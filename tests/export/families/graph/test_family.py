@@ -41,7 +41,7 @@ def written(case: Case, folder: Path) -> Path:
 def by_hand(path: Path, manifest: Any, given: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What the file returns with its states fed back, by the bundle's names; states begin as zeros."""
     session = onnxruntime.InferenceSession(str(path))
-    pairs: dict[str, str] = manifest.family["states"]
+    pairs: dict[str, str] = {name: output for name, output in manifest.family["states"].items() if output}
     fixed = {name: np.array(value) for name, value in manifest.family["fix"].items()}
     ports = {port.name: port for port in session.get_inputs()}
     kinds = {
@@ -267,6 +267,23 @@ def test_what_is_not_certain_is_asked_for(tmp_path):
     assert txl_export.verify(tmp_path / "b", checkpoint=path).passed, "it need not be asked for again"
     with pytest.raises(UsageError, match=r"the file has no d, it takes x, a and gives b, c; check --state"):
         txl_export.export(path, tmp_path / "c", states={"a": "d"})
+
+
+def test_a_state_of_one_number_stays_one(tmp_path):
+    nodes = [
+        helper.make_node("ReduceMean", ["x"], ["mean"], keepdims=0),
+        helper.make_node("Mul", ["gain", "kept"], ["faded"]),
+        helper.make_node("Add", ["faded", "mean"], ["gain_out"]),
+        helper.make_node("Mul", ["x", "gain_out"], ["y"]),
+    ]
+    sizes = {"x": [1, 3], "gain": []}, {"y": [1, 3], "gain_out": []}
+    path, told = graph(tmp_path / "f.onnx", nodes, *sizes, {"kept": 0.5}), {"gain": "gain_out", "x": ""}
+    assert beside(path, tmp_path / "b", states=told) < 1e-6
+    stream = txl_runtime.load(tmp_path / "b", "cpu").stream()
+    stream.run({"x": np.ones((1, 3), np.float32)})
+    stream.snapshot().save(tmp_path / "a.state")
+    stream.restore(txl_runtime.StreamState.load(tmp_path / "a.state"))
+    np.testing.assert_array_equal(stream.state()["gain"], np.array(1, np.float32), strict=True)
 
 
 @pytest.mark.parametrize("name", ["growing cache"])

@@ -111,10 +111,27 @@ def test_names_that_agree_come_before_a_pair_that_alone_is_shown(tmp_path: Path)
 
 def test_what_is_returned_as_it_is_is_no_state(tmp_path: Path) -> None:
     found, _ = paired(exported(STATELESS["picture that is returned"])[0], tmp_path)
-    assert found.data == {"state_in": "is returned as it is: state_out"}
+    assert found.data == {"state_in": "came back as it was, in a run as usual and in one 10 times as large: state_out"}
 
 
 def test_the_one_input_with_data_is_no_state_whatever_it_is_called(tmp_path: Path) -> None:
     found, _ = paired(exported(STATELESS["autoencoder with a state's names"])[0], tmp_path)
     assert "nothing new would ever come in" in found.data["state"]
     assert not found.undecided
+
+
+def test_what_a_threshold_beyond_usual_numbers_changes_is_not_said_to_come_back(tmp_path: Path) -> None:
+    clip = step(lambda m, a, b: (a.clamp(-4, 4), m.o(b)), o=graphs.linear(8, 2))
+    case = Case(clip, {"a": graphs.normal(2, 8), "b": graphs.normal(2, 8)}, ("c", "y"), {})
+    found, _ = paired(exported(case)[0], tmp_path)
+    assert found.data == {}
+    assert [(each.input, each.outputs) for each in found.undecided] == [("a", ("c",)), ("b", ("c",))]
+
+
+@pytest.mark.parametrize(("names", "said"), [("attended residual gated", []), ("input hidden output", ["hidden"])])
+def test_a_gate_is_a_cell_unless_its_names_say_two_things(names: str, said: list[str], tmp_path: Path) -> None:
+    new, before, after = names.split()
+    make = step(lambda m, x, h: m.cell(x, h), cell=lambda: torch.nn.GRUCell(6, 6))
+    case = Case(make, {new: graphs.normal(2, 6), before: graphs.normal(2, 6)}, (after,), {})
+    found, _ = paired(exported(case)[0], tmp_path)
+    assert [state.input for state in found.states] == said

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from txl_export.families.own_module.plan import Plan, make_plan
 from txl_export.families.own_module.reference import ModuleReference
+from txl_export.families.own_module.sizes import random_inputs
 from txl_export.families.own_module.spec import InputSpec, StateSpec, StepSpec
 from txl_runtime.errors import UsageError
 from txl_runtime.listener import Silent
@@ -143,3 +144,30 @@ def test_the_step_that_is_compared_is_the_users_and_not_a_copy_of_the_bundles():
     x = np.ones((1, 4, 6), np.float32)
     one, two = (run(ModuleReference(planned(step)), x)[0]["action"] for step in (spec, other))
     assert np.abs(one - two).max() > 1e-3
+
+
+class Table(nn.Module):
+    """Looks a row up, and perhaps computes an exponential of its number."""
+
+    def __init__(self, rows: int, steep: float) -> None:
+        super().__init__()
+        self.table, self.steep = nn.Embedding(rows, 4), steep
+
+    def forward(self, kind: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(self.table(kind) + h)
+        return h * torch.exp(self.steep * kind[:, None]), h
+
+
+@pytest.mark.parametrize(("rows", "steep", "below"), [(64, 0.0, 64), (63, 0.0, 8), (7, 0.0, 2), (64, 10.0, 8)])
+def test_whole_numbers_are_drawn_from_the_widest_range_that_the_module_takes(rows: int, steep: float, below: int):
+    spec = StepSpec(Table(rows, steep), [InputSpec("kind", ("B",), "int32")], [StateSpec("h", ("B", 4))], ["y"])
+    assert ModuleReference(planned(spec, ())).below == {"kind": below}
+    given = replace(spec, samples={"kind": np.zeros(9, np.int32)})
+    assert ModuleReference(planned(given, ())).below == {}
+
+
+def test_a_sample_of_one_number_is_given_as_one():
+    rate = InputSpec("rate", ())
+    spec = StepSpec(nn.Identity(), [rate], [], [], samples={"rate": np.float32(3)})
+    drawn = random_inputs(spec, 1, 1, np.random.default_rng(0), spec.samples)
+    assert drawn["rate"].shape == ()

@@ -396,7 +396,12 @@ def ring_and_pointer(m, x, ring, pointer):
 
 
 @right(
-    "x seen -> y seen_out=seen'", "x B 5 | seen B 5 dtype=bool", lambda: {"mix": nn.Linear(5, 5)}, opset=16, open="B"
+    "x seen -> y seen_out=seen'",
+    "x B 5 | seen B 5 dtype=bool",
+    lambda: {"mix": nn.Linear(5, 5)},
+    opset=16,
+    open="B",
+    undecided="seen",
 )
 def mask_of_bool(m, x, seen):
     seen = seen | (x > 1.2)
