@@ -17,15 +17,11 @@ from . import modules, mutants, stateless
 QUICK = {"gru_cell", "window_not_moved", "denoiser", "layers_in_another_order"}
 
 SMALL = "passes: an error is measured against 1, or against the largest value of the tensor, not against its own row"
-NO_GATE = "fails, but the last line names no gate: `see the table: the first segment with a large error says …`"
 FOUND = {
     "mask_of_bool": "`no state to carry`: seen and x are `returned as they are`, as no input reached 1.2",
     "highway": "inspect pairs x and y by `cell`, though x is the one input with data",
     "gate_of_a_gtrxl_layer": "inspect pairs residual and gated by `cell`",
     "images_behind_text": "inspect pairs text and embeddings by `grown`",
-    "all_h_before_all_c_without_names": "refused: `in none of 120 orders does it compute what the module computes`",
-    "layers_counted_from_zero_and_from_one": "refused: cache_1 is taken for cache1, which is cache_0",
-    "next_states_counted_from_one": "refused, and inspect pairs cache_1 with new_cache_1, which is the next cache_0",
     "variance_by_difference": "refused: rounding of the module itself in float32 counts as drift of the file",
     "state_on_a_grid_of_127": "refused: the module's own float32 rounds to another step as often as the file does",
     "state_of_one_number": "refused: `state gain comes back as 1, expected a single number`",
@@ -36,8 +32,6 @@ FOUND = {
     "observations_not_clipped": "passes: features are random numbers of N(0, 1), and nothing says what was not tried",
     "positions_beyond_one": "passes: whole numbers that are no tokens are 0 or 1 in every segment, and nothing says so",
     "one_of_many_tokens": "passes: of 50,000 token ids few are tried, and nothing says how many",
-    "rows_that_infect_their_neighbours": NO_GATE,
-    "noise_in_the_state": NO_GATE,
     "done_clears_the_state": "passes, with a false note: `state h changes no output of the bundle …`",
 }
 """What is wrong in the verifier, by the case that shows it."""
