@@ -33,6 +33,8 @@ from outside_exports import (
 from torch import Tensor, nn
 from txl_export import InputSpec, StateSpec, StepSpec
 from txl_export.families.graph import standing_in
+from txl_export.families.graph.against_module import _drawn, _told
+from txl_report.schema.verification import Gate
 from txl_runtime.errors import BackendError, CheckError, UsageError
 from verified_steps import Heard
 
@@ -240,6 +242,19 @@ def test_states_that_no_name_tells_are_matched_by_what_they_do(tmp_path: Path) -
         taps.mix.weight[:, -2:] += 0.5
     parity = txl_export.verify(tmp_path / "a.onnx", module=spec, segments=12)
     assert "at output y" in parity.told
+
+
+def test_where_every_segment_is_near_the_gate_that_failed_is_named(tmp_path: Path) -> None:
+    right = verified(RIGHT["gru, all open"], tmp_path, segments=4)
+    for gate, why in (("idle rows (bits)", "a segment that is repeated"), ("drift of h", "see the table")):
+        found = replace(right, gates=(*right.gates, Gate(gate, 3.0, 0.0, False)))
+        assert _told(found, set()).startswith(f"{gate} failed: {why}")
+    assert _told(right, set()) == ""
+
+
+def test_numbers_are_drawn_for_a_state_of_one_number_too() -> None:
+    drawn = _drawn(np.zeros((), np.float32), np.random.default_rng(0))
+    assert (drawn.shape, drawn.dtype) == ((), np.float32)
 
 
 def test_real_inputs_are_read_and_constants_given(tmp_path: Path) -> None:
