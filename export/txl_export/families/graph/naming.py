@@ -70,8 +70,7 @@ def counted_alike(names: Iterable[str], others: Iterable[str]) -> dict[str, str]
     for key, some in groups.items():
         if len(some) == len(there[key]) > 1:
             for name, other in zip(some, there[key], strict=True):
-                parts = _NUMBER.split(name)
-                found[name] = "".join(chain(*zip_longest(parts, _NUMBER.findall(other), fillvalue="")))
+                found[name] = "".join(chain(*zip_longest(_NUMBER.split(name), _NUMBER.findall(other), fillvalue="")))
     return found
 
 
