@@ -21,7 +21,7 @@ from txl_runtime.selftest import relative_difference
 from txl_runtime.types import Arrays
 
 from txl_export.families.graph.matching import Wiring
-from txl_export.families.graph.naming import likeness, most_alike
+from txl_export.families.graph.naming import counted_alike, likeness, most_alike
 from txl_export.families.graph.reading import Foreign, read_foreign
 from txl_export.families.graph.standing_in import Wired, wired
 from txl_export.proof.input_source import InputSource, fitting
@@ -124,7 +124,9 @@ def _wiring(foreign: Foreign, manifest: Manifest, given: Arrays, pairs: Mapping[
     inputs, outputs = [entry.name for entry in manifest.given], [entry.name for entry in manifest.outputs]
     earlier = [name for name in ports if name not in {*pairs, *inputs}]
     later = [name for name in gives if name not in {*pairs.values(), *outputs}]
-    pairs = {**pairs, **most_alike({(name, other): likeness(name, other) for name in earlier for other in later})}
+    counted = counted_alike(earlier, later)
+    alike = {(name, other): likeness(counted[name], other) for name in earlier for other in later}
+    pairs = {**pairs, **most_alike(alike)}
     read = [name for name in ports if name not in {*given, *pairs}]
     returned = [name for name in gives if name in outputs or name not in pairs.values()]
     starts = {name: [n if isinstance(n, int) else manifest.batch_size for n in ports[name].shape] for name in pairs}

@@ -1,21 +1,20 @@
-"""Which inputs and outputs of a foreign graph are those of a step: by names, then by types and sizes, then by proof."""
+"""Which inputs and outputs of a foreign graph are those of a step: by names, by types and sizes, then by values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 
 from txl_runtime.errors import CheckError, UsageError, some
+from txl_runtime.selftest import relative_difference
 from txl_runtime.types import Arrays
 
-from txl_export.families.graph.naming import kinship, likeness, most_alike
+from txl_export.families.graph.naming import counted_alike, kinship, likeness, most_alike
 from txl_export.families.graph.reading import Port
 from txl_export.families.own_module.spec import VALID, InputSpec, StateSpec, StepSpec
 
-MOST = 120
-"""Ways to match what names do not tell that are looked at."""
 ADVICE = "call the inputs, states and outputs of the StepSpec as the file does"
+TYPES = "the types differ, so correct dtype= in the StepSpec, or export the file with the module's types"
 
 
 @dataclass(frozen=True)
@@ -29,6 +28,7 @@ class Wiring:
         batch, length: how many sequences and how many positions it takes; None for any number.
         returns: of a step's outputs and of its states' next values, the graph's outputs; keys are as `bits.named` has
             them.
+        unsure: of what a step takes and returns, what neither names nor sizes tell; values decide it.
     """
 
     takes: Mapping[str, str]
@@ -37,12 +37,19 @@ class Wiring:
     batch: int | None = None
     length: int | None = None
     returns: Mapping[str, str] = field(default_factory=dict)
+    unsure: Collection[str] = ()
 
 
-def ways_in(
-    where: str, spec: StepSpec, ports: Sequence[Port], optional: Sequence[Port], pairs: Mapping[str, str], given: Arrays
-) -> list[Wiring]:
-    """The ways in which a graph's inputs can be those of a step: one, or several that names do not tell apart.
+def way_in(
+    where: str,
+    spec: StepSpec,
+    ports: Sequence[Port],
+    optional: Sequence[Port],
+    pairs: Mapping[str, str],
+    given: Arrays,
+    shown: Mapping[tuple[str, str], int],
+) -> Wiring:
+    """The way in which a graph's inputs are those of a step, in the order of both where nothing tells them apart.
 
     Args:
         where: the file, for messages.
@@ -50,100 +57,95 @@ def ways_in(
         ports, optional: the graph's inputs, and those that have a value in the file: of these, only the ones that are
             called like something of the step are its.
         pairs, given: see `Wiring`.
+        shown: of an input of the step and one of the graph's, how much their values say that they are one.
 
     Raises:
-        UsageError: `pairs` or `given` name no input of the graph, or it takes what the step does not have.
-        CheckError: it takes other sizes or types than the step.
+        UsageError: `pairs` or `given` name no input of the graph, or `pairs` an input of the step.
+        CheckError: it takes other sizes or types than the step, or what the step does not have.
     """
     counts = [InputSpec(VALID, ("B",), "int32")] if spec.lengths else []
     every: list[InputSpec | StateSpec] = [*spec.inputs, *counts, *spec.states]
     entries = {entry.name: entry for entry in every}
-    kin = [port for port in optional if any(kinship(name, port.name) > 1 for name in entries)]
+    alias = counted_alike(entries, [port.name for port in (*ports, *optional)])
+    kin = [port for port in optional if any(kinship(alias[name], port.name) > 1 for name in entries)]
     known = {port.name: port for port in (*ports, *kin)}
     if wrong := [name for name in (*pairs, *given) if name not in known]:
         raise UsageError(f"{where}: has no input {some(wrong)}, it takes {some([*known], 9)}; check --state, --inputs")
+    if mixed := [entry.name for entry in spec.inputs if entry.name in pairs]:
+        raise UsageError(
+            f"{where}: --state names {some(mixed)}, an input of the module's, expected a state; correct --state"
+        )
     fits = {
         name: {
             port.name: fixed
             for port in known.values()
             if port.name not in given and (port.name not in pairs or isinstance(entry, StateSpec))
-            if (fixed := _fixed(entry, port)) is not None
+            if _kind(port.dtype) == _kind(_dtype(entry)) and (fixed := _fixed(entry, port)) is not None
         }
         for name, entry in entries.items()
     }
-    ways = _ways({name: [*some] for name, some in fits.items()}, kinship)
-    if beside := [port for port in ports if port.name not in given and port.name not in ways[0].values()]:
+    way, unsure = _nearest(fits, lambda name, port: kinship(alias[name], port), lambda *pair: -shown.get(pair, 0))
+    if beside := [port for port in ports if port.name not in given and port.name not in way.values()]:
         told = ", ".join(f"{port.name} {port.dtype} {list(port.shape)}" for port in beside[:4])
-        lacking = [f"{name} {entries[name].dtype} {list(entries[name].shape)}" for name in fits if name not in ways[0]]
-        if lacking:
-            raise CheckError(f"{where}: takes {told}, expected the module's {some(lacking, 4)}; {ADVICE}")
-        raise UsageError(
-            f"{where}: takes {told} besides, expected what the module takes; give constants by --inputs FILE.npz"
-        )
-    found = []
-    for way in ways:
-        own = [fits[name][port] for name, port in way.items()]
-        sizes = _size(where, "B", "sequences", own), _size(where, "L", "positions", own)
-        found.append(Wiring(way, given, pairs, *sizes))
-    return found
+        if not (lacking := [entry for name, entry in entries.items() if name not in way]):
+            expected = "besides, expected what the module takes; give constants by --inputs FILE.npz"
+            raise CheckError(f"{where}: takes {told} {expected}")
+        expected = some([f"{entry.name} {_dtype(entry)} {list(entry.shape)}" for entry in lacking], 4)
+        typed = any(_fixed(entry, port) is not None for entry in lacking for port in beside)
+        raise CheckError(f"{where}: takes {told}, expected the module's {expected}; {TYPES if typed else ADVICE}")
+    own = [fits[name][port] for name, port in way.items()]
+    sizes = _size(where, "B", "sequences", own), _size(where, "L", "positions", own)
+    return Wiring(way, given, pairs, *sizes, unsure=unsure)
 
 
-def ways_out(where: str, wiring: Wiring, wanted: Arrays, found: Arrays) -> list[Wiring]:
-    """The ways in which what a graph returned can be what a step returned, for inputs that are matched.
+def way_out(where: str, wiring: Wiring, runs: Sequence[tuple[Arrays, Arrays]]) -> Wiring:
+    """What a graph returned that is what a step returned, for inputs that are matched: what names do not tell has the
+    nearest values.
 
     Args:
         where: the file, for messages.
         wiring: the inputs.
-        wanted: what the step returned, as `bits.named` has it.
-        found: what the graph returned.
+        runs: what the step returned in some calls, as `bits.named` has it, and what the graph returned in each.
 
     Raises:
         UsageError: the user's pairs name no output of the graph.
         CheckError: it returns nothing that could be an output of the step.
     """
-    if wrong := [name for name in wiring.pairs.values() if name not in found]:
-        raise UsageError(f"{where}: has no output {some(wrong)}, it gives {some([*found], 9)}; check --state")
+    first, gives = runs[0]
+    if wrong := [name for name in wiring.pairs.values() if name not in gives]:
+        raise UsageError(f"{where}: has no output {some(wrong)}, it gives {some([*gives], 9)}; check --state")
     said = {f"state {name}": wiring.pairs[port] for name, port in wiring.takes.items() if port in wiring.pairs}
     fits = {
         key: [
             name
-            for name, array in found.items()
+            for name, array in gives.items()
             if name not in said.values() and array.shape == values.shape
             if _kind(array.dtype.name) == _kind(values.dtype.name)
         ]
-        for key, values in wanted.items()
+        for key, values in first.items()
         if key not in said
     }
+    own = counted_alike(dict.fromkeys(key.partition(" ")[2] for key in first), gives)
+    carried = counted_alike(wiring.takes.values(), gives)
 
     def kin(key: str, port: str) -> int:
         kind, _, name = key.partition(" ")
-        return max(kinship(name, port), likeness(wiring.takes.get(name, ""), port) if kind == "state" else 0)
+        given = carried.get(wiring.takes.get(name, ""), "")
+        return max(kinship(own[name], port), likeness(given, port) if kind == "state" else 0)
 
-    ways = [said | way for way in _ways(fits, kin)]
-    if lacking := [f"{key} {list(wanted[key].shape)}" for key in wanted if key[0] == "o" and key not in ways[0]]:
-        shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in [*found.items()][:6])
-        raise CheckError(f"{where}: gives {shapes}, expected the module's {some(lacking, 4)}; {ADVICE}")
-    return [replace(wiring, returns=way) for way in ways]
+    def far(key: str, port: str) -> float:
+        sides = [(found[port], wanted[key]) for wanted, found in runs]
+        return sum(min(relative_difference(*both), 1.0) if both[0].shape == both[1].shape else 1.0 for both in sides)
 
-
-def the_right(where: str, ways: Sequence[Wiring], holds: Callable[[Wiring], bool]) -> Wiring:
-    """The first way in which the graph computes what the step computes; where there is one it is not tried.
-
-    Raises:
-        CheckError: there are several, and none is right.
-    """
-    tried = ways[:MOST]
-    if len(ways) == 1:
-        return ways[0]
-    if (right := next(filter(holds, tried), None)) is not None:
-        return right
-    sides = [{**way.takes, **way.returns} for way in tried]
-    names = [name for name in sides[0] if len({side.get(name) for side in sides}) > 1]
-    choices = dict.fromkeys(side[name] for name in names for side in sides if name in side)
-    raise CheckError(
-        f"{where}: no name tells which of {some([*choices], 9)} is the module's {some(names, 9)}, and in none of "
-        f"{len(tried)} orders does it compute what the module computes; {ADVICE} to see where they part"
-    )
+    way, unsure = _nearest(fits, kin, far)
+    returns = said | way
+    if lacking := [key for key in first if key[0] == "o" and key not in returns]:
+        told = ", ".join(f"{name} {array.dtype} {list(array.shape)}" for name, array in [*gives.items()][:6])
+        expected = [f"{key} {first[key].dtype} {list(first[key].shape)}" for key in lacking]
+        sizes, free = [first[key].shape for key in lacking], gives.keys() - {*returns.values()}
+        advice = TYPES if any(gives[name].shape in sizes for name in free) else ADVICE
+        raise CheckError(f"{where}: gives {told}, expected the module's {some(expected, 4)}; {advice}")
+    return replace(wiring, returns=returns, unsure=[*wiring.unsure, *unsure])
 
 
 def _kind(dtype: str) -> str:
@@ -151,13 +153,17 @@ def _kind(dtype: str) -> str:
     return dtype[:1].replace("u", "i")
 
 
+def _dtype(entry: InputSpec | StateSpec) -> str:
+    """What the module is given."""
+    return entry.dtype if isinstance(entry, StateSpec) else entry.module_dtype
+
+
 def _fixed(entry: InputSpec | StateSpec, port: Port) -> set[tuple[str, int]] | None:
     """The numbers of sequences ("B") and of positions ("L") that a graph fixes where it takes a step's input or state;
     None where it does not take that.
     """
     axes, grows = entry.axes, entry.grows if isinstance(entry, StateSpec) else None
-    dtype = entry.dtype if isinstance(entry, StateSpec) else entry.module_dtype
-    if len(port.shape) != len(axes.shape) or _kind(port.dtype) != _kind(dtype):
+    if len(port.shape) != len(axes.shape):
         return None
     sizes = [(axis, *both) for axis, both in enumerate(zip(axes.shape, port.shape, strict=True))]
     numbers = [(axis, said, size) for axis, said, size in sizes if isinstance(size, int)]
@@ -175,28 +181,21 @@ def _size(where: str, letter: str, what: str, fixed: Sequence[set[tuple[str, int
     return sizes[0] if sizes else None
 
 
-def _ways(fits: Mapping[str, Sequence[str]], kin: Callable[[str, str], int]) -> list[dict[str, str]]:
-    """What names tell, with every way to give the others one each as far as there are any, in the order of both.
+def _nearest(
+    fits: Mapping[str, Collection[str]], alike: Callable[[str, str], int], far: Callable[[str, str], float]
+) -> tuple[dict[str, str], list[str]]:
+    """What names tell, and of the rest what is nearest, and then what can be the fewest things; and what was unsure.
 
     Args:
         fits: names of a step's, and for each the names of the graph's that it can be.
-        kin: how much two names are alike.
+        alike: how much two of them are alike.
+        far: how far their values are from each other.
     """
-    taken = most_alike({(one, other): kin(one, other) for one, some in fits.items() for other in some})
-    held = {*taken.values()}
+    taken = most_alike({(one, other): alike(one, other) for one, some in fits.items() for other in some})
+    held = taken.values()
     left = {one: [other for other in some if other not in held] for one, some in fits.items() if one not in taken}
-    found = list(islice(_maps(left), MOST))
-    most = max(map(len, found))
-    return [taken | way for way in found if len(way) == most]
-
-
-def _maps(left: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
-    """Maps that give each key a value of its own; those that leave a key without one come last."""
-    if not left:
-        yield {}
-        return
-    (key, values), *rest = left.items()
-    for value in values:
-        for more in _maps({name: [one for one in several if one != value] for name, several in rest}):
-            yield {key: value, **more}
-    yield from _maps(dict(rest))
+    pairs = {(one, other): (far(one, other), len(some)) for one, some in left.items() for other in some}
+    for one, other in sorted(pairs, key=pairs.__getitem__):
+        if one not in taken and other not in held:
+            taken[one] = other
+    return taken, [one for one, some in left.items() if len(some) > 1]

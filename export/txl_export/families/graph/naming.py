@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain, zip_longest
 
 LATER = frozenset(["new", "next", "present", "updated", "update", "curr", "current", "nxt", "now"])
 EARLIER = frozenset(["old", "prev", "previous", "past", "last", "init", "initial"])
@@ -29,6 +30,7 @@ LAYERS = frozenset(("hidden", "states"))
 _CACHES = re.compile(r"(past|present)_?key_?values")
 """What exporters of decoders call their caches; the other side is called past or present alone."""
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_NUMBER = re.compile(r"\d{1,9}")
 
 
 def likeness(given: str, returned: str) -> int:
@@ -57,6 +59,28 @@ def kinship(name: str, other: str) -> int:
     """
     one, two = _bare(name), _bare(other)
     return 3 if name == other else 2 if one == two else int(_same(one, two))
+
+
+def counted_alike(names: Iterable[str], others: Iterable[str]) -> dict[str, str]:
+    """Some names as they are compared with others. Where as many of the others differ from them, and from each other,
+    by a number alone, they get these numbers in their order: layers may be counted from zero there and from one here.
+    """
+    groups, there = _groups(names), _groups(others)
+    found = {name: name for some in groups.values() for name in some}
+    for key, some in groups.items():
+        if len(some) == len(there[key]) > 1:
+            for name, other in zip(some, there[key], strict=True):
+                found[name] = "".join(chain(*zip_longest(_NUMBER.split(name), _NUMBER.findall(other), fillvalue="")))
+    return found
+
+
+def _groups(names: Iterable[str]) -> dict[tuple[int | str, ...], list[str]]:
+    """Names that differ by their numbers alone, and by words of time and sides, in the order of the numbers."""
+    groups = defaultdict[tuple[int | str, ...], list[str]](list)
+    for name in sorted(names, key=lambda name: [int(number) for number in _NUMBER.findall(name)]):
+        bare, numbers = _NUMBER.subn("#", name)
+        groups[(numbers, *_bare(bare))].append(name)
+    return groups
 
 
 def most_alike(scores: Mapping[tuple[str, str], int], alone: bool = False) -> dict[str, str]:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from txl_runtime.types import Array
 
-from txl_export.families.graph.naming import STATES, likeness, most_alike
+from txl_export.families.graph.naming import STATES, counted_alike, likeness, most_alike
 from txl_export.families.graph.running import RunError, Runner
 from txl_export.families.graph.structure import Value
 from txl_export.families.graph.trying import Inputs, other_than
@@ -124,6 +124,7 @@ class _Pairing:
         self._ports = {port.name: port for port in inputs.foreign.inputs}
         draws = np.random.default_rng(0)
         self._at = {name: draws.integers(0, array.size or 1, LOOKED_AT) for name, array in first.items()}
+        self._as_returned = counted_alike(self._ports, first)
         self._changed: dict[str, set[str]] = {}
         self._places: dict[str, dict[str, NDArray[np.bool_]]] = {}
         for name in self._ports:
@@ -145,7 +146,7 @@ class _Pairing:
                 found = [pair for pair in found if not self._named_otherwise(pair)]
             if proof == "named":
                 found = [pair for pair in found if self._returns_more(pair)]
-            chosen = most_alike({pair: likeness(*pair) for pair in found}, alone=True)
+            chosen = most_alike({pair: self._alike(*pair) for pair in found}, alone=True)
             self._taken |= chosen
             for given, returned in chosen.items():
                 port, grown = self._ports[given], self._grown[given, returned]
@@ -201,9 +202,12 @@ class _Pairing:
     def _named_otherwise(self, pair: Pair) -> bool:
         """Whether names speak for another pair that has not been ruled out, so that this one is to stand back."""
         rivals = [(g, o) for g, o in self._free(self._proofs) if (g == pair[0]) != (o == pair[1])]
-        return max((likeness(*rival) for rival in rivals), default=0) > likeness(*pair)
+        return max((self._alike(*rival) for rival in rivals), default=0) > self._alike(*pair)
 
     # ---- what speaks for a pair
+
+    def _alike(self, given: str, returned: str) -> int:
+        return likeness(self._as_returned[given], returned)
 
     def _change(self, name: str) -> None:
         """Note which outputs change with an input alone, and which of their numbers that are looked at."""
@@ -235,7 +239,7 @@ class _Pairing:
         """What speaks for a pair, as keys of `PROOFS`."""
         self._runner.check()
         known, bit = self._structure.outputs.get(returned, Value()), 1 << self._structure.names.index(given)
-        array, found, alike = self._given[given], self._first[returned], likeness(given, returned)
+        array, found, alike = self._given[given], self._first[returned], self._alike(given, returned)
         more, shown = self._taken_up(given, returned), {kind for kind in EXACT if getattr(known, kind) & bit}
         if kind := self._copied(given, returned, known.moved & bit, alike):
             shown.add(kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 import txl_export
 from outside_exports import (
     SPECS,
@@ -28,8 +30,13 @@ from outside_exports import (
     turned,
     without_input,
 )
+from torch import Tensor, nn
+from txl_export import InputSpec, StateSpec, StepSpec
 from txl_export.families.graph import standing_in
+from txl_export.families.graph.against_module import _drawn, _told
+from txl_report.schema.verification import Gate
 from txl_runtime.errors import BackendError, CheckError, UsageError
+from verified_steps import Heard
 
 ODD = None
 RIGHT = {
@@ -119,6 +126,28 @@ NOW = {
 }
 
 
+class Taps(nn.Module):
+    """The last five inputs are the states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(12, 2)
+
+    def forward(self, *rows: Tensor) -> tuple[Tensor, ...]:
+        return self.mix(torch.cat(rows, 1)), *(row.clone() for row in rows[:-1])
+
+
+class Shuffled(nn.Module):
+    """Taps, whose inputs come in another order, and whose results come backwards."""
+
+    def __init__(self, taps: Taps, order: list[int]) -> None:
+        super().__init__()
+        self.taps, self.order = taps, order
+
+    def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
+        return self.taps(*(given[place] for place in self.order))[::-1]
+
+
 def verified(case: Outside, folder: Path, **options: Any) -> Any:
     return txl_export.verify(exported(case, folder / "a.onnx"), module=spec_of(case.model), **options)
 
@@ -178,11 +207,54 @@ def test_what_cannot_be_run_is_refused_in_one_line(tmp_path: Path, monkeypatch: 
     assert "\n" not in str(refusal.value)
 
 
-def test_where_no_order_is_right_the_error_names_the_choices_and_a_pair_can_be_said(tmp_path: Path) -> None:
-    nameless = Outside("lstm", names=ODD, edit=other_weights)
-    with pytest.raises(CheckError, match=r"no name tells which of onnx::Cast_1, onnx::Cast_2, .* in none of 4 orders"):
-        verified(nameless, tmp_path)
-    assert verified(replace(nameless, edit=None), tmp_path, segments=8, states={"onnx::Cast_2": "v.514"}).passed
+def test_where_no_order_is_right_the_nearest_is_compared_and_said(tmp_path: Path) -> None:
+    nameless, heard = Outside("lstm", names=ODD, edit=other_weights), Heard()
+    path = exported(nameless, tmp_path / "a.onnx")
+    parity = txl_export.verify(path, module=spec_of("lstm"), segments=8, listener=heard)
+    assert re.match(FIRST + "at state h, state c: the outputs agree", parity.told), "the last layer has other weights"
+    assert any(
+        "taken by their values: onnx::Cast_1 for h, onnx::Cast_2 for c, v.507 for state h" in one
+        for one in heard.warnings
+    )
+    heard.warnings.clear()
+    path = exported(replace(nameless, edit=None), path)
+    options = {"segments": 8, "states": {"onnx::Cast_2": "v.514"}, "listener": heard}
+    assert txl_export.verify(path, module=spec_of("lstm"), **options).passed
+    assert not any("by their values" in one for one in heard.warnings)
+
+
+def test_states_that_no_name_tells_are_matched_by_what_they_do(tmp_path: Path) -> None:
+    taps = Taps()
+    spec = StepSpec(taps, [InputSpec("x", ("B", 2))], [StateSpec(one, ("B", 2)) for one in "abcde"], ["y"])
+    names = [f"i{place}" for place in range(6)], [f"o{place}" for place in range(6)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            Shuffled(taps, [4, 2, 5, 0, 3, 1]),
+            tuple(torch.rand(2, 2) for _ in range(6)),
+            str(tmp_path / "a.onnx"),
+            input_names=names[0],
+            output_names=names[1],
+            dynamo=False,
+        )
+    assert txl_export.verify(tmp_path / "a.onnx", module=spec, segments=12).passed
+    with torch.no_grad():
+        taps.mix.weight[:, -2:] += 0.5
+    parity = txl_export.verify(tmp_path / "a.onnx", module=spec, segments=12)
+    assert "at output y" in parity.told
+
+
+def test_where_every_segment_is_near_the_gate_that_failed_is_named(tmp_path: Path) -> None:
+    right = verified(RIGHT["gru, all open"], tmp_path, segments=4)
+    for gate, why in (("idle rows (bits)", "a segment that is repeated"), ("drift of h", "see the table")):
+        found = replace(right, gates=(*right.gates, Gate(gate, 3.0, 0.0, False)))
+        assert _told(found, set()).startswith(f"{gate} failed: {why}")
+    assert _told(right, set()) == ""
+
+
+def test_numbers_are_drawn_for_a_state_of_one_number_too() -> None:
+    drawn = _drawn(np.zeros((), np.float32), np.random.default_rng(0))
+    assert (drawn.shape, drawn.dtype) == ((), np.float32)
 
 
 def test_real_inputs_are_read_and_constants_given(tmp_path: Path) -> None:

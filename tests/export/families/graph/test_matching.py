@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from torch import nn
 from txl_export import InputSpec, StateSpec, StepSpec
-from txl_export.families.graph.matching import Wiring, the_right, ways_in, ways_out
+from txl_export.families.graph.matching import Wiring, way_in, way_out
 from txl_export.families.graph.naming import kinship
 from txl_export.families.graph.reading import Port
 from txl_runtime.errors import CheckError, UsageError
@@ -26,27 +26,51 @@ def ports(names: tuple[str, ...] = ("x", "ids", "h_in", "c0", "past"), batch: in
     return [Port(*port) for port in zip(names, dtypes, shapes, strict=True)]
 
 
-def matched(inputs: list[Port], spec: StepSpec = SPEC, **more: object) -> list[Wiring]:
-    options = {"optional": (), "pairs": {}, "given": {}} | more
-    return ways_in("a.onnx", spec, inputs, **options)
+def matched(inputs: list[Port], spec: StepSpec = SPEC, **more: object) -> Wiring:
+    options = {"optional": (), "pairs": {}, "given": {}, "shown": {}} | more
+    return way_in("a.onnx", spec, inputs, **options)
+
+
+def returned(way: Wiring, wanted: dict[str, np.ndarray], found: dict[str, np.ndarray]) -> Wiring:
+    return way_out("a.onnx", way, [(wanted, found)])
 
 
 def test_names_and_sizes_tell_inputs_states_and_how_many_there_are() -> None:
-    (way,) = matched(ports())
+    way = matched(ports())
     assert way.takes == {"x": "x", "ids": "ids", "h": "h_in", "c": "c0", "past": "past"}
     assert (way.batch, way.length) == (2, 3)
-    (way,) = matched(ports(batch="N"))
+    way = matched(ports(batch="N"))
     assert (way.batch, way.length) == (None, 3)
 
 
-def test_what_names_do_not_tell_is_left_open_in_the_order_of_both() -> None:
-    ways = matched(ports(("1", "2", "3", "4", "5")))
-    assert [(way.takes["h"], way.takes["c"]) for way in ways] == [("3", "4"), ("4", "3")]
-    assert all(way.takes["x"] == "1" and way.takes["past"] == "5" for way in ways)
+def test_what_names_do_not_tell_has_the_order_of_both_or_what_values_show() -> None:
+    way = matched(nameless := ports(("1", "2", "3", "4", "5")))
+    assert way.takes == {"x": "1", "ids": "2", "h": "3", "c": "4", "past": "5"}
+    assert way.unsure == ["h", "c"], "sizes tell the others"
+    assert matched(ports()).unsure == []
+    way = matched(nameless, shown={("h", "3"): 1, ("h", "4"): 3, ("c", "3"): 2, ("c", "4"): 2})
+    assert (way.takes["h"], way.takes["c"]) == ("4", "3")
+
+
+def test_what_can_be_one_thing_alone_is_not_taken_by_another() -> None:
+    spec = StepSpec(nn.Identity(), [], [StateSpec("h", ("B", 6)), StateSpec("c", (2, 6))], ["y"])
+    way = matched([Port("1", "float32", ("N", "M")), Port("2", "float32", (3, 6))], spec)
+    assert way.takes == {"c": "1", "h": "2"}
+
+
+def test_layers_are_counted_from_where_each_side_counts_them() -> None:
+    layers = [StateSpec(f"cache{number}", ("B", 6)) for number in (1, 2, 3)]
+    inputs = [Port(f"cache_{number}", "float32", (2, 6)) for number in (2, 0, 1)]
+    way = matched(inputs, StepSpec(nn.Identity(), [], layers, ["y"]))
+    assert way.takes == {"cache1": "cache_0", "cache2": "cache_1", "cache3": "cache_2"}
+    wanted = {f"state cache{number}": np.zeros((2, 6)) for number in (1, 2, 3)}
+    way = returned(way, wanted, {f"new_cache_{number}": np.ones((2, 6)) for number in (3, 2, 1)})
+    assert way.returns == {f"state cache{number}": f"new_cache_{number}" for number in (1, 2, 3)}
+    assert not way.unsure
 
 
 def test_outputs_have_the_names_and_shapes_of_what_a_step_returns() -> None:
-    (way,) = matched(ports())
+    way = matched(ports())
     wanted = {"output y": np.zeros(3), "state h": np.zeros((1, 2)), "state c": np.zeros((1, 2))}
     found = {
         "c_next": np.zeros((1, 2)),
@@ -54,32 +78,54 @@ def test_outputs_have_the_names_and_shapes_of_what_a_step_returns() -> None:
         "hn": np.zeros((1, 2)),
         "mask": np.ones(3, bool),
     }
-    (out,) = ways_out("a.onnx", way, wanted, found)
+    out = returned(way, wanted, found)
     assert out.returns == {"output y": "99", "state h": "hn", "state c": "c_next"}
-    (way,) = matched(ports(), pairs={"h_in": "c_next"})
-    (out,) = ways_out("a.onnx", way, wanted, found)
+    way = matched(ports(), pairs={"h_in": "c_next"})
+    out = returned(way, wanted, found)
     assert out.returns["state h"] == "c_next", "the user says it"
     with pytest.raises(UsageError, match=r"a\.onnx: has no output hn, it gives c_next; check --state"):
-        ways_out("a.onnx", matched(ports(), pairs={"h_in": "hn"})[0], wanted, {"c_next": np.zeros(1)})
-    with pytest.raises(CheckError, match=r"gives hn \[1, 2\], expected the module's output y \[3\]; call the inputs"):
-        ways_out("a.onnx", way := matched(ports())[0], wanted, {"hn": np.zeros((1, 2))})
+        returned(matched(ports(), pairs={"h_in": "hn"}), wanted, {"c_next": np.zeros(1)})
+    gives = r"gives hn float64 \[1, 2\], expected the module's output y float64 \[3\]; call the inputs"
+    with pytest.raises(CheckError, match=gives):
+        returned(matched(ports()), wanted, {"hn": np.zeros((1, 2))})
 
 
-def test_several_ways_are_tried_and_the_error_names_the_choices() -> None:
-    ways = matched(ports(("1", "2", "3", "4", "5")))
-    assert the_right("a.onnx", ways, lambda way: way.takes["h"] == "4") is ways[1]
-    assert the_right("a.onnx", ways[:1], lambda way: False) is ways[0], "there is nothing to tell apart"
-    with pytest.raises(CheckError, match="no name tells which of 3, 4 is the module's h, c, and in none of 2 orders"):
-        the_right("a.onnx", ways, lambda way: False)
+def test_outputs_that_names_do_not_tell_have_the_nearest_values_of_all_calls() -> None:
+    draws = np.random.default_rng(0)
+    calls = [{key: draws.random((1, 2)) for key in ("output y", "state h", "state c")} for _ in range(3)]
+    calls[0]["state h"][:] = calls[0]["state c"]  # one call alone does not tell them apart
+    found = [{"1": each["state c"], "2": each["output y"] + 0.01, "3": each["state h"]} for each in calls]
+    way = way_out("a.onnx", matched(ports()), [*zip(calls, found, strict=True)])
+    assert way.returns == {"output y": "2", "state h": "3", "state c": "1"}
+    assert way.unsure == ["output y", "state h", "state c"]
+
+
+def test_a_type_that_differs_is_said_and_no_other_name_is_asked_for() -> None:
+    spec = StepSpec(nn.Identity(), [], [StateSpec("position", ("B",), "int64")], [])
+    expected = r"takes position float32 \[2\], expected the module's position int64 \['B'\]; the types differ, so"
+    with pytest.raises(CheckError, match=expected):
+        matched([Port("position", "float32", (2,))], spec)
+    floats = Port("ids", "float32", (2, 3))
+    with pytest.raises(CheckError, match=r"takes ids float32 \[2, 3\], expected the module's ids int64 \['B', 'L'\]"):
+        matched([ports()[0], floats, *ports()[2:]])
+    gives = r"gives action float32 \[2\], h float32 \[3\], expected the module's output action int32 \[2\]; the types"
+    wanted = {"output action": np.zeros(2, np.int32), "state h": np.zeros(3, np.float32)}
+    with pytest.raises(CheckError, match=gives):
+        returned(matched(ports()), wanted, {"action": np.zeros(2, np.float32), "h": np.zeros(3, np.float32)})
+
+
+def test_an_input_of_the_module_is_no_state() -> None:
+    with pytest.raises(UsageError, match="--state names x, an input of the module's, expected a state; correct"):
+        matched(ports(), pairs={"x": "y"})
 
 
 def test_what_is_missing_is_left_out_and_what_is_too_much_is_refused() -> None:
-    (way,) = matched(ports()[1:])
+    way = matched(ports()[1:])
     assert "x" not in way.takes
     extra = Port("sr", "int64", ())
-    with pytest.raises(UsageError, match=r"takes sr int64 \[\] besides, .*; give constants by --inputs FILE\.npz"):
+    with pytest.raises(CheckError, match=r"takes sr int64 \[\] besides, .*; give constants by --inputs FILE\.npz"):
         matched([*ports(), extra])
-    (way,) = matched([*ports(), extra], given={"sr": np.array(16000)})
+    way = matched([*ports(), extra], given={"sr": np.array(16000)})
     assert way.given["sr"] == 16000
     with pytest.raises(UsageError, match=r"has no input rate, it takes x, ids, h_in, c0, past, sr; check --state"):
         matched([*ports(), extra], given={"rate": np.array(16000)})
@@ -101,7 +147,7 @@ def test_what_is_missing_is_left_out_and_what_is_too_much_is_refused() -> None:
 
 def test_an_input_that_has_a_value_in_the_file_is_a_state_where_it_is_called_like_one() -> None:
     given = ports()
-    (way,) = matched([*given[:2], *given[3:]], optional=[given[2], Port("weight", "float32", (1, 2, 6))])
+    way = matched([*given[:2], *given[3:]], optional=[given[2], Port("weight", "float32", (1, 2, 6))])
     assert way.takes["h"] == "h_in"
 
 

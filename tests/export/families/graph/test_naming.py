@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from txl_export.families.graph.naming import likeness, most_alike, speaks_of
+from txl_export.families.graph.naming import counted_alike, likeness, most_alike, speaks_of
 
 
 @pytest.mark.parametrize(
@@ -56,3 +56,23 @@ def test_pairs_that_names_say_nothing_of_are_taken_where_they_are_alone_and_that
     scores = {("r1i", "zq"): 0, ("r1i", "wq"): 0, ("r2i", "vq"): 0}
     assert most_alike(scores) == {}
     assert most_alike(scores, alone=True) == {"r2i": "vq"}
+
+
+def test_names_that_differ_by_a_number_alone_get_the_numbers_of_the_others_in_their_order() -> None:
+    layers = ["cache2", "cache1", "cache10", "h"]
+    assert counted_alike(layers, ["x", "cache_9", "cache_0", "new_cache_1"]) == {
+        "cache1": "cache0", "cache2": "cache1", "cache10": "cache9", "h": "h",
+    }  # fmt: skip
+    past = [f"past_key_values.{layer}.key" for layer in (0, 1)]
+    assert [*counted_alike(past, ["present.1.key", "present.2.key"]).values()] == [
+        "past_key_values.1.key", "past_key_values.2.key",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("others", ["c_2 c_1", "c_2 c_3 c_4", "c_2", "d_2 d_3", "c_2_a c_3_a", "c_1_1 c_1_2", ""])
+def test_numbers_stay_where_the_others_have_them_too_or_are_not_as_many(others: str) -> None:
+    assert counted_alike(["c_1", "c_2"], others.split()) == {"c_1": "c_1", "c_2": "c_2"}
+
+
+def test_one_name_alone_is_not_counted() -> None:
+    assert counted_alike(["h_in_0"], ["h_out_1"]) == {"h_in_0": "h_in_0"}

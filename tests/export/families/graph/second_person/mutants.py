@@ -115,7 +115,9 @@ MUTANTS = {
     "normaliser_in_training_mode": Mutant("policy_that_takes_done", ("output y",), normaliser_in_training_mode),
     # tflite-micro#3564: a stride makes rows of the batch read their neighbours
     "rows_read_their_neighbours": calls(
-        "lstm_written_out", "hidden, cell", lambda m, own, x, h, c: own(m, x, torch.cat([h[1:], h[:1]]), c)
+        "lstm_written_out",
+        "output y, state h, state c",
+        lambda m, own, x, h, c: own(m, x, torch.cat([h[1:], h[:1]]), c),
     ),
     # sherpa-onnx#1700: a reset leaves one of the states as it is
     "reset_of_one_state": calls(

@@ -18,11 +18,7 @@ from . import modules, mutants, stateless
 QUICK = {"gru_cell", "window_not_moved", "denoiser", "layers_in_another_order", "state_of_one_number"}
 
 SMALL = "passes: an error is measured against 1, or against the largest value of the tensor, not against its own row"
-NO_GATE = "fails, but the last line names no gate: `see the table: the first segment with a large error says …`"
 FOUND = {
-    "all_h_before_all_c_without_names": "refused: `in none of 120 orders does it compute what the module computes`",
-    "layers_counted_from_zero_and_from_one": "refused: cache_1 is taken for cache1, which is cache_0",
-    "next_states_counted_from_one": "refused, and inspect pairs cache_1 with new_cache_1, which is the next cache_0",
     "variance_by_difference": "refused: rounding of the module itself in float32 counts as drift of the file",
     "state_on_a_grid_of_127": "refused: the module's own float32 rounds to another step as often as the file does",
     "small_units_with_the_other_sign": SMALL,
@@ -31,8 +27,6 @@ FOUND = {
     "newtons_beside_metres_with_the_other_sign": SMALL,
     "observations_not_clipped": "passes: features are random numbers of N(0, 1), and nothing says what was not tried",
     "one_of_many_tokens": "passes: of 50,000 token ids few are tried, and a note says how many",
-    "rows_that_infect_their_neighbours": NO_GATE,
-    "noise_in_the_state": NO_GATE,
 }
 """What is wrong in the verifier, by the case that shows it."""
 
