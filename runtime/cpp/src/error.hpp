@@ -1,0 +1,53 @@
+// What is refused, and whose fault it is. Exceptions end at the C functions, in c_api.cpp.
+#pragma once
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "txl.h"
+
+namespace txl {
+
+struct Refused : std::runtime_error {
+    Refused(txl_code why, const std::string &said) : std::runtime_error(said), code(why) {}
+    txl_code code;
+};
+
+// Joins what is given to one sentence.
+template <typename... Parts>
+std::string join(const Parts &...parts) {
+    std::ostringstream text;
+    text.imbue(std::locale::classic());
+    (text << ... << parts);
+    return text.str();
+}
+
+// A sentence says what was found, what was expected and what to do.
+template <typename... Parts>
+[[noreturn]] void refuse(txl_code code, const Parts &...parts) {
+    throw Refused(code, join(parts...));
+}
+
+template <typename... Parts>
+void need(bool holds, txl_code code, const Parts &...parts) {
+    if (!holds) refuse(code, parts...);
+}
+
+// Sizes as a message shows them.
+template <typename Numbers>
+std::string listed(const Numbers &numbers) {
+    std::string text = "[";
+    for (auto number : numbers) text += (text.size() > 1 ? ", " : "") + std::to_string(number);
+    return text + "]";
+}
+
+// A name that may be of any length and hold anything.
+inline std::string brief(const std::string &name) {
+    return name.size() > 80 ? name.substr(0, 80) + "..." : name;
+}
+
+// One line that any terminal can show, and that fits: what is neither ASCII nor a letter of Latin-1 is escaped.
+std::string printable(const std::string &text, std::size_t most);
+
+}  // namespace txl
