@@ -16,6 +16,7 @@ struct Budget {
     double weights, most;  // bytes of the weight file, and that a step may take
     double taken = 0;
     std::set<std::pair<std::string, std::vector<std::int64_t>>> held;  // arrays that programs share
+    Json published;                                                    // docs/bundle-forms.json
 };
 
 // Refuses, as TXL_BUNDLE, what may not be given to an engine.
