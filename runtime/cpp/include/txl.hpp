@@ -1,7 +1,7 @@
 // txl.hpp: bundles of txl-deploy from C++17, over txl.h. SPDX-License-Identifier: Apache-2.0
 //
-// A Model and a Stream free what they hold; what fails throws txl::Error, whose text says what was found, what was expected
-// and what to do. Arrays are in the tables' order, as txl.h has them.
+// A Model and a Stream free what they hold; what fails throws txl::Error, whose text says what was found, what was
+// expected and what to do. Arrays are in the tables' order, as txl.h has them.
 #ifndef TXL_HPP
 #define TXL_HPP
 #include <cstdint>
@@ -17,7 +17,7 @@
 namespace txl {
 
 class Error : public std::runtime_error {
-   public:
+public:
     Error(txl_code why, const char *said) : std::runtime_error(said), code(why) {}
     txl_code code;
 };
@@ -46,7 +46,7 @@ Result sized(Call call) {
 }  // namespace detail
 
 class Model {
-   public:
+public:
     explicit Model(const std::string &path, const txl_load_options &options = TXL_NEW(txl_load_options)) {
         txl_model *made = nullptr;
         detail::checked([&](txl_error *error) { return txl_model_load(path.c_str(), &options, &made, error); });
@@ -54,7 +54,9 @@ class Model {
     }
     explicit Model(const std::vector<txl_file> &files, const txl_load_options &options = TXL_NEW(txl_load_options)) {
         txl_model *made = nullptr;
-        detail::checked([&](txl_error *error) { return txl_model_load_memory(files.data(), files.size(), &options, &made, error); });
+        detail::checked([&](txl_error *error) {
+            return txl_model_load_memory(files.data(), files.size(), &options, &made, error);
+        });
         model_.reset(made);
     }
 
@@ -76,9 +78,10 @@ class Model {
         return found;
     }
     [[nodiscard]] std::vector<std::int32_t> encode(std::string_view text) const {
-        return detail::sized<std::vector<std::int32_t>>([&](std::int32_t *to, std::size_t room, std::size_t *needed, txl_error *error) {
-            return txl_encode(get(), text.data(), text.size(), to, room, needed, error);
-        });
+        return detail::sized<std::vector<std::int32_t>>(
+            [&](std::int32_t *to, std::size_t room, std::size_t *needed, txl_error *error) {
+                return txl_encode(get(), text.data(), text.size(), to, room, needed, error);
+            });
     }
     [[nodiscard]] std::string decode(const std::vector<std::int32_t> &tokens) const {
         return detail::sized<std::string>([&](char *to, std::size_t room, std::size_t *needed, txl_error *error) {
@@ -89,7 +92,7 @@ class Model {
         detail::checked([&](txl_error *error) { return txl_model_selftest(get(), nullptr, error); });
     }
 
-   private:
+private:
     struct Free {
         void operator()(txl_model *model) const { txl_model_free(model); }
     };
@@ -99,7 +102,7 @@ class Model {
 class Stream;
 
 class Sampler {
-   public:
+public:
     explicit Sampler(const txl_sampling &sampling, std::int32_t b = 1) {
         txl_sampler *made = nullptr;
         detail::checked([&](txl_error *error) { return txl_sampler_open(&sampling, b, &made, error); });
@@ -107,7 +110,7 @@ class Sampler {
     }
     [[nodiscard]] txl_sampler *get() const { return sampler_.get(); }
 
-   private:
+private:
     struct Free {
         void operator()(txl_sampler *sampler) const { txl_sampler_free(sampler); }
     };
@@ -115,7 +118,7 @@ class Sampler {
 };
 
 class Stream {
-   public:
+public:
     explicit Stream(const Model &model, std::int32_t b = 1, std::int32_t memory_length = -1) {
         txl_stream *made = nullptr;
         detail::checked([&](txl_error *error) { return txl_stream_open(model.get(), b, memory_length, &made, error); });
@@ -128,11 +131,15 @@ class Stream {
     void prepare() {
         detail::checked([&](txl_error *error) { return txl_stream_prepare(get(), error); });
     }
-    void run(std::int32_t T, const void *const *inputs, void *const *outputs, const std::int32_t *counts = nullptr, bool commit = true) {
-        detail::checked([&](txl_error *error) { return txl_stream_run(get(), T, inputs, counts, outputs, commit, error); });
+    void run(std::int32_t T, const void *const *inputs, void *const *outputs, const std::int32_t *counts = nullptr,
+             bool commit = true) {
+        detail::checked(
+            [&](txl_error *error) { return txl_stream_run(get(), T, inputs, counts, outputs, commit, error); });
     }
-    void feed(std::int32_t T, const void *const *inputs, void *const *outputs, const std::int32_t *counts = nullptr, bool last = false) {
-        detail::checked([&](txl_error *error) { return txl_stream_feed(get(), T, inputs, counts, outputs, last, error); });
+    void feed(std::int32_t T, const void *const *inputs, void *const *outputs, const std::int32_t *counts = nullptr,
+              bool last = false) {
+        detail::checked(
+            [&](txl_error *error) { return txl_stream_feed(get(), T, inputs, counts, outputs, last, error); });
     }
     // Token ids of one sequence, or [b, T]; where a draw then goes on.
     void feed(const std::vector<std::int32_t> &tokens) {
@@ -142,14 +149,17 @@ class Stream {
     }
     [[nodiscard]] std::vector<std::int32_t> draw(Sampler &sampler) {
         std::vector<std::int32_t> tokens(static_cast<std::size_t>(batch()));
-        detail::checked([&](txl_error *error) { return txl_sampler_draw(sampler.get(), get(), tokens.data(), nullptr, error); });
+        detail::checked(
+            [&](txl_error *error) { return txl_sampler_draw(sampler.get(), get(), tokens.data(), nullptr, error); });
         return tokens;
     }
     void reset(const std::uint8_t *which = nullptr) {
         detail::checked([&](txl_error *error) { return txl_stream_reset(get(), which, error); });
     }
     void select(const std::vector<std::int32_t> &rows) {
-        detail::checked([&](txl_error *error) { return txl_stream_select(get(), rows.data(), static_cast<std::int32_t>(rows.size()), error); });
+        detail::checked([&](txl_error *error) {
+            return txl_stream_select(get(), rows.data(), static_cast<std::int32_t>(rows.size()), error);
+        });
     }
     [[nodiscard]] std::string save(std::int32_t row = -1) const {
         return detail::sized<std::string>([&](char *to, std::size_t room, std::size_t *needed, txl_error *error) {
@@ -157,10 +167,11 @@ class Stream {
         });
     }
     void restore(std::string_view bytes, std::int32_t row = -1) {
-        detail::checked([&](txl_error *error) { return txl_stream_restore(get(), row, bytes.data(), bytes.size(), error); });
+        detail::checked(
+            [&](txl_error *error) { return txl_stream_restore(get(), row, bytes.data(), bytes.size(), error); });
     }
 
-   private:
+private:
     struct Free {
         void operator()(txl_stream *stream) const { txl_stream_free(stream); }
     };

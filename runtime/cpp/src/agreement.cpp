@@ -1,4 +1,5 @@
-// What the tables of a bundle have to agree on (§ 11), so that whoever runs it can believe them without opening a graph.
+// What the tables of a bundle have to agree on (§ 11), so that whoever runs it can believe them without opening a
+// graph.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -27,11 +28,13 @@ std::string lowered(std::string text) {
 bool portable(const std::string &part) {
     if (part.empty() || part.back() == '.' || part.back() == ' ') return false;
     for (const char sign : part)
-        if (static_cast<unsigned char>(sign) < 0x20 || sign == 0x7f || std::string("<>:\"|?*\\/").find(sign) != std::string::npos)
+        if (static_cast<unsigned char>(sign) < 0x20 || sign == 0x7f ||
+            std::string("<>:\"|?*\\/").find(sign) != std::string::npos)
             return false;
     const auto stem = lowered(part.substr(0, part.find('.')));
     static const std::set<std::string> DEVICES = {"con", "prn", "aux", "nul"};
-    const bool port = stem.size() == 4 && (stem.substr(0, 3) == "com" || stem.substr(0, 3) == "lpt") && stem[3] >= '0' && stem[3] <= '9';
+    const bool port = stem.size() == 4 && (stem.substr(0, 3) == "com" || stem.substr(0, 3) == "lpt") &&
+                      stem[3] >= '0' && stem[3] <= '9';
     return !DEVICES.count(stem) && !port;
 }
 
@@ -57,7 +60,8 @@ void check_rules(const Manifest &m, const Say &say) {
         if (program.kind == "attention") continue;
         const auto where = "program " + brief(program.name);
         if (program.softmax() != (program.update == Rule::none))
-            say(where + " has update rule " + name_of(program.update) + ", which its kind " + program.kind + " has not");
+            say(where + " has update rule " + name_of(program.update) + ", which its kind " + program.kind +
+                " has not");
         if (program.softmax() != (program.length == 0))
             say(where + " of kind " + program.kind + " has segments of " + std::to_string(program.length));
         runs = runs || program.length;
@@ -90,13 +94,15 @@ void check_interface(const Manifest &m, const Say &say) {
     for (const auto rule : {Rule::ring, Rule::rolled, Rule::replace}) {
         seen.clear();
         for (const auto *state : m.states_of(rule))
-            if (!seen.insert(state->name).second) say(join("two states of rule ", name_of(rule), " are called ", brief(state->name)));
+            if (!seen.insert(state->name).second)
+                say(join("two states of rule ", name_of(rule), " are called ", brief(state->name)));
     }
     bool valid = false, fill = false;
     for (const auto &entry : m.inputs) {
         if (carried.count(entry.name)) say(brief(entry.name) + " is an input and a state");
         if ((entry.role == "tokens") != (entry.vocab != 0))
-            say("input " + brief(entry.name) + " of role " + entry.role + " has a vocab or none, expected one for tokens alone");
+            say("input " + brief(entry.name) + " of role " + entry.role +
+                " has a vocab or none, expected one for tokens alone");
         const bool count = entry.role == "valid" || entry.role == "fill" || entry.role == "head";
         if (count && (entry.dtype != TXL_INT32 || entry.axes.shape != Sizes{TXL_SIZE_B}))
             say("input " + brief(entry.name) + " is no count, expected int32 ['B']");
@@ -114,7 +120,8 @@ void check_interface(const Manifest &m, const Say &say) {
     if (!m.lockstep && !valid) say("sequences are independent, but the programs read no valid");
     std::int64_t larger = m.B;
     for (auto size : m.batch_sizes) {
-        if (size >= larger) say(join("batch_sizes are ", listed(m.batch_sizes), ", expected smaller ones than B ", m.B));
+        if (size >= larger)
+            say(join("batch_sizes are ", listed(m.batch_sizes), ", expected smaller ones than B ", m.B));
         larger = size;
     }
     for (const auto &program : m.programs) {
@@ -123,7 +130,8 @@ void check_interface(const Manifest &m, const Say &say) {
         if (m.lockstep && program.kind == "step" && program.open_batch)
             say("sequences run all or none, but program " + brief(program.name) + " leaves their number open");
     }
-    if (m.boundary >= 0 && m.boundary >= m.vocab_size()) say(join("boundary_token is ", m.boundary, ", expected an id below ", m.vocab_size()));
+    if (m.boundary >= 0 && m.boundary >= m.vocab_size())
+        say(join("boundary_token is ", m.boundary, ", expected an id below ", m.vocab_size()));
     if (m.logprobs()) check_columns(m, *m.logprobs(), say);
 }
 
@@ -140,7 +148,8 @@ void check_state(const Manifest &m, const State &state, const Say &say) {
     double values = 1;
     for (auto one : state.shape) values *= static_cast<double>(one);
     if (values > MOST_VALUES) say(where + ", expected fewer values");
-    if (state.initial.is_number_float() && !std::isfinite(state.initial.get<double>())) say(where + " and starts as no finite number");
+    if (state.initial.is_number_float() && !std::isfinite(state.initial.get<double>()))
+        say(where + " and starts as no finite number");
     const bool floating = state.dtype == TXL_FLOAT32 || state.dtype == TXL_FLOAT16 || state.dtype == TXL_BFLOAT16;
     if (state.counted() && (state.batch_axis != 0 || state.row_axis < 0 || state.rows || state.absent || !floating))
         say(where + ", expected floating memory rows of every sequence, the batch first");
@@ -157,10 +166,12 @@ void check_names(const Manifest &m, Rule rule, const Say &say) {
         std::sort(names->begin(), names->end());
         for (std::size_t i = 1; i < names->size(); ++i)
             if ((*names)[i].compare(0, (*names)[i - 1].size(), (*names)[i - 1]) == 0)
-                say("the state table does not fit: " + brief((*names)[i - 1]) + " is a prefix of " + brief((*names)[i]));
+                say("the state table does not fit: " + brief((*names)[i - 1]) + " is a prefix of " +
+                    brief((*names)[i]));
     }
     for (const auto &[_, output] : sides) in_order.push_back(output);
-    if (in_order != outputs) say(join("the state table does not fit: inputs and outputs of rule ", name_of(rule), " sort differently"));
+    if (in_order != outputs)
+        say(join("the state table does not fit: inputs and outputs of rule ", name_of(rule), " sort differently"));
 }
 
 void check_memory(const Manifest &m, const Say &say) {
@@ -174,8 +185,10 @@ void check_memory(const Manifest &m, const Say &say) {
         if (initial.emplace(state.name, state.initial).first->second != state.initial)
             say(brief(state.name) + " starts as two things, expected the same in all rules");
     }
-    if (!run.empty() && !runs.count(Rule::replace)) held.erase(Rule::replace);  // whole states may stand beside memory rows
-    if (!m.states.empty() && held != runs) say("the state table does not fit: a rule has states or programs, expected both");
+    if (!run.empty() && !runs.count(Rule::replace))
+        held.erase(Rule::replace);  // whole states may stand beside memory rows
+    if (!m.states.empty() && held != runs)
+        say("the state table does not fit: a rule has states or programs, expected both");
     if (m.counts_rows() && !m.states.empty() && rows.empty())
         say("counter fill counts memory rows, but the states are replaced, expected it with rolled or ring states");
     const auto longest = m.lengths()[0], ring = m.memory_length() + longest;
@@ -188,13 +201,17 @@ void check_memory(const Manifest &m, const Say &say) {
             if (!state->counted()) continue;
             first = first ? first : state;
             kept[state->name] = {state->row_shape(), state->dtype};
-            const bool alike = state->shape == first->shape && state->row_axis == first->row_axis && state->dtype == first->dtype;
-            if (!alike || state->shape[static_cast<std::size_t>(state->row_axis)] != size || state->slots != (slots ? ring : 0))
-                say(join("the state table does not fit memory of ", m.memory_length(), " rows and segments of ", longest, ": ",
-                         brief(state->name), " of rule ", name_of(rule), " is ", listed(state->shape), " with ", state->slots, " slots"));
+            const bool alike =
+                state->shape == first->shape && state->row_axis == first->row_axis && state->dtype == first->dtype;
+            if (!alike || state->shape[static_cast<std::size_t>(state->row_axis)] != size ||
+                state->slots != (slots ? ring : 0))
+                say(join("the state table does not fit memory of ", m.memory_length(), " rows and segments of ",
+                         longest, ": ", brief(state->name), " of rule ", name_of(rule), " is ", listed(state->shape),
+                         " with ", state->slots, " slots"));
         }
         if (first && kept != rows)
-            say(join("the state table does not fit: rule ", name_of(rule), " keeps other tensors than the bundle's other rules"));
+            say(join("the state table does not fit: rule ", name_of(rule),
+                     " keeps other tensors than the bundle's other rules"));
     }
     for (auto rule : run) check_names(m, rule, say);
 }
@@ -232,7 +249,8 @@ void check_segment_program(const Manifest &m, const Program &program, const Say 
         if (entry.role != "targets" && (entry.role != "head" || program.update == Rule::ring))
             read.push_back(spec_of(entry.name, entry.dtype, entry.axes, m.B, program.length));
     if (program.kind == "hidden") {
-        if (!m.logprobs() || !m.logprobs()->width) return say(where + " is 'hidden', but no output says how wide its rows are");
+        if (!m.logprobs() || !m.logprobs()->width)
+            return say(where + " is 'hidden', but no output says how wide its rows are");
         returned = {{"hidden", TXL_FLOAT32, {m.B, program.length, m.logprobs()->width}}};
     } else {
         for (const auto &output : m.outputs)
@@ -292,7 +310,8 @@ void check_programs(const Manifest &m, const Say &say) {
         if (kinds.size() > 1 || (rule == Rule::replace && *kinds.begin() != "step"))
             say(join("the programs of rule ", name_of(rule), " are of kinds that it has not together"));
         for (auto length : lengths)
-            if (!there.count(length)) say(join("a program of rule ", name_of(rule), " for segments of ", length, " is missing"));
+            if (!there.count(length))
+                say(join("a program of rule ", name_of(rule), " for segments of ", length, " is missing"));
     }
     check_softmax(m, say);
     std::vector<const Program *> seen;
@@ -306,7 +325,8 @@ void check_programs(const Manifest &m, const Say &say) {
     }
 }
 
-// The program that tells where a model looks stands aside: no stream runs it here, but what is wrong with it is refused.
+// The program that tells where a model looks stands aside: no stream runs it here, but what is wrong with it is
+// refused.
 void check_attention(const Manifest &m, const Say &say) {
     std::vector<const Program *> looks;
     for (const auto &program : m.programs)
@@ -314,13 +334,15 @@ void check_attention(const Manifest &m, const Say &say) {
     if (looks.empty()) return;
     const auto &program = *looks[0];
     if (looks.size() > 1) say("two programs are of kind attention, expected one");
-    if (program.update != Rule::none || program.open_batch) say("program attention has an update rule or several sequences, expected neither");
+    if (program.update != Rule::none || program.open_batch)
+        say("program attention has an update rule or several sequences, expected neither");
     bool valid = false, fill = false;
     const auto length = m.lengths()[0], rows = m.memory_length();
     std::vector<Spec> read;
     for (const auto &entry : m.inputs) {
         valid = valid || entry.role == "valid", fill = fill || entry.role == "fill";
-        if (entry.role != "targets" && entry.role != "head") read.push_back(spec_of(entry.name, entry.dtype, entry.axes, 1, length));
+        if (entry.role != "targets" && entry.role != "head")
+            read.push_back(spec_of(entry.name, entry.dtype, entry.axes, 1, length));
     }
     for (const auto &other : m.programs)
         if (&other != &program && (other.name == program.name || other.file == program.file))
@@ -336,10 +358,12 @@ void check_attention(const Manifest &m, const Say &say) {
         spec.shape[0] = 1;
         read.push_back(spec);
     }
-    if (program.length != length || program.inputs != read) say("the inputs of program attention do not fit the state table");
+    if (program.length != length || program.inputs != read)
+        say("the inputs of program attention do not fit the state table");
     const auto &shape = program.outputs.empty() ? Sizes{} : program.outputs[0].shape;
     const bool fits = shape.size() == 5 && shape[0] > 0 && shape[2] > 0;
-    if (!fits || program.outputs != std::vector<Spec>{{"attention", TXL_FLOAT32, {shape[0], 1, shape[2], length, rows + length}}})
+    if (!fits || program.outputs !=
+                     std::vector<Spec>{{"attention", TXL_FLOAT32, {shape[0], 1, shape[2], length, rows + length}}})
         say("the outputs of program attention are not attention [layers, 1, heads, L, M + L]");
 }
 
@@ -359,7 +383,9 @@ void check_derived(const Manifest &m, const Say &say) {
 }  // namespace
 
 void check_agreement(const Manifest &m, const std::string &where) {
-    const Say say = [&](const std::string &problem) { refuse(TXL_BUNDLE, where, ": ", problem, "; export the model again"); };
+    const Say say = [&](const std::string &problem) {
+        refuse(TXL_BUNDLE, where, ": ", problem, "; export the model again");
+    };
     check_files(m, say), check_rules(m, say), check_interface(m, say);
     for (const auto &state : m.states) check_state(m, state, say);
     check_memory(m, say), check_programs(m, say), check_attention(m, say), check_derived(m, say);

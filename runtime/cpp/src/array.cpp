@@ -33,11 +33,13 @@ std::uint16_t to_half(float value) {
     std::memcpy(&bits, &value, 4);
     const auto sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000U);
     const std::uint32_t exponent = (bits >> 23) & 255U, mantissa = bits & 0x7fffffU;
-    if (exponent == 255) return static_cast<std::uint16_t>(sign | 0x7c00U | (mantissa ? 0x200U | (mantissa >> 13) : 0U));
+    if (exponent == 255)
+        return static_cast<std::uint16_t>(sign | 0x7c00U | (mantissa ? 0x200U | (mantissa >> 13) : 0U));
     const int scaled = static_cast<int>(exponent) - 112;
     if (scaled >= 31) return static_cast<std::uint16_t>(sign | 0x7c00U);
     if (scaled < -10) return sign;
-    const std::uint32_t whole = scaled > 0 ? (static_cast<std::uint32_t>(scaled) << 23) | mantissa : mantissa | 0x800000U;
+    const std::uint32_t whole =
+        scaled > 0 ? (static_cast<std::uint32_t>(scaled) << 23) | mantissa : mantissa | 0x800000U;
     const auto shift = static_cast<std::uint32_t>(scaled > 0 ? 13 : 14 - scaled);
     const std::uint32_t kept = whole >> shift, rest = whole & ((1U << shift) - 1), middle = 1U << (shift - 1);
     return static_cast<std::uint16_t>(sign | (kept + (rest > middle || (rest == middle && (kept & 1U)))));
@@ -138,12 +140,14 @@ const char *name_of(txl_dtype dtype) {
     return NAMES[dtype];
 }
 
-Shape::Shape(std::initializer_list<std::int64_t> sizes) : Shape(std::vector<std::int64_t>(sizes)) {}
+Shape::Shape(std::initializer_list<std::int64_t> sizes) { fill(sizes.begin(), sizes.size()); }
+Shape::Shape(const std::vector<std::int64_t> &sizes) { fill(sizes.data(), sizes.size()); }
 
-Shape::Shape(const std::vector<std::int64_t> &sizes) : rank_(static_cast<int>(sizes.size())) {
-    need(sizes.size() <= TXL_AXES, TXL_UNSUPPORTED, "a tensor has ", sizes.size(), " axes, this library takes at most ",
-         TXL_AXES, "; use txl_runtime from Python");
-    std::copy(sizes.begin(), sizes.end(), sizes_.begin());
+void Shape::fill(const std::int64_t *sizes, std::size_t count) {
+    need(count <= TXL_AXES, TXL_UNSUPPORTED, "a tensor has ", count, " axes, this library takes at most ", TXL_AXES,
+         "; use txl_runtime from Python");
+    std::copy_n(sizes, count, sizes_.begin());
+    rank_ = static_cast<int>(count);
 }
 
 bool Shape::operator==(const Shape &other) const { return std::equal(begin(), end(), other.begin(), other.end()); }
@@ -217,10 +221,10 @@ void zero(const View &to) { zero_axes(to.data, to, 0, dense_from(to)); }
 
 Array::Array(txl_dtype type, const Shape &sizes) : dtype(type), shape(sizes) {
     const std::size_t room = (bytes() / ALIGNED + 1) * ALIGNED;
-    memory_.reset(static_cast<std::byte *>(::operator new(room, std::align_val_t{ALIGNED})));
+    memory_.reset(static_cast<std::byte *>(::operator new (room, std::align_val_t{ALIGNED})));
     std::memset(memory_.get(), 0, room);
 }
 
-void Array::Free::operator()(std::byte *memory) const { ::operator delete(memory, std::align_val_t{ALIGNED}); }
+void Array::Free::operator()(std::byte *memory) const { ::operator delete (memory, std::align_val_t{ALIGNED}); }
 
 }  // namespace txl

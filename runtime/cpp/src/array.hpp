@@ -17,7 +17,7 @@ const char *name_of(txl_dtype dtype);
 
 // Up to TXL_AXES numbers: sizes, or strides.
 class Shape {
-   public:
+public:
     Shape() = default;
     Shape(std::initializer_list<std::int64_t> sizes);
     explicit Shape(const std::vector<std::int64_t> &sizes);
@@ -33,7 +33,8 @@ class Shape {
     void erase(int axis);
     [[nodiscard]] std::int64_t product() const;
 
-   private:
+private:
+    void fill(const std::int64_t *sizes, std::size_t count);
     std::array<std::int64_t, TXL_AXES + 1> sizes_{};
     int rank_ = 0;
 };
@@ -48,10 +49,10 @@ struct View {
     View(void *memory, txl_dtype type, const Shape &sizes);
     View(const void *memory, txl_dtype type, const Shape &sizes) : View(const_cast<void *>(memory), type, sizes) {}
     [[nodiscard]] View narrow(int axis, std::int64_t first, std::int64_t count) const;
-    [[nodiscard]] View at(int axis, std::int64_t index) const;       // without the axis
-    [[nodiscard]] View moved(int from, int to) const;                // an axis stands elsewhere
-    [[nodiscard]] View broadcast(const Shape &over) const;           // as NumPy does
-    [[nodiscard]] bool together() const;                             // whether it is row-major without gaps
+    [[nodiscard]] View at(int axis, std::int64_t index) const;  // without the axis
+    [[nodiscard]] View moved(int from, int to) const;           // an axis stands elsewhere
+    [[nodiscard]] View broadcast(const Shape &over) const;      // as NumPy does
+    [[nodiscard]] bool together() const;                        // whether it is row-major without gaps
 };
 
 // Both have one shape; numbers are converted, and rounded to even, where the types differ.
@@ -60,7 +61,7 @@ void zero(const View &to);
 
 // An array that owns its memory, which begins as zeros.
 class Array {
-   public:
+public:
     Array() = default;
     Array(txl_dtype type, const Shape &sizes);
     [[nodiscard]] View view() const { return {memory_.get(), dtype, shape}; }
@@ -72,7 +73,7 @@ class Array {
     txl_dtype dtype = TXL_FLOAT32;
     Shape shape;  // may be made smaller: the memory stays
 
-   private:
+private:
     struct Free {
         void operator()(std::byte *memory) const;
     };

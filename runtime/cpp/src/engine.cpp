@@ -49,7 +49,8 @@ const OrtApiBase *open_library(const char *asked) {
     for (const auto &name : names) {
         if (void *library = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL)) {
             void *symbol = ::dlsym(library, "OrtGetApiBase");
-            need(symbol != nullptr, TXL_BACKEND, name, ": has no OrtGetApiBase, expected ONNX Runtime's library; give another");
+            need(symbol != nullptr, TXL_BACKEND, name,
+                 ": has no OrtGetApiBase, expected ONNX Runtime's library; give another");
             return reinterpret_cast<const OrtApiBase *(*)()>(symbol)();
         }
         said = ::dlerror();
@@ -64,16 +65,19 @@ void stay_silent(void *, OrtLoggingLevel, const char *, const char *, const char
 }  // namespace
 
 Engine::Engine(const txl_load_options &options) {
-    const auto *base = options.ort_api_base ? static_cast<const OrtApiBase *>(options.ort_api_base) : open_library(options.engine);
+    const auto *base =
+        options.ort_api_base ? static_cast<const OrtApiBase *>(options.ort_api_base) : open_library(options.engine);
     version_ = base->GetVersionString();
     std::sscanf(version_.c_str(), "%d.%d", &numbers_.first, &numbers_.second);
-    need(numbers_ >= std::pair(1, 21), TXL_BACKEND, "ONNX Runtime is ", version_, ", expected 1.21 or newer; install that");
+    need(numbers_ >= std::pair(1, 21), TXL_BACKEND, "ONNX Runtime is ", version_,
+         ", expected 1.21 or newer; install that");
     api_ = base->GetApi(ORT_API_VERSION);
     need(api_ != nullptr, TXL_BACKEND, "ONNX Runtime ", version_, " has no API ", ORT_API_VERSION, "; install another");
     if (options.ort_env) {
         env_ = static_cast<OrtEnv *>(options.ort_env);
     } else {
-        check(api_->CreateEnvWithCustomLogger(stay_silent, nullptr, ORT_LOGGING_LEVEL_ERROR, "txl", &env_), TXL_BACKEND, "ONNX Runtime");
+        check(api_->CreateEnvWithCustomLogger(stay_silent, nullptr, ORT_LOGGING_LEVEL_ERROR, "txl", &env_), TXL_BACKEND,
+              "ONNX Runtime");
         owned_ = true;
         said(api_->DisableTelemetryEvents(env_));
     }
@@ -123,7 +127,8 @@ View Value::view() const {
     const auto &api = engine_->api();
     OrtTensorTypeAndShapeInfo *info = nullptr;
     engine_->check(api.GetTensorTypeAndShape(value_, &info), TXL_BACKEND, "a result");
-    const std::unique_ptr<OrtTensorTypeAndShapeInfo, void (*)(OrtTensorTypeAndShapeInfo *)> held(info, api.ReleaseTensorTypeAndShapeInfo);
+    const std::unique_ptr<OrtTensorTypeAndShapeInfo, void (*)(OrtTensorTypeAndShapeInfo *)> held(
+        info, api.ReleaseTensorTypeAndShapeInfo);
     std::size_t rank = 0;
     ONNXTensorElementDataType element{};
     engine_->check(api.GetDimensionsCount(info, &rank), TXL_BACKEND, "a result");
@@ -135,7 +140,8 @@ View Value::view() const {
     return {data, dtype_of(element), Shape(sizes)};
 }
 
-Session::Session(const Engine &engine, const std::string &graph, const std::string &where, const SessionOptions &options)
+Session::Session(const Engine &engine, const std::string &graph, const std::string &where,
+                 const SessionOptions &options)
     : engine_(engine) {
     const auto &api = engine.api();
     OrtSessionOptions *made = nullptr;
@@ -161,9 +167,10 @@ Session::Session(const Engine &engine, const std::string &graph, const std::stri
         const std::size_t sizes[] = {options.weights.size()};
         set(api.AddExternalInitializersFromFilesInMemory(made, names, data, sizes, 1));
     }
-    const auto said = engine.said(api.CreateSessionFromArray(engine.env(), graph.data(), graph.size(), made, &session_));
-    need(said.empty(), TXL_BUNDLE, where, ": ", said.substr(0, 600), "; expected a graph that ONNX Runtime ", engine.version(),
-         " can load");
+    const auto said =
+        engine.said(api.CreateSessionFromArray(engine.env(), graph.data(), graph.size(), made, &session_));
+    need(said.empty(), TXL_BUNDLE, where, ": ", said.substr(0, 600), "; expected a graph that ONNX Runtime ",
+         engine.version(), " can load");
 }
 
 Session::~Session() {
@@ -180,11 +187,13 @@ std::vector<Session::Binding> Session::bindings(bool outputs) const {
     std::vector<Binding> found(count);
     for (std::size_t i = 0; i < count; ++i) {
         char *name = nullptr;
-        ask(outputs ? api.SessionGetOutputName(session_, i, allocator, &name) : api.SessionGetInputName(session_, i, allocator, &name));
+        ask(outputs ? api.SessionGetOutputName(session_, i, allocator, &name)
+                    : api.SessionGetInputName(session_, i, allocator, &name));
         found[i].name = name;
         ask(api.AllocatorFree(allocator, name));
         OrtTypeInfo *type = nullptr;
-        ask(outputs ? api.SessionGetOutputTypeInfo(session_, i, &type) : api.SessionGetInputTypeInfo(session_, i, &type));
+        ask(outputs ? api.SessionGetOutputTypeInfo(session_, i, &type)
+                    : api.SessionGetInputTypeInfo(session_, i, &type));
         const std::unique_ptr<OrtTypeInfo, void (*)(OrtTypeInfo *)> held(type, api.ReleaseTypeInfo);
         const OrtTensorTypeAndShapeInfo *info = nullptr;
         ask(api.CastTypeInfoToTensorInfo(type, &info));
@@ -209,15 +218,18 @@ void Session::hold_against(const Program &program, const Manifest &manifest, con
     for (const auto &entry : manifest.inputs) batch[entry.name] = entry.axes.batch;
     for (const auto &output : manifest.outputs) batch[output.name] = output.axes.batch;
     if (program.kind == "hidden") batch[program.outputs[0].name] = 0;
-    for (const auto *state : manifest.states_of(program.update)) batch[state->input] = batch[state->output] = state->batch_axis;
+    for (const auto *state : manifest.states_of(program.update))
+        batch[state->input] = batch[state->output] = state->batch_axis;
     for (const bool returned : {false, true}) {
         const auto &specs = returned ? program.outputs : program.inputs;
         const auto found = bindings(returned);
-        need(found.size() == specs.size(), TXL_BUNDLE, where, ": has ", found.size(), returned ? " outputs" : " inputs", ", expected the ",
-             specs.size(), " of the manifest; export the model again");
+        need(found.size() == specs.size(), TXL_BUNDLE, where, ": has ", found.size(), returned ? " outputs" : " inputs",
+             ", expected the ", specs.size(), " of the manifest; export the model again");
         for (const auto &spec : specs) {
-            const auto has = std::find_if(found.begin(), found.end(), [&](const Binding &one) { return one.name == spec.name; });
-            need(has != found.end(), TXL_BUNDLE, where, ": lacks ", brief(spec.name), ", expected it as in the manifest; export the model again");
+            const auto has =
+                std::find_if(found.begin(), found.end(), [&](const Binding &one) { return one.name == spec.name; });
+            need(has != found.end(), TXL_BUNDLE, where, ": lacks ", brief(spec.name),
+                 ", expected it as in the manifest; export the model again");
             bool fits = has->dtype == name_of(spec.dtype) && has->shape.size() == spec.shape.size();
             for (std::size_t axis = 0; fits && axis < spec.shape.size(); ++axis) {
                 const auto wanted = spec.shape[axis], size = has->shape[axis];
@@ -230,19 +242,22 @@ void Session::hold_against(const Program &program, const Manifest &manifest, con
                 else
                     fits = size == wanted || (size < 0 && name == "segment");
             }
-            need(fits, TXL_BUNDLE, where, ": ", brief(spec.name), " is ", has->dtype, " ", listed(has->shape), ", expected ",
-                 name_of(spec.dtype), " ", listed(spec.shape), " as in the manifest; export the model again");
+            need(fits, TXL_BUNDLE, where, ": ", brief(spec.name), " is ", has->dtype, " ", listed(has->shape),
+                 ", expected ", name_of(spec.dtype), " ", listed(spec.shape),
+                 " as in the manifest; export the model again");
         }
     }
 }
 
 void Session::run(const std::vector<const char *> &input_names, const std::vector<const OrtValue *> &inputs,
-                  const std::vector<const char *> &output_names, std::vector<OrtValue *> &outputs, const std::string &program) const {
-    auto *status = engine_.api().Run(session_, nullptr, input_names.data(), inputs.data(), inputs.size(), output_names.data(),
-                                     output_names.size(), outputs.data());
+                  const std::vector<const char *> &output_names, std::vector<OrtValue *> &outputs,
+                  const std::string &program) const {
+    auto *status = engine_.api().Run(session_, nullptr, input_names.data(), inputs.data(), inputs.size(),
+                                     output_names.data(), output_names.size(), outputs.data());
     if (status) {
         const auto said = engine_.said(status);
-        refuse(TXL_BACKEND, "program ", program, " failed in ONNX Runtime: ", said.substr(0, 600), "; reset the stream");
+        refuse(TXL_BACKEND, "program ", program, " failed in ONNX Runtime: ", said.substr(0, 600),
+               "; reset the stream");
     }
 }
 

@@ -1,4 +1,5 @@
-// ONNX Runtime, opened at run time through its C API: the library is not linked, so that any version from 1.21 on will do.
+// ONNX Runtime, opened at run time through its C API: the library is not linked, so that any version from 1.21 on will
+// do.
 #pragma once
 #include <memory>
 #include <string>
@@ -12,7 +13,7 @@
 namespace txl {
 
 class Engine {
-   public:
+public:
     explicit Engine(const txl_load_options &options);
     ~Engine();
     Engine(const Engine &) = delete;
@@ -29,7 +30,7 @@ class Engine {
     std::string said(OrtStatus *status) const;
     void check(OrtStatus *status, txl_code code, const std::string &where) const;
 
-   private:
+private:
     const OrtApi *api_ = nullptr;
     OrtEnv *env_ = nullptr;
     bool owned_ = false;
@@ -40,7 +41,7 @@ class Engine {
 
 // An array as the engine sees it; its memory has to outlive this.
 class Value {
-   public:
+public:
     Value() = default;
     Value(const Engine &engine, const View &view);
     Value(const Engine &engine, OrtValue *value) : engine_(&engine), value_(value) {}
@@ -50,7 +51,7 @@ class Value {
     [[nodiscard]] OrtValue *get() const { return value_; }
     [[nodiscard]] View view() const;  // of a value that the engine made
 
-   private:
+private:
     const Engine *engine_ = nullptr;
     OrtValue *value_ = nullptr;
 };
@@ -64,7 +65,7 @@ struct SessionOptions {
 };
 
 class Session {
-   public:
+public:
     Session(const Engine &engine, const std::string &graph, const std::string &where, const SessionOptions &options);
     ~Session();
     Session(const Session &) = delete;
@@ -73,9 +74,10 @@ class Session {
     void hold_against(const Program &program, const Manifest &manifest, const std::string &where) const;
     // Outputs that are null are made by the engine; refused as TXL_BACKEND is what it cannot run.
     void run(const std::vector<const char *> &input_names, const std::vector<const OrtValue *> &inputs,
-             const std::vector<const char *> &output_names, std::vector<OrtValue *> &outputs, const std::string &program) const;
+             const std::vector<const char *> &output_names, std::vector<OrtValue *> &outputs,
+             const std::string &program) const;
 
-   private:
+private:
     struct Binding {
         std::string name;
         std::string dtype;

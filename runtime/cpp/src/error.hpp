@@ -42,10 +42,17 @@ std::string listed(const Numbers &numbers) {
     return text + "]";
 }
 
+// The same, written out only where a message is made: steps take no memory for what is not said.
+template <typename Numbers>
+struct Listed {
+    const Numbers &numbers;
+    friend std::ostream &operator<<(std::ostream &to, const Listed &list) { return to << listed(list.numbers); }
+};
+template <typename Numbers>
+Listed(const Numbers &) -> Listed<Numbers>;
+
 // A name that may be of any length and hold anything.
-inline std::string brief(const std::string &name) {
-    return name.size() > 80 ? name.substr(0, 80) + "..." : name;
-}
+inline std::string brief(const std::string &name) { return name.size() > 80 ? name.substr(0, 80) + "..." : name; }
 
 // One line that any terminal can show, and that fits: what is neither ASCII nor a letter of Latin-1 is escaped.
 std::string printable(const std::string &text, std::size_t most);

@@ -18,11 +18,12 @@ namespace {
 namespace fs = std::filesystem;
 
 class Opened {
-   public:
+public:
     Opened(const fs::path &root, const std::string &name, const std::string &where) : where_(where) {
         std::error_code error;
         const auto real = fs::canonical(root / name, error);
-        need(!error, TXL_BUNDLE, where, ": missing or unreadable (", error.message(), "), expected a file; copy the bundle again");
+        need(!error, TXL_BUNDLE, where, ": missing or unreadable (", error.message(),
+             "), expected a file; copy the bundle again");
         const auto inside = root / "";
         need(real.native().compare(0, inside.native().size(), inside.native()) == 0, TXL_BUNDLE, where,
              ": a link that leaves the bundle, expected a plain file in it; copy the bundle again");
@@ -51,7 +52,7 @@ class Opened {
     void seek(std::uint64_t to) const { ::lseek(handle_, static_cast<off_t>(to), SEEK_SET); }
     std::uint64_t size = 0;
 
-   private:
+private:
     void close() const {
         if (handle_ >= 0) ::close(handle_);
     }
@@ -60,7 +61,7 @@ class Opened {
 };
 
 class Folder : public Files {
-   public:
+public:
     explicit Folder(const std::string &path) {
         std::error_code error;
         const auto real = fs::canonical(path, error);
@@ -76,7 +77,9 @@ class Folder : public Files {
         file.read(content.data(), file.size);
         return content;
     }
-    [[nodiscard]] std::uint64_t size(const std::string &name) const override { return Opened(root_, name, where(name)).size; }
+    [[nodiscard]] std::uint64_t size(const std::string &name) const override {
+        return Opened(root_, name, where(name)).size;
+    }
     [[nodiscard]] std::string hash(const std::string &name) const override {
         const Opened file(root_, name, where(name));
         Sha256 digest;
@@ -102,12 +105,12 @@ class Folder : public Files {
     [[nodiscard]] std::string_view held(const std::string &) const override { return {}; }
     [[nodiscard]] std::string where(const std::string &name) const override { return root_ + "/" + name; }
 
-   private:
+private:
     std::string root_;
 };
 
 class Memory : public Files {
-   public:
+public:
     Memory(const txl_file *files, std::size_t count) {
         for (std::size_t i = 0; i < count; ++i) {
             need(files[i].name && (files[i].data || !files[i].bytes), TXL_USAGE, "file ", i,
@@ -116,7 +119,8 @@ class Memory : public Files {
         }
     }
     [[nodiscard]] std::string read(const std::string &name, std::uint64_t most) const override {
-        need(find(name).size() <= most, TXL_BUNDLE, where(name), ": ", find(name).size(), " bytes, expected at most ", most);
+        need(find(name).size() <= most, TXL_BUNDLE, where(name), ": ", find(name).size(), " bytes, expected at most ",
+             most);
         return std::string(find(name));
     }
     [[nodiscard]] std::uint64_t size(const std::string &name) const override { return find(name).size(); }
@@ -133,7 +137,7 @@ class Memory : public Files {
     [[nodiscard]] std::string_view held(const std::string &name) const override { return find(name); }
     [[nodiscard]] std::string where(const std::string &name) const override { return "memory/" + name; }
 
-   private:
+private:
     [[nodiscard]] std::string_view find(const std::string &name) const {
         const auto found = held_.find(name);
         need(found != held_.end(), TXL_BUNDLE, where(name), ": missing, expected it among the files; give all files");

@@ -10,7 +10,7 @@
 namespace txl {
 
 class Files {
-   public:
+public:
     virtual ~Files() = default;
     // The content of a plain file. Of one that is larger than `most` nothing is read.
     [[nodiscard]] virtual std::string read(const std::string &name, std::uint64_t most) const = 0;
@@ -18,7 +18,7 @@ class Files {
     [[nodiscard]] virtual std::string hash(const std::string &name) const = 0;
     // Reads a part of a file.
     [[nodiscard]] virtual std::string part(const std::string &name, std::uint64_t first, std::uint64_t count) const = 0;
-    [[nodiscard]] virtual const std::string &folder() const = 0;            // empty where there is none
+    [[nodiscard]] virtual const std::string &folder() const = 0;                     // empty where there is none
     [[nodiscard]] virtual std::string_view held(const std::string &name) const = 0;  // in memory; else empty
     [[nodiscard]] virtual std::string where(const std::string &name) const = 0;      // for messages
 };

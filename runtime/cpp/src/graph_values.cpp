@@ -57,7 +57,8 @@ const GraphValue &GraphNode::value(std::size_t index) const {
 
 std::optional<Ranges> GraphNode::content(std::size_t index) const {
     if (!there(index)) return {};
-    if (!value(index).content) refuse_graph("a size that is computed from data", "one that follows from constants and sizes");
+    if (!value(index).content)
+        refuse_graph("a size that is computed from data", "one that follows from constants and sizes");
     return value(index).content;
 }
 
@@ -74,11 +75,14 @@ std::optional<Dims> GraphNode::numbers(std::size_t index) const {
 
 std::pair<Dims, bool> GraphNode::sizes(std::size_t index) const {
     std::pair<Dims, bool> found{{}, true};
-    for (const auto &[low, high] : content(index).value_or(Ranges())) found.first.push_back(high), found.second = found.second && low == high;
+    for (const auto &[low, high] : content(index).value_or(Ranges()))
+        found.first.push_back(high), found.second = found.second && low == high;
     return found;
 }
 
-std::size_t GraphNode::axis(std::size_t rank, std::int64_t missing) const { return place(whole("axis", missing), rank); }
+std::size_t GraphNode::axis(std::size_t rank, std::int64_t missing) const {
+    return place(whole("axis", missing), rank);
+}
 
 GraphValue GraphNode::like(const Dims &dims, std::optional<Ranges> known, bool as, Int most) const {
     return sized(dims, exact && as, std::move(known), most);
@@ -86,7 +90,8 @@ GraphValue GraphNode::like(const Dims &dims, std::optional<Ranges> known, bool a
 
 std::size_t place(Int axis, std::size_t rank) {
     const auto many = static_cast<Int>(rank);
-    if (axis < -many || axis >= std::max<Int>(many, 1)) refuse_graph("axis " + said(axis) + " of a value with " + std::to_string(rank), "one that it has");
+    if (axis < -many || axis >= std::max<Int>(many, 1))
+        refuse_graph("axis " + said(axis) + " of a value with " + std::to_string(rank), "one that it has");
     return rank ? static_cast<std::size_t>((axis + many) % many) : 0;
 }
 
@@ -105,7 +110,8 @@ Dims wider(const std::vector<Dims> &shapes) {
         found[axis] = none && most <= 1 ? 0 : most;
     }
     // Shapes that are all alike stay as they are.
-    return std::all_of(shapes.begin(), shapes.end(), [&](const Dims &shape) { return shape == shapes[0]; }) ? shapes[0] : found;
+    return std::all_of(shapes.begin(), shapes.end(), [&](const Dims &shape) { return shape == shapes[0]; }) ? shapes[0]
+                                                                                                            : found;
 }
 
 }  // namespace txl

@@ -1,4 +1,5 @@
-// What is known of the values of a graph: sizes, bounds, and the numbers of small ones; and the rules by which results follow.
+// What is known of the values of a graph: sizes, bounds, and the numbers of small ones; and the rules by which results
+// follow.
 #pragma once
 #include <map>
 #include <memory>
@@ -14,22 +15,22 @@ __extension__ using Int = __int128;  // sums and products of two sizes always fi
 using Dims = std::vector<Int>;
 using Ranges = std::vector<std::pair<Int, Int>>;
 
-constexpr Int SMALL_VALUE = 256;          // numbers of a value up to which its content is kept
+constexpr Int SMALL_VALUE = 256;  // numbers of a value up to which its content is kept
 constexpr Int FAR_AWAY = Int{1} << 62;
-constexpr double SLOW = 32;               // products that take as long as the slowest function of one number
+constexpr double SLOW = 32;  // products that take as long as the slowest function of one number
 
 std::string said(Int number);
 int item_of(std::int64_t type);  // bytes of a number of ONNX's type; 0 of what is none
 
 struct GraphValue {
     Dims dims;
-    bool exact = true;                 // whether it has these sizes, or at most these
-    Int most = 0;                      // how many numbers it can have
-    std::optional<Ranges> content{};   // ranges of its numbers, where they are known
-    bool fixed = false;                // whether it is always the same
-    bool loose = false;                // whether it can have more axes than these
-    std::vector<float> scales{};       // of a small constant that are no whole ones
-    int item = 4;                      // bytes of one number
+    bool exact = true;                // whether it has these sizes, or at most these
+    Int most = 0;                     // how many numbers it can have
+    std::optional<Ranges> content{};  // ranges of its numbers, where they are known
+    bool fixed = false;               // whether it is always the same
+    bool loose = false;               // whether it can have more axes than these
+    std::vector<float> scales{};      // of a small constant that are no whole ones
+    int item = 4;                     // bytes of one number
 };
 using ValuePtr = std::shared_ptr<const GraphValue>;
 
@@ -44,8 +45,8 @@ struct Attribute {
     ValuePtr tensor;
 };
 
-// An operator with what is known of its inputs; a rule says what it returns, and sets `work` and `memory`: products to sum and
-// numbers that an engine keeps, beside what goes in and out.
+// An operator with what is known of its inputs; a rule says what it returns, and sets `work` and `memory`: products to
+// sum and numbers that an engine keeps, beside what goes in and out.
 struct GraphNode {
     std::string op;
     std::vector<ValuePtr> inputs;  // null: missing
@@ -64,7 +65,8 @@ struct GraphNode {
     [[nodiscard]] std::optional<Dims> numbers(std::size_t index) const;    // which depend on no open size
     [[nodiscard]] std::pair<Dims, bool> sizes(std::size_t index) const;    // at most, and whether they are exact
     [[nodiscard]] std::size_t axis(std::size_t rank, std::int64_t missing = 0) const;
-    [[nodiscard]] GraphValue like(const Dims &dims, std::optional<Ranges> content = {}, bool as = true, Int most = FAR_AWAY) const;
+    [[nodiscard]] GraphValue like(const Dims &dims, std::optional<Ranges> content = {}, bool as = true,
+                                  Int most = FAR_AWAY) const;
 };
 
 std::size_t place(Int axis, std::size_t rank);

@@ -1,6 +1,8 @@
 #include "json.hpp"
 
-#include <regex>
+#include <regex.h>
+
+#include <algorithm>
 #include <set>
 
 #include "error.hpp"
@@ -11,15 +13,32 @@ namespace {
 constexpr int DEPTH = 64;
 
 class Holder {
-   public:
+public:
     explicit Holder(const Json &schema) : root_(schema) {}
 
     // What is wrong, or an empty text.
     std::string hold(Json &value, const Json &schema, const std::string &path) const {
-        static const std::set<std::string> KNOWN = {
-            "$schema", "$ref", "$defs", "title", "description", "type", "properties", "required", "const", "pattern",
-            "enum", "minimum", "maximum", "items", "prefixItems", "minItems", "maxItems", "anyOf", "additionalProperties",
-            "propertyNames", "default"};
+        static const std::set<std::string> KNOWN = {"$schema",
+                                                    "$ref",
+                                                    "$defs",
+                                                    "title",
+                                                    "description",
+                                                    "type",
+                                                    "properties",
+                                                    "required",
+                                                    "const",
+                                                    "pattern",
+                                                    "enum",
+                                                    "minimum",
+                                                    "maximum",
+                                                    "items",
+                                                    "prefixItems",
+                                                    "minItems",
+                                                    "maxItems",
+                                                    "anyOf",
+                                                    "additionalProperties",
+                                                    "propertyNames",
+                                                    "default"};
         for (const auto &[word, _] : schema.items())
             if (!KNOWN.count(word)) throw std::logic_error("the schema has the word " + word);
         if (schema.contains("$ref")) {
@@ -28,7 +47,8 @@ class Holder {
         }
         if (schema.contains("anyOf")) return any(value, schema["anyOf"], path);
         if (schema.contains("const") && value != schema["const"]) return told(value, path, schema["const"].dump());
-        if (schema.contains("enum") && std::find(schema["enum"].begin(), schema["enum"].end(), value) == schema["enum"].end())
+        if (schema.contains("enum") &&
+            std::find(schema["enum"].begin(), schema["enum"].end(), value) == schema["enum"].end())
             return told(value, path, "one of " + schema["enum"].dump());
         if (schema.contains("type")) {
             const auto type = schema["type"].get<std::string>();
@@ -37,14 +57,14 @@ class Holder {
         if (value.is_number_integer()) return range(value, schema, path);
         if (value.is_string() && schema.contains("pattern")) {
             const auto text = value.get<std::string>();
-            if (text.size() > 4096 || !std::regex_search(text, std::regex(schema["pattern"].get<std::string>())))
-                return told(value, path, schema["pattern"].get<std::string>());
+            const auto pattern = schema["pattern"].get<std::string>();
+            if (!matches(text, pattern)) return told(value, path, pattern);
         }
         if (value.is_array()) return array(value, schema, path);
         return value.is_object() ? object(value, schema, path) : "";
     }
 
-   private:
+private:
     static bool is(const Json &value, const std::string &type) {
         if (type == "object") return value.is_object();
         if (type == "array") return value.is_array();
@@ -54,6 +74,16 @@ class Holder {
         if (type == "integer") return value.is_number_integer();
         if (type == "number") return value.is_number();
         throw std::logic_error("the schema has the type " + type);
+    }
+
+    // The schema's patterns are POSIX's extended ones as well; to these a text ends at a zero.
+    static bool matches(const std::string &text, const std::string &pattern) {
+        regex_t made;
+        if (regcomp(&made, pattern.c_str(), REG_EXTENDED | REG_NOSUB))
+            throw std::logic_error("the schema has the pattern " + pattern);
+        const bool found = text.find('\0') == std::string::npos && !regexec(&made, text.c_str(), 0, nullptr, 0);
+        regfree(&made);
+        return found;
     }
 
     static std::string told(const Json &value, const std::string &path, const std::string &expected) {
@@ -84,9 +114,11 @@ class Holder {
 
     std::string array(Json &value, const Json &schema, const std::string &path) const {
         if (schema.contains("minItems") && value.size() < schema["minItems"].get<std::size_t>())
-            return path + " has " + std::to_string(value.size()) + " entries, expected at least " + schema["minItems"].dump();
+            return path + " has " + std::to_string(value.size()) + " entries, expected at least " +
+                   schema["minItems"].dump();
         if (schema.contains("maxItems") && value.size() > schema["maxItems"].get<std::size_t>())
-            return path + " has " + std::to_string(value.size()) + " entries, expected at most " + schema["maxItems"].dump();
+            return path + " has " + std::to_string(value.size()) + " entries, expected at most " +
+                   schema["maxItems"].dump();
         const auto first = schema.contains("prefixItems") ? schema["prefixItems"].size() : 0;
         for (std::size_t i = 0; i < value.size(); ++i) {
             if (i >= first && !schema.contains("items")) break;
@@ -95,7 +127,8 @@ class Holder {
                 if (!rule.get<bool>()) return path + " has too many entries";
                 continue;
             }
-            if (auto problem = hold(value[i], rule, path + "[" + std::to_string(i) + "]"); !problem.empty()) return problem;
+            if (auto problem = hold(value[i], rule, path + "[" + std::to_string(i) + "]"); !problem.empty())
+                return problem;
         }
         return "";
     }
@@ -115,7 +148,8 @@ class Holder {
             }
             const bool listed = properties.contains(name);
             if (!listed && !schema.contains("additionalProperties")) continue;
-            if (auto problem = hold(inner, listed ? properties[name] : schema["additionalProperties"], inside); !problem.empty())
+            if (auto problem = hold(inner, listed ? properties[name] : schema["additionalProperties"], inside);
+                !problem.empty())
                 return problem;
         }
         return "";

@@ -11,8 +11,8 @@ using Json = nlohmann::json;
 // Nested at most 64 deep, in UTF-8; `where` begins the message of what is refused, as TXL_BUNDLE.
 Json parse_json(std::string_view text, const std::string &where);
 
-// Refuses, as TXL_BUNDLE, what the schema does not allow, and adds the defaults of what is missing. It knows the words that
-// bundle-format.schema.json uses, and refuses a schema with others by std::logic_error.
+// Refuses, as TXL_BUNDLE, what the schema does not allow, and adds the defaults of what is missing. It knows the words
+// that bundle-format.schema.json uses, and refuses a schema with others by std::logic_error.
 void hold_against(Json &document, const Json &schema, const std::string &definition, const std::string &where);
 
 }  // namespace txl

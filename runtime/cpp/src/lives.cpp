@@ -11,14 +11,16 @@ std::size_t Lives::add(std::vector<std::size_t> reads, double bytes, std::size_t
 
 std::pair<double, double> Lives::most() const {
     const auto count = reads_.size();
-    std::vector<std::size_t> depth(count, 1), before(count, count), clock(count, 0), first(count), last(count), until(count, 0);
+    std::vector<std::size_t> depth(count, 1), before(count, count), clock(count, 0), first(count), last(count),
+        until(count, 0);
     std::size_t ticks = 0;
     for (std::size_t node = 0; node < count; ++node) {
         for (auto read : reads_[node])
             if (depth[read] >= depth[node]) depth[node] = depth[read] + 1, before[node] = read;
         ticks = std::max(ticks, depth[node]);
     }
-    for (auto node = static_cast<std::size_t>(std::find(depth.begin(), depth.end(), ticks) - depth.begin()); node < count; node = before[node])
+    for (auto node = static_cast<std::size_t>(std::find(depth.begin(), depth.end(), ticks) - depth.begin());
+         node < count; node = before[node])
         clock[node] = depth[node];
     for (std::size_t node = 0; node < count; ++node) {
         first[node] = clock[node], last[node] = ticks;

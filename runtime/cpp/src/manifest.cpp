@@ -22,7 +22,8 @@ Rule rule_of(const Json &name) {
 }
 
 Sizes sizes_of(const Json &shape) {
-    static const std::map<std::string, std::int64_t> OPEN = {{"B", TXL_SIZE_B}, {"L", TXL_SIZE_L}, {"rows", TXL_SIZE_ROWS}};
+    static const std::map<std::string, std::int64_t> OPEN = {
+        {"B", TXL_SIZE_B}, {"L", TXL_SIZE_L}, {"rows", TXL_SIZE_ROWS}};
     Sizes found;
     for (const auto &size : shape) found.push_back(size.is_string() ? OPEN.at(size) : size.get<std::int64_t>());
     return found;
@@ -43,7 +44,8 @@ Input input_of(const Json &row) {
 }
 
 Output output_of(const Json &row) {
-    Output found{row["name"], row["role"], dtype_of(row["dtype"]), Axes(sizes_of(row["shape"])), {}, {}, 0};
+    Output found{row["name"], row["role"], dtype_of(row["dtype"]), Axes(sizes_of(row["shape"])), {}, {}, {}, 0};
+    found.still = found.axes.still();
     for (const auto &pair : row["clusters"]) found.clusters.emplace_back(pair[0], pair[1]);
     found.columns = row["cluster_columns"].get<std::vector<std::int64_t>>();
     found.width = or_else<std::int64_t>(row["width"], 0);
@@ -51,8 +53,9 @@ Output output_of(const Json &row) {
 }
 
 State state_of(const Json &row) {
-    State found{row["name"], row["input"], row["output"], dtype_of(row["dtype"]), sizes_of(row["shape"]), -1, -1, {},
-                row["absent"], row["in_place"], row["initial"], rule_of(row["update"]), 0, row["spill"]};
+    State found{
+        row["name"], row["input"],  row["output"],   dtype_of(row["dtype"]), sizes_of(row["shape"]), -1, -1,
+        {},          row["absent"], row["in_place"], row["initial"],         rule_of(row["update"]), 0,  row["spill"]};
     found.batch_axis = or_else(row["batch_axis"], -1);
     found.row_axis = or_else(row["row_axis"], -1);
     found.slots = or_else<std::int64_t>(row["slots"], 0);
@@ -67,8 +70,15 @@ std::vector<Spec> specs_of(const Json &rows) {
 }
 
 Program program_of(const Json &row) {
-    Program found{row["name"], row["kind"], row["file"], row["segment_length"], rule_of(row["update"]),
-                  specs_of(row["inputs"]), specs_of(row["outputs"]), row["open_batch"], {}};
+    Program found{row["name"],
+                  row["kind"],
+                  row["file"],
+                  row["segment_length"],
+                  rule_of(row["update"]),
+                  specs_of(row["inputs"]),
+                  specs_of(row["outputs"]),
+                  row["open_batch"],
+                  {}};
     found.opset = row["opset"].get<std::map<std::string, std::int64_t>>();
     return found;
 }
@@ -191,7 +201,8 @@ bool Manifest::reads_text() const {
     const auto *returned = logprobs();
     if (!read || !returned || read->axes.ahead) return false;
     const auto &shape = read->axes.shape;
-    const bool known = shape == Sizes{TXL_SIZE_B, TXL_SIZE_L} || shape == Sizes{TXL_SIZE_L, TXL_SIZE_B} || shape == Sizes{TXL_SIZE_B};
+    const bool known =
+        shape == Sizes{TXL_SIZE_B, TXL_SIZE_L} || shape == Sizes{TXL_SIZE_L, TXL_SIZE_B} || shape == Sizes{TXL_SIZE_B};
     auto wanted = shape;
     wanted.push_back(vocab_size());
     return known && returned->axes.shape == wanted;
@@ -212,7 +223,8 @@ Manifest read_manifest(const std::string &text, const std::string &where) {
     Manifest found;
     found.model_id = document["model_id"], found.precision = document["precision"], found.weights = document["weights"];
     found.vocabulary = or_else<std::string>(document["vocabulary"], "");
-    found.selftest = or_else<std::string>(document["selftest"], document["files"].contains("selftest.npz") ? "selftest.npz" : "");
+    found.selftest =
+        or_else<std::string>(document["selftest"], document["files"].contains("selftest.npz") ? "selftest.npz" : "");
     found.B = document["batch_size"], found.boundary = or_else<std::int64_t>(document["boundary_token"], -1);
     found.batch_sizes = document["batch_sizes"].get<std::vector<std::int64_t>>();
     found.lockstep = document["streams"] == "lockstep", found.joint = document["joint"];
@@ -221,7 +233,8 @@ Manifest read_manifest(const std::string &text, const std::string &where) {
     for (const auto &row : document["outputs"]) found.outputs.push_back(output_of(row));
     for (const auto &row : document["states"]) found.states.push_back(state_of(row));
     for (const auto &row : document["programs"]) found.programs.push_back(program_of(row));
-    for (const auto &[name, row] : document["counters"].items()) found.counters[name] = {row["start"], row["most"], "stay"};
+    for (const auto &[name, row] : document["counters"].items())
+        found.counters[name] = {row["start"], row["most"], "stay"};
     for (const auto &[name, row] : document["files"].items()) found.files[name] = {row["size"], row["sha256"]};
     derive(found);
     check_agreement(found, where);

@@ -47,7 +47,7 @@ struct Input {
 struct Output {
     std::string name, role;
     txl_dtype dtype;
-    Axes axes;
+    Axes axes, still;  // still: of one position
     std::vector<std::pair<std::int64_t, std::int64_t>> clusters;
     std::vector<std::int64_t> columns;
     std::int64_t width = 0;  // 0: none
@@ -109,14 +109,15 @@ struct Manifest {
     [[nodiscard]] std::vector<std::int64_t> lengths() const;  // the largest first
     [[nodiscard]] std::vector<Rule> updates() const;          // those that there are programs of
     [[nodiscard]] std::vector<const State *> states_of(Rule update) const;
-    [[nodiscard]] std::vector<const Input *> given() const;   // those that the caller gives
-    [[nodiscard]] const Input *tokens() const;                // where it is all that the caller gives
+    [[nodiscard]] std::vector<const Input *> given() const;  // those that the caller gives
+    [[nodiscard]] const Input *tokens() const;               // where it is all that the caller gives
     [[nodiscard]] const Output *logprobs() const;
     [[nodiscard]] std::int64_t vocab_size() const;
     [[nodiscard]] std::int64_t memory_length() const;
     [[nodiscard]] std::int64_t fresh_fill() const;
     [[nodiscard]] bool counts_rows() const { return counters.count("fill") > 0; }
-    [[nodiscard]] bool reads_text() const;  // token ids [b, T] in, log-probabilities [b, T, V] out, in some order of axes
+    [[nodiscard]] bool reads_text()
+        const;  // token ids [b, T] in, log-probabilities [b, T, V] out, in some order of axes
     [[nodiscard]] std::vector<std::string> used_files() const;
 };
 

@@ -1,5 +1,5 @@
-// A loaded bundle: its manifest, its checked files and the sessions of one update rule. It never changes, so that threads
-// and streams share it.
+// A loaded bundle: its manifest, its checked files and the sessions of one update rule. It never changes, so that
+// threads and streams share it.
 #pragma once
 #include <map>
 #include <memory>
@@ -19,15 +19,16 @@ struct Model {
     std::unique_ptr<Files> files;
     Manifest manifest;
     Rule update{};
-    std::vector<std::int64_t> lengths;     // the largest first
-    std::vector<const Input *> given;      // in the table's order
-    std::vector<const State *> states;     // those of the rule, in the table's order
-    std::vector<const Program *> programs; // those of the rule, the shortest first, those with open rows last
-    std::vector<const Program *> softmax;  // head, tail.1, ...; empty where programs return log-probabilities
-    std::map<std::string, Array> initial;  // by a state's name: of one sequence, or of one memory row
-    bool leading = false;                  // whether sequences behind the last one that runs need not be computed
-    bool growing = false;                  // whether a state has other shapes from step to step
-    bool scoring = false;                  // whether there is a state after each token of a text
+    std::vector<std::int64_t> lengths;      // the largest first
+    std::vector<const Input *> given;       // in the table's order
+    std::vector<const State *> states;      // those of the rule, in the table's order
+    std::vector<const Program *> programs;  // those of the rule, the shortest first, those with open rows last
+    std::vector<const Program *> softmax;   // head, tail.1, ...; empty where programs return log-probabilities
+    std::map<std::string, Array> initial;   // by a state's name: of one sequence, or of one memory row
+    bool leading = false;                   // whether sequences behind the last one that runs need not be computed
+    bool growing = false;                   // whether a state has other shapes from step to step
+    bool text = false;                      // whether it reads token ids alone, and returns log-probabilities
+    bool scoring = false;                   // whether there is a state after each token of a text
     std::unique_ptr<Vocabulary> vocabulary;
     std::string engine_name;
 
@@ -36,7 +37,7 @@ struct Model {
     [[nodiscard]] std::uint64_t state_bytes() const;
     [[nodiscard]] std::string read(const std::string &name) const;  // checked again
 
-   private:
+private:
     void check_files() const;
     void choose(const char *asked);
     void open_sessions();

@@ -26,9 +26,11 @@ std::pair<Dims, bool> window(GraphNode &node, const Dims &kernel) {
         const auto found = node.wholes(name);
         return found.empty() ? std::vector<std::int64_t>(count, missing) : found;
     };
-    const auto strides = given("strides", many, 1), gaps = given("dilations", many, 1), more = given("output_padding", many, 0);
+    const auto strides = given("strides", many, 1), gaps = given("dilations", many, 1),
+               more = given("output_padding", many, 0);
     const auto pads = padding == "NOTSET" ? given("pads", 2 * many, 0) : std::vector<std::int64_t>(2 * many, 0);
-    bool fits = many == kernel.size() && many == strides.size() && many == gaps.size() && many == more.size() && pads.size() / 2 == many;
+    bool fits = many > 0 && many == kernel.size() && many == strides.size() && many == gaps.size() &&
+                many == more.size() && pads.size() / 2 == many;
     for (auto one : strides) fits = fits && one >= 1;
     for (auto one : gaps) fits = fits && one >= 1;
     for (auto one : kernel) fits = fits && one >= 0;
@@ -38,7 +40,8 @@ std::pair<Dims, bool> window(GraphNode &node, const Dims &kernel) {
     const bool same = padding.rfind("SAME", 0) == 0, ceil = node.whole("ceil_mode", 0) != 0;
     Dims sizes;
     for (std::size_t i = 0; i < many; ++i) {
-        const Int n = x.dims[i + 2], stride = strides[i], reach = gaps[i] * (kernel[i] - 1) + 1, pad = Int{pads[i]} + pads.at(many + i);
+        const Int n = x.dims[i + 2], stride = strides[i], reach = gaps[i] * (kernel[i] - 1) + 1,
+                  pad = Int{pads[i]} + pads.at(many + i);
         Int size;
         if (node.op == "ConvTranspose") {
             size = same ? n * stride : stride * (n - 1) + more[i] + reach - pad;
@@ -60,7 +63,9 @@ const Dims &kernel_of(GraphNode &node) {
     return node.value(1).dims;
 }
 
-Dims from(const Dims &dims, std::size_t first) { return dims.size() > first ? Dims(dims.begin() + static_cast<std::ptrdiff_t>(first), dims.end()) : Dims(); }
+Dims from(const Dims &dims, std::size_t first) {
+    return dims.size() > first ? Dims(dims.begin() + static_cast<std::ptrdiff_t>(first), dims.end()) : Dims();
+}
 
 Results conv(GraphNode &node) {
     const auto &w = kernel_of(node);
@@ -68,7 +73,8 @@ Results conv(GraphNode &node) {
     Dims dims = {node.value(0).dims.at(0), w.at(0)};
     dims.insert(dims.end(), sizes.begin(), sizes.end());
     const auto result = node.like(dims, {}, exact);
-    node.work = static_cast<double>(result.most) * product(from(w, 1)), node.memory = product(from(w, 1)) * product(sizes);
+    node.work = static_cast<double>(result.most) * product(from(w, 1)),
+    node.memory = product(from(w, 1)) * product(sizes);
     return {result};
 }
 
@@ -78,7 +84,8 @@ Results conv_transpose(GraphNode &node) {
     const auto [sizes, exact] = window(node, from(w, 2));
     const auto spatial = from(x.dims, 2);
     if (x.dims.size() == 5 && !(x.exact && std::find(spatial.begin(), spatial.end(), 0) == spatial.end()))
-        refuse_graph("a transposed convolution over three axes that may be empty", "three of known sizes");  // ONNX Runtime reads before it
+        refuse_graph("a transposed convolution over three axes that may be empty",
+                     "three of known sizes");  // ONNX Runtime reads before it
     node.work = static_cast<double>(x.most) * product(from(w, 1)), node.memory = product(from(w, 1)) * product(spatial);
     Dims dims = {x.dims.at(0), w.at(1) * node.whole("group", 1)};
     dims.insert(dims.end(), sizes.begin(), sizes.end());
@@ -107,16 +114,20 @@ Results global_pool(GraphNode &node) {
 
 Results recurrent(GraphNode &node) {
     const auto &x = node.value(0), &w = node.value(1), &r = node.value(2);
-    if (x.dims.size() != 3 || w.dims.size() != 3 || r.dims.size() != 3) refuse_graph("a recurrent network of other than three axes", "three");
+    if (x.dims.size() != 3 || w.dims.size() != 3 || r.dims.size() != 3)
+        refuse_graph("a recurrent network of other than three axes", "three");
     const Int ways = r.dims[0], rows = r.dims[1], hidden = r.dims[2], gates = rows / std::max<Int>(hidden, 1);
     if (gates * hidden < 1 || gates * hidden != rows || w.dims != Dims{ways, rows, x.dims[2]})
         refuse_graph("weights of a recurrent network that do not fit each other", "those of one network");
     const Int steps = x.dims[0], batch = x.dims[1];
-    const auto cells = static_cast<double>(steps) * static_cast<double>(batch), units = static_cast<double>(ways) * static_cast<double>(hidden);
-    node.work = cells * (static_cast<double>(w.most) + static_cast<double>(r.most) + SLOW * units * static_cast<double>(gates));
+    const auto cells = static_cast<double>(steps) * static_cast<double>(batch),
+               units = static_cast<double>(ways) * static_cast<double>(hidden);
+    node.work =
+        cells * (static_cast<double>(w.most) + static_cast<double>(r.most) + SLOW * units * static_cast<double>(gates));
     // All gates of all steps are kept, and what it returns, whether or not somebody asks for that; half of it twice.
     node.memory = 2 * static_cast<double>(x.most) + cells * units * static_cast<double>(gates + 4);
-    Results found = {node.like({steps, ways, batch, hidden}), node.like({ways, batch, hidden}), node.like({ways, batch, hidden})};
+    Results found = {node.like({steps, ways, batch, hidden}), node.like({ways, batch, hidden}),
+                     node.like({ways, batch, hidden})};
     found.resize(node.results);
     return found;
 }
@@ -138,7 +149,8 @@ Results constant(GraphNode &node) {
 Results depth_to_space(GraphNode &node) {
     const auto &x = node.value(0).dims;
     const Int block = node.whole("blocksize", 0);
-    if (x.size() != 4 || block < 1 || block > *std::max_element(x.begin(), x.end()))  // the square of a larger one ends the process
+    if (x.size() != 4 || block < 1 ||
+        block > *std::max_element(x.begin(), x.end()))  // the square of a larger one ends the process
         refuse_graph("blocks of a value without four axes, or of no size", "four axes, and blocks within them");
     if (node.op == "DepthToSpace") return {node.like({x[0], x[1] / (block * block), x[2] * block, x[3] * block})};
     return {node.like({x[0], x[1] * block * block, x[2] / block, x[3] / block})};
@@ -162,7 +174,8 @@ Results einsum(GraphNode &node) {
     const auto left = equation.substr(0, arrow);
     const auto letter = [](char sign) { return (sign >= 'a' && sign <= 'z') || (sign >= 'A' && sign <= 'Z'); };
     const auto all = [&](const std::string &text, bool commas) {
-        return std::all_of(text.begin(), text.end(), [&](char sign) { return letter(sign) || sign == '.' || (commas && sign == ','); });
+        return std::all_of(text.begin(), text.end(),
+                           [&](char sign) { return letter(sign) || sign == '.' || (commas && sign == ','); });
     };
     if (left.empty() || !all(left, true) || (arrow != std::string::npos && !all(equation.substr(arrow + 2), false)))
         refuse_graph("an equation that is none", "letters for axes");
@@ -182,20 +195,24 @@ Results einsum(GraphNode &node) {
         const auto term = term_of(terms[i]);
         const auto &dims = node.value(i).dims;
         const auto named = term.before.size() + term.behind.size();
-        if (dims.size() < named || (dims.size() > named && !term.dots) || (term.before + term.behind).find('.') != std::string::npos)
+        if (dims.size() < named || (dims.size() > named && !term.dots) ||
+            (term.before + term.behind).find('.') != std::string::npos)
             refuse_graph("an equation of other axes than its values", "the same");
         const auto more = dims.size() - named;
         if (term.dots) unnamed.insert(more);
-        rest = wider({rest, Dims(dims.begin() + static_cast<std::ptrdiff_t>(term.before.size()), dims.begin() + static_cast<std::ptrdiff_t>(term.before.size() + more))});
+        rest = wider({rest, Dims(dims.begin() + static_cast<std::ptrdiff_t>(term.before.size()),
+                                 dims.begin() + static_cast<std::ptrdiff_t>(term.before.size() + more))});
         for (std::size_t k = 0; k < named; ++k) {
             const auto sign = (term.before + term.behind)[k];
             auto &size = sizes[sign];
             size = std::max(size, dims[k < term.before.size() ? k : k + more]), ++times[sign];
         }
     }
-    if (unnamed.size() > 1 || (!unnamed.empty() && node.loose)) refuse_graph("an equation whose dots are of several numbers of axes", "of one");
+    if (unnamed.size() > 1 || (!unnamed.empty() && node.loose))
+        refuse_graph("an equation whose dots are of several numbers of axes", "of one");
     for (std::size_t i = 0; i < terms.size(); ++i)
-        if (!node.value(i).most) refuse_graph("an equation of a value without numbers", "some numbers");  // may end the process
+        if (!node.value(i).most)
+            refuse_graph("an equation of a value without numbers", "some numbers");  // may end the process
     std::string result = arrow == std::string::npos ? "..." : equation.substr(arrow + 2);
     if (arrow == std::string::npos)
         for (const auto &[sign, count] : times)
@@ -229,7 +246,7 @@ Results flatten(GraphNode &node) {
     const auto rank = static_cast<std::int64_t>(x.dims.size());
     auto axis = node.whole("axis", 1);
     axis += axis < 0 ? rank : 0;
-    if (axis < 0 || axis > rank) refuse_graph("an axis that the value has not", "one that it has");
+    axis = std::clamp<std::int64_t>(axis < 0 ? axis + rank : axis, 0, rank);
     Int before = 1, behind = 1;
     for (std::int64_t i = 0; i < rank; ++i) (i < axis ? before : behind) *= x.dims[static_cast<std::size_t>(i)];
     return {node.like({before, behind}, {}, true, x.most)};
@@ -239,7 +256,8 @@ Results gather_nd(GraphNode &node) {
     const auto &data = node.value(0).dims;
     const auto &index = node.value(1);
     const Int batch = node.whole("batch_dims", 0), rank = static_cast<Int>(data.size());
-    if (index.dims.empty() || !index.exact || batch + index.dims.back() < 0 || batch + index.dims.back() > rank || index.dims.back() < 0)
+    if (index.dims.empty() || !index.exact || batch + index.dims.back() < 0 || batch + index.dims.back() > rank ||
+        index.dims.back() < 0)
         refuse_graph("indices of more axes than the value, or of an open number", "those of the value");
     node.memory = 2 * static_cast<double>(index.most);
     Dims dims(index.dims.begin(), index.dims.end() - 1);
@@ -259,14 +277,16 @@ Results grid_sample(GraphNode &node) {
 Results nonzero(GraphNode &node) {
     const auto &x = node.value(0);
     const auto rank = std::max<Int>(static_cast<Int>(x.dims.size()), 1);
-    node.memory = 2 * static_cast<double>(rank) * static_cast<double>(x.most);  // counted twice over before it is returned
+    node.memory =
+        2 * static_cast<double>(rank) * static_cast<double>(x.most);  // counted twice over before it is returned
     return {node.like({rank, x.most}, {}, false)};
 }
 
 Results one_hot(GraphNode &node) {
     auto dims = node.value(0).dims;
     const auto [depth, exact] = node.sizes(1);
-    if (depth.size() != 1 || node.value(2).dims != Dims{2}) refuse_graph("a depth that is no single number, or other than two values", "one depth, two values");
+    if (depth.size() != 1 || node.value(2).dims != Dims{2})
+        refuse_graph("a depth that is no single number, or other than two values", "one depth, two values");
     dims.insert(dims.begin() + static_cast<std::ptrdiff_t>(node.axis(dims.size() + 1, -1)), depth[0]);
     return {node.like(dims, {}, exact)};
 }
@@ -332,7 +352,8 @@ Results col2im(GraphNode &node) {
     double each = 1;
     bool fits = x.size() == 3 && image.size() == block.size();
     for (auto one : block) fits = fits && one >= 1, each *= static_cast<double>(one);
-    if (!fits) refuse_graph("blocks of other axes than the image, or of no size", "one size for each axis of the image");
+    if (!fits)
+        refuse_graph("blocks of other axes than the image, or of no size", "one size for each axis of the image");
     Dims dims = {x[0], each < 1e18 ? x[1] / static_cast<Int>(each) : 0};
     dims.insert(dims.end(), image.begin(), image.end());
     return {node.like(dims, {}, exact)};
@@ -341,11 +362,25 @@ Results col2im(GraphNode &node) {
 }  // namespace
 
 const std::map<std::string, Rule_> &module_rules() {
-    static const std::map<std::string, Rule_> RULES = {
-        {"arg", arg}, {"conv", conv}, {"conv_transpose", conv_transpose}, {"pool", pool}, {"global_pool", global_pool},
-        {"recurrent", recurrent}, {"constant", constant}, {"depth_to_space", depth_to_space}, {"einsum", einsum}, {"flatten", flatten},
-        {"gather_nd", gather_nd}, {"grid_sample", grid_sample}, {"nonzero", nonzero}, {"one_hot", one_hot}, {"pad", pad},
-        {"size", size}, {"tile", tile}, {"resize", resize}, {"col2im", col2im}};
+    static const std::map<std::string, Rule_> RULES = {{"arg", arg},
+                                                       {"conv", conv},
+                                                       {"conv_transpose", conv_transpose},
+                                                       {"pool", pool},
+                                                       {"global_pool", global_pool},
+                                                       {"recurrent", recurrent},
+                                                       {"constant", constant},
+                                                       {"depth_to_space", depth_to_space},
+                                                       {"einsum", einsum},
+                                                       {"flatten", flatten},
+                                                       {"gather_nd", gather_nd},
+                                                       {"grid_sample", grid_sample},
+                                                       {"nonzero", nonzero},
+                                                       {"one_hot", one_hot},
+                                                       {"pad", pad},
+                                                       {"size", size},
+                                                       {"tile", tile},
+                                                       {"resize", resize},
+                                                       {"col2im", col2im}};
     return RULES;
 }
 

@@ -1,6 +1,6 @@
-// How large the values of a graph can be, found from the sizes of its inputs alone. The sizes that a file declares are not
-// believed: few nodes make much of little, since broadcasts, products and repetitions multiply. The rules here are of the
-// operators that any program may have; they are those of txl_runtime's guard, and compute the same.
+// How large the values of a graph can be, found from the sizes of its inputs alone. The sizes that a file declares are
+// not believed: few nodes make much of little, since broadcasts, products and repetitions multiply. The rules here are
+// of the operators that any program may have; they are those of txl_runtime's guard, and compute the same.
 #include <algorithm>
 #include <set>
 
@@ -11,7 +11,8 @@ namespace {
 
 using Results = std::vector<GraphValue>;
 
-constexpr double PRODUCT = 24, STARTING = 512;  // what is kept of each of many products, and products that take as long to begin
+constexpr double PRODUCT = 24,
+                 STARTING = 512;  // what is kept of each of many products, and products that take as long to begin
 constexpr Int WRAPS = Int{1} << 31;
 
 // Numbers that no type wraps around.
@@ -37,12 +38,18 @@ std::optional<Ranges> computed(const std::string &op, const Ranges &left, const 
         } else {
             for (auto x : {a, b})
                 for (auto y : {c, d}) {
-                    if (op == "Add") ends.push_back(x + y);
-                    else if (op == "Sub") ends.push_back(x - y);
-                    else if (op == "Mul") ends.push_back(x * y);
-                    else if (op == "Min") ends.push_back(std::min(x, y));
-                    else if (op == "Max") ends.push_back(std::max(x, y));
-                    else return {};
+                    if (op == "Add")
+                        ends.push_back(x + y);
+                    else if (op == "Sub")
+                        ends.push_back(x - y);
+                    else if (op == "Mul")
+                        ends.push_back(x * y);
+                    else if (op == "Min")
+                        ends.push_back(std::min(x, y));
+                    else if (op == "Max")
+                        ends.push_back(std::max(x, y));
+                    else
+                        return {};
                 }
         }
         found.emplace_back(*std::min_element(ends.begin(), ends.end()), *std::max_element(ends.begin(), ends.end()));
@@ -62,7 +69,8 @@ Results broadcast(GraphNode &node) {
     const bool two = node.inputs.size() == 2;
     if (two && (node.op == "Div" || node.op == "Mod") && node.value(1).content)
         for (const auto &[low, high] : *node.value(1).content)
-            if (low == high && (low == 0 || low == -1)) refuse_graph("whole numbers that are divided by 0 or -1", "a number above 0");
+            if (low == high && (low == 0 || low == -1))
+                refuse_graph("whole numbers that are divided by 0 or -1", "a number above 0");
     if (node.op == "Mish" || node.op == "Swish" || node.op == "HardSwish") node.memory = 2 * product(dims);
     if (node.op == "Mod" && node.whole("fmod", 0)) node.work = 32 * SLOW * product(dims);  // a division bit by bit
     if (node.inputs.size() == 1) {
@@ -102,7 +110,8 @@ Results quantised(GraphNode &node) {
     const auto &x = node.value(0), &scale = node.value(1), &zero = node.inputs.size() > 2 ? node.value(2) : scale;
     const bool single = scale.dims.empty() || scale.dims == Dims{1};
     const bool one = single || scale.dims == Dims{x.dims.at(node.axis(x.dims.size(), 1))};
-    if (node.exact && (!one || zero.dims != scale.dims)) refuse_graph("scales or zero points of other sizes than an axis of the value", "one for each, or one");
+    if (node.exact && (!one || zero.dims != scale.dims))
+        refuse_graph("scales or zero points of other sizes than an axis of the value", "one for each, or one");
     return {{x.dims, x.exact, x.most}};
 }
 
@@ -137,7 +146,8 @@ Results constant_of_shape(GraphNode &node) {
     const auto [given, exact] = node.sizes(0);
     std::optional<Ranges> content;
     const auto value = node.attributes.find("value");
-    if (value != node.attributes.end() && value->second.tensor && exact && given.size() == 1 && given[0] >= 0 && given[0] <= SMALL_VALUE) {
+    if (value != node.attributes.end() && value->second.tensor && exact && given.size() == 1 && given[0] >= 0 &&
+        given[0] <= SMALL_VALUE) {
         const auto &one = value->second.tensor->content;
         if (one && !one->empty()) content = Ranges(static_cast<std::size_t>(given[0]), (*one)[0]);
     }
@@ -178,8 +188,10 @@ Results gemm(GraphNode &node) {
     std::vector<Dims> sides;
     for (std::size_t i : {0U, 1U}) {
         auto dims = node.value(i).dims;
-        if (dims.size() != 2) dims = {0, -1};
-        else if (node.whole(i ? "transB" : "transA", 0)) std::swap(dims[0], dims[1]);
+        if (dims.size() != 2)
+            dims = {0, -1};
+        else if (node.whole(i ? "transB" : "transA", 0))
+            std::swap(dims[0], dims[1]);
         sides.push_back(dims);
     }
     const auto result = node.like({sides[0][0], sides[1][1]});
@@ -190,7 +202,9 @@ Results gemm(GraphNode &node) {
 Results matmul(GraphNode &node) {
     const auto &a = node.value(0).dims, &b = node.value(1).dims;
     if (a.empty() || b.empty()) refuse_graph("a product of a single number", "axes to sum over");
-    const auto before = [](const Dims &dims) { return Dims(dims.begin(), dims.end() - static_cast<std::ptrdiff_t>(std::min<std::size_t>(2, dims.size()))); };
+    const auto before = [](const Dims &dims) {
+        return Dims(dims.begin(), dims.end() - static_cast<std::ptrdiff_t>(std::min<std::size_t>(2, dims.size())));
+    };
     const auto batch = wider({before(a), before(b)});
     auto dims = batch;
     if (a.size() > 1) dims.push_back(a[a.size() - 2]);
@@ -199,10 +213,13 @@ Results matmul(GraphNode &node) {
     const bool empty = std::find(dims.begin(), dims.end(), 0) != dims.end();
     const auto result = node.like(dims, {}, !empty);  // ONNX Runtime does not broadcast what is empty
     for (std::size_t i = 2; i < node.inputs.size(); ++i)
-        if (node.inputs[i] && !node.inputs[i]->dims.empty() && node.inputs[i]->dims != Dims{1} && node.inputs[i]->dims != columns)
+        if (node.inputs[i] && !node.inputs[i]->dims.empty() && node.inputs[i]->dims != Dims{1} &&
+            node.inputs[i]->dims != columns)
             refuse_graph("scales or zero points of another number than columns", "one for each, or one");
-    const auto slow = node.value(0).item > 4 ? node.value(0).item : 1;  // engines are quick with floats of 4 bytes alone
-    node.work = slow * static_cast<double>(result.most) * static_cast<double>(std::max(a.back(), b.size() > 1 ? b[b.size() - 2] : b[0]));
+    const auto slow =
+        node.value(0).item > 4 ? node.value(0).item : 1;  // engines are quick with floats of 4 bytes alone
+    node.work = slow * static_cast<double>(result.most) *
+                static_cast<double>(std::max(a.back(), b.size() > 1 ? b[b.size() - 2] : b[0]));
     products(node, product(batch));
     return {result};
 }
@@ -210,20 +227,25 @@ Results matmul(GraphNode &node) {
 // The forms that the exporter writes: other ones make ONNX Runtime read beyond what there is.
 Results matmul_blocks(GraphNode &node) {
     const auto &a = node.value(0);
-    const Int inner = node.whole("K", 0), columns = node.whole("N", 0), bits = node.whole("bits", 4), block = node.whole("block_size", 32);
+    const Int inner = node.whole("K", 0), columns = node.whole("N", 0), bits = node.whole("bits", 4),
+              block = node.whole("block_size", 32);
     if (inner < 1 || columns < 1 || block < 1 || bits < 1) refuse_graph("weights of no size", "some");
     const Int blocks = ceiled(inner, block);
-    const std::pair<int, Int> held[] = {{1, columns * blocks * (block * bits / 8)}, {4, columns * blocks}, {1, columns * ceiled(blocks * bits, 8)}};
+    const std::pair<int, Int> held[] = {
+        {1, columns * blocks * (block * bits / 8)}, {4, columns * blocks}, {1, columns * ceiled(blocks * bits, 8)}};
     bool fits = !a.dims.empty() && a.dims.back() == inner;
     for (std::size_t i = 1; i < node.inputs.size(); ++i) {
         const auto &value = node.value(i);
-        fits = fits && i < 4 && value.item == held[i - 1].first && value.most == held[i - 1].second && value.exact && value.fixed;
+        fits = fits && i < 4 && value.item == held[i - 1].first && value.most == held[i - 1].second && value.exact &&
+               value.fixed;
     }
-    if (!fits) refuse_graph("weights in blocks that do not fit", "constants of the sizes that K, N, bits and block_size give");
+    if (!fits)
+        refuse_graph("weights in blocks that do not fit", "constants of the sizes that K, N, bits and block_size give");
     auto dims = a.dims;
     dims.back() = columns;
     const auto result = node.like(dims);
-    node.work = static_cast<double>(result.most) * static_cast<double>(inner), node.memory = 2 * static_cast<double>(a.most);
+    node.work = static_cast<double>(result.most) * static_cast<double>(inner),
+    node.memory = 2 * static_cast<double>(a.most);
     return {result};
 }
 
@@ -234,7 +256,8 @@ Results range(GraphNode &node) {
         ends[i] = found.empty() ? std::pair<Int, Int>(0, 0) : found[0];
     }
     const auto [start, limit, step] = std::tuple(ends[0], ends[1], ends[2]);
-    if (step.first != step.second || !step.first) refuse_graph("a range whose steps depend on a size, or are 0", "a constant");
+    if (step.first != step.second || !step.first)
+        refuse_graph("a range whose steps depend on a size, or are 0", "a constant");
     const Int spans[] = {limit.second - start.first, limit.first - start.second};
     Int counts[2];
     for (int i = 0; i < 2; ++i) {
@@ -283,7 +306,9 @@ Results shape(GraphNode &node) {
     const auto &dims = node.value(0).dims;
     if (node.loose) refuse_graph("the sizes of a value that may have dropped its axes or not", "axes that are kept");
     const auto many = static_cast<std::int64_t>(dims.size());
-    const auto inside = [&](std::int64_t at) { return std::clamp<std::int64_t>(at < 0 ? std::max(at, -many) + many : at, 0, many); };
+    const auto inside = [&](std::int64_t at) {
+        return std::clamp<std::int64_t>(at < 0 ? std::max(at, -many) + many : at, 0, many);
+    };
     Ranges part;
     for (auto i = inside(node.whole("start", 0)); i < inside(node.whole("end", many)); ++i)
         part.emplace_back(node.exact ? dims[static_cast<std::size_t>(i)] : 0, dims[static_cast<std::size_t>(i)]);
@@ -307,7 +332,8 @@ Ranges along(const Ranges &content, const Dims &dims, std::size_t axis, const Di
     Ranges found;
     for (Int a = 0; a < before; ++a)
         for (auto index : indices)
-            for (Int b = 0; b < behind; ++b) found.push_back(content.at(static_cast<std::size_t>((a * dims[axis] + index) * behind + b)));
+            for (Int b = 0; b < behind; ++b)
+                found.push_back(content.at(static_cast<std::size_t>((a * dims[axis] + index) * behind + b)));
     return found;
 }
 
@@ -317,10 +343,13 @@ Results slice(GraphNode &node) {
     const auto starts = node.content(1).value_or(Ranges()), ends = node.content(2).value_or(Ranges());
     const auto axes = node.numbers(3), steps = node.numbers(4);
     std::vector<std::size_t> places;
-    for (std::size_t i = 0; i < (axes ? axes->size() : starts.size()); ++i) places.push_back(place(axes ? (*axes)[i] : static_cast<Int>(i), rank));
-    const bool fits = starts.size() == ends.size() && ends.size() == places.size() && (!steps || steps->empty() || steps->size() == places.size()) &&
+    for (std::size_t i = 0; i < (axes ? axes->size() : starts.size()); ++i)
+        places.push_back(place(axes ? (*axes)[i] : static_cast<Int>(i), rank));
+    const bool fits = starts.size() == ends.size() && ends.size() == places.size() &&
+                      (!steps || steps->empty() || steps->size() == places.size()) &&
                       std::set<std::size_t>(places.begin(), places.end()).size() == places.size();
-    if (!fits || (rank == 0 && !places.empty())) refuse_graph("a slice of other axes than its value", "a start and an end for each");
+    if (!fits || (rank == 0 && !places.empty()))
+        refuse_graph("a slice of other axes than its value", "a start and an end for each");
     auto dims = x.dims;
     bool exact = true;
     auto content = x.content;
@@ -329,11 +358,13 @@ Results slice(GraphNode &node) {
         const Int n = x.dims[axis], step = steps && !steps->empty() ? (*steps)[i] : 1;
         if (x.exact && starts[i].first == starts[i].second && ends[i].first == ends[i].second && step) {
             const Int least = step > 0 ? 0 : -1, most = step > 0 ? n : n - 1;  // of an end; a start is within the value
-            Int first = starts[i].first < 0 ? starts[i].first + n : starts[i].first, last = ends[i].first < 0 ? ends[i].first + n : ends[i].first;
+            Int first = starts[i].first < 0 ? starts[i].first + n : starts[i].first,
+                last = ends[i].first < 0 ? ends[i].first + n : ends[i].first;
             first = std::min(std::max<Int>(first, 0), most), last = std::min(std::max(last, least), most);
             // To ONNX Runtime the end of the way, not the last.
             if (step < 0 && (ends[i].first == WRAPS - 1 || ends[i].first == (Int{1} << 63) - 1)) last = least;
-            const Int many = !n ? 0 : std::max<Int>(step > 0 ? ceiled(last - first, step) : ceiled(first - last, -step), 0);
+            const Int many =
+                !n ? 0 : std::max<Int>(step > 0 ? ceiled(last - first, step) : ceiled(first - last, -step), 0);
             if (content && many <= SMALL_VALUE) {
                 Dims indices;
                 for (Int k = 0; k < many; ++k) indices.push_back(first + k * step);
@@ -359,13 +390,17 @@ Results split(GraphNode &node) {
     const auto parts = node.content(1);
     const auto axis = node.axis(dims.size());
     const auto many = static_cast<Int>(node.results);
-    if (node.whole("num_outputs", static_cast<std::int64_t>(node.results)) != static_cast<std::int64_t>(node.results)) refuse_graph("parts of another number than its results", "as many");
-    if (dims.empty() || (parts && parts->size() != node.results)) refuse_graph("parts of another number than its results", "the same");
+    if (node.whole("num_outputs", static_cast<std::int64_t>(node.results)) != static_cast<std::int64_t>(node.results))
+        refuse_graph("parts of another number than its results", "as many");
+    if (dims.empty() || (parts && parts->size() != node.results))
+        refuse_graph("parts of another number than its results", "the same");
     Results found;
     for (Int i = 0; i < many; ++i) {
         auto one = dims;
         const Int each = ceiled(dims[axis], many);
-        one[axis] = parts ? (*parts)[static_cast<std::size_t>(i)].second : node.exact ? std::max<Int>(std::min(each, dims[axis] - i * each), 0) : each;
+        one[axis] = parts        ? (*parts)[static_cast<std::size_t>(i)].second
+                    : node.exact ? std::max<Int>(std::min(each, dims[axis] - i * each), 0)
+                                 : each;
         found.push_back(node.like(one, {}, !parts || (*parts)[static_cast<std::size_t>(i)].first == one[axis]));
     }
     return found;
@@ -389,7 +424,8 @@ Results top_k(GraphNode &node) {
     const auto axis = node.axis(dims.size(), -1);
     double bits = 0;
     for (Int left = std::max<Int>(dims.at(axis), 1); left; left >>= 1) ++bits;
-    node.memory = 2 * static_cast<double>(node.value(0).most), node.work = static_cast<double>(node.value(0).most) * 4 * bits;
+    node.memory = 2 * static_cast<double>(node.value(0).most),
+    node.work = static_cast<double>(node.value(0).most) * 4 * bits;
     dims[axis] = most.empty() ? 0 : most[0];
     return {node.like(dims, {}, exact)};
 }
@@ -459,11 +495,13 @@ void products(GraphNode &node, double many) {
 
 const std::map<std::string, Rule_> &plain_rules() {
     static const std::map<std::string, Rule_> RULES = {
-        {"broadcast", broadcast}, {"same", same}, {"quantised", quantised}, {"reduce", reduce}, {"concat", concat},
-        {"constant_of_shape", constant_of_shape}, {"expand", expand}, {"gather", gather}, {"gather_elements", gather_elements},
-        {"gemm", gemm}, {"matmul", matmul}, {"matmul_blocks", matmul_blocks}, {"range", range}, {"reshape", reshape},
-        {"shape", shape}, {"slice", slice}, {"split", split}, {"squeeze", squeeze}, {"top_k", top_k}, {"transpose", transpose},
-        {"unsqueeze", unsqueeze}};
+        {"broadcast", broadcast}, {"same", same},           {"quantised", quantised},
+        {"reduce", reduce},       {"concat", concat},       {"constant_of_shape", constant_of_shape},
+        {"expand", expand},       {"gather", gather},       {"gather_elements", gather_elements},
+        {"gemm", gemm},           {"matmul", matmul},       {"matmul_blocks", matmul_blocks},
+        {"range", range},         {"reshape", reshape},     {"shape", shape},
+        {"slice", slice},         {"split", split},         {"squeeze", squeeze},
+        {"top_k", top_k},         {"transpose", transpose}, {"unsqueeze", unsqueeze}};
     return RULES;
 }
 

@@ -25,18 +25,20 @@ struct Route {
     std::vector<Value> values;
     std::vector<const OrtValue *> inputs;
     std::vector<OrtValue *> outputs;
-    std::vector<Array> apart;                       // of sequences that do not lie together
+    std::vector<Array> apart;                          // of sequences that do not lie together
     std::vector<std::pair<View, View>> before, after;  // copies to and from those
 };
 
 Runner::Runner(const Model &model, States &states) : model_(model), states_(states) {
     for (const auto *program : model.programs) {
         Bound bound{program, {}, {}, {}};
-        for (const auto *entry : model.given) bound.inputs.push_back(array_of(*spec_named(program->inputs, entry->name)));
+        for (const auto *entry : model.given)
+            bound.inputs.push_back(array_of(*spec_named(program->inputs, entry->name)));
         if (program->kind == "hidden") {
             bound.outputs.push_back(array_of(program->outputs[0]));
         } else {
-            for (const auto &output : model.manifest.outputs) bound.outputs.push_back(array_of(*spec_named(program->outputs, output.name)));
+            for (const auto &output : model.manifest.outputs)
+                bound.outputs.push_back(array_of(*spec_named(program->outputs, output.name)));
         }
         bound.routes.resize(2 * static_cast<std::size_t>(model.manifest.B));
         bound_.push_back(std::move(bound));
@@ -71,15 +73,18 @@ Runner::Bound &Runner::find(std::int64_t length) {
         const auto own = bound.program->length;
         if (own >= length && (own == length || !model_.manifest.exact) && takes(*bound.program)) return bound;
     }
-    refuse(TXL_USAGE, "no program takes a segment of ", length, " positions with the state as it is now, expected lengths of ",
-           listed(model_.lengths), "; reset the stream, or feed segments of one length");
+    refuse(TXL_USAGE, "no program takes a segment of ", length,
+           " positions with the state as it is now, expected lengths of ", listed(model_.lengths),
+           "; reset the stream, or feed segments of one length");
 }
 
 std::unique_ptr<Route> Runner::route(Bound &bound, std::int64_t rows, int side) {
     auto found = std::make_unique<Route>();
     const auto &program = *bound.program;
     const auto &manifest = model_.manifest;
-    const auto first = [&](const View &view, int batch) { return batch < 0 || rows == manifest.B ? view : view.narrow(batch, 0, rows); };
+    const auto first = [&](const View &view, int batch) {
+        return batch < 0 || rows == manifest.B ? view : view.narrow(batch, 0, rows);
+    };
     const auto add = [&](const View &part, bool returned) {
         View own = part;
         if (!part.together()) {
@@ -108,7 +113,8 @@ std::unique_ptr<Route> Runner::route(Bound &bound, std::int64_t rows, int side) 
         std::size_t given = 0;
         for (const auto &entry : manifest.inputs) {
             const bool mine = given < model_.given.size() && model_.given[given] == &entry;
-            if (entry.name == spec.name) add(first(mine ? bound.inputs[given].view() : states_.counts(entry.role), entry.axes.batch), false);
+            if (entry.name == spec.name)
+                add(first(mine ? bound.inputs[given].view() : states_.counts(entry.role), entry.axes.batch), false);
             given += mine;
         }
     }
@@ -130,21 +136,23 @@ std::unique_ptr<Route> Runner::route(Bound &bound, std::int64_t rows, int side) 
             continue;
         }
         for (std::size_t i = 0; i < manifest.outputs.size(); ++i)
-            if (manifest.outputs[i].name == spec.name) add(first(bound.outputs[i].view(), manifest.outputs[i].axes.batch), true);
+            if (manifest.outputs[i].name == spec.name)
+                add(first(bound.outputs[i].view(), manifest.outputs[i].axes.batch), true);
     }
     return found;
+}
+
+Route &Runner::bind(Bound &bound, std::int64_t rows, int side) {
+    auto &kept = bound.routes[2 * static_cast<std::size_t>(rows - 1) + static_cast<std::size_t>(side)];
+    if (!kept) kept = route(bound, rows, side);
+    return *kept;
 }
 
 void Runner::run(Bound &bound, std::int64_t rows) {
     const auto side = states_.side(0);
     std::unique_ptr<Route> once;
-    auto &kept = bound.routes[2 * static_cast<std::size_t>(rows - 1) + static_cast<std::size_t>(side)];
-    if (model_.growing) {  // shapes are others from step to step
-        once = route(bound, rows, side);
-    } else if (!kept) {
-        kept = route(bound, rows, side);
-    }
-    auto &way = once ? *once : *kept;
+    if (model_.growing) once = route(bound, rows, side);  // shapes are others from step to step
+    auto &way = once ? *once : bind(bound, rows, side);
     for (const auto &[to, from] : way.before) copy(to, from);
     model_.session(*bound.program).run(way.input_names, way.inputs, way.output_names, way.outputs, bound.program->name);
     for (const auto &[to, from] : way.after) copy(to, from);
@@ -169,12 +177,14 @@ void Runner::collect(Bound &bound, Route &route) {
             to = &held.sides[side];
             shape = Shape(held.state->shape);
             const auto axis = held.state->row_axis;
-            const bool fits = view.shape.rank() == shape.rank() && (axis < 0 || !held.state->rows || view.shape[axis] <= shape[axis]);
+            const bool fits =
+                view.shape.rank() == shape.rank() && (axis < 0 || !held.state->rows || view.shape[axis] <= shape[axis]);
             if (fits && axis >= 0 && held.state->rows) shape[axis] = view.shape[axis];
             held.there[side] = true;
         }
-        need(to && view.dtype == to->dtype && view.shape == shape, TXL_BACKEND, "program ", brief(bound.program->name), " returned ",
-             brief(specs[i].name), " ", listed(view.shape), ", expected at most ", listed(shape), "; export the model again");
+        need(to && view.dtype == to->dtype && view.shape == shape, TXL_BACKEND, "program ", brief(bound.program->name),
+             " returned ", brief(specs[i].name), " ", listed(view.shape), ", expected at most ", listed(shape),
+             "; export the model again");
         to->shape = shape;
         copy(to->view(), view);
     }

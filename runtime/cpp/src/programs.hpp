@@ -10,7 +10,7 @@ namespace txl {
 struct Route;
 
 class Runner {
-   public:
+public:
     Runner(const Model &model, States &states);
 
     // A program with its arrays; `inputs` as the model's `given`, `outputs` as the table or, of kind hidden, one.
@@ -21,12 +21,14 @@ class Runner {
     };
     // The smallest program that holds a segment and takes the states as they are; refuses where there is none.
     Bound &find(std::int64_t length);
+    // Binds it once and for all, where shapes do not change: then a run takes no memory.
+    Route &bind(Bound &bound, std::int64_t rows, int side);
     // Runs it on the first `rows` sequences; states are written behind, and become so by States::advance.
     void run(Bound &bound, std::int64_t rows);
     [[nodiscard]] std::vector<Bound> &all() { return bound_; }
     ~Runner();
 
-   private:
+private:
     [[nodiscard]] bool takes(const Program &program) const;
     std::unique_ptr<Route> route(Bound &bound, std::int64_t rows, int side);
     void collect(Bound &bound, Route &route);

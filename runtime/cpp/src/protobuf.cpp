@@ -43,7 +43,8 @@ std::vector<Field> fields(std::string_view message, const Known &known) {
         const bool once = listed(known.once, tag);
         if (!once && !listed(known.many, tag))
             throw GraphRefused{"a field " + std::to_string(tag >> 3) + " in " + known.name, "those that graphs need"};
-        if (once && seen >> (tag >> 3) & 1U) throw GraphRefused{"two fields " + std::to_string(tag >> 3) + " in " + known.name, "one"};
+        if (once && seen >> (tag >> 3) & 1U)
+            throw GraphRefused{"two fields " + std::to_string(tag >> 3) + " in " + known.name, "one"};
         if (once) seen |= 1ULL << (tag >> 3);
         Field field{static_cast<int>(tag >> 3), 0, {}};
         const auto kind = tag & 7U;
@@ -62,7 +63,8 @@ std::vector<Field> fields(std::string_view message, const Known &known) {
 
 std::vector<std::int64_t> varints(std::string_view packed) {
     std::vector<std::int64_t> found;
-    for (std::size_t at = 0; at < packed.size();) found.push_back(static_cast<std::int64_t>(varint(packed, at, "numbers")));
+    for (std::size_t at = 0; at < packed.size();)
+        found.push_back(static_cast<std::int64_t>(varint(packed, at, "numbers")));
     return found;
 }
 

@@ -12,8 +12,8 @@ constexpr std::uint64_t MOST_HEADER = 100000000;  // as safetensors itself allow
 
 std::uint64_t width_of(const std::string &dtype) {
     static const std::map<std::string, std::uint64_t> WIDTHS = {
-        {"BOOL", 1}, {"I8", 1}, {"U8", 1}, {"I16", 2}, {"U16", 2}, {"F16", 2}, {"BF16", 2}, {"I32", 4},
-        {"U32", 4},  {"F32", 4}, {"I64", 8}, {"U64", 8}, {"F64", 8}};
+        {"BOOL", 1}, {"I8", 1},  {"U8", 1},  {"I16", 2}, {"U16", 2}, {"F16", 2}, {"BF16", 2},
+        {"I32", 4},  {"U32", 4}, {"F32", 4}, {"I64", 8}, {"U64", 8}, {"F64", 8}};
     const auto found = WIDTHS.find(dtype);
     return found == WIDTHS.end() ? 0 : found->second;
 }
@@ -27,12 +27,13 @@ std::uint64_t header_length(std::string_view head, std::uint64_t size, std::uint
     std::uint64_t length = 0;
     if (head.size() >= 8)
         for (std::size_t i = 8; i-- > 0;) length = length << 8 | static_cast<unsigned char>(head[i]);
-    need(head.size() >= 8 && length <= std::min(size - 8, most), code, where, ": it has ", size, " bytes and its header ",
-         length, ", expected a safetensors file; take a whole copy of it");
+    need(head.size() >= 8 && length <= std::min(size - 8, most), code, where, ": it has ", size,
+         " bytes and its header ", length, ", expected a safetensors file; take a whole copy of it");
     return length;
 }
 
-Header read_header(std::string_view head, std::uint64_t size, std::uint64_t most, txl_code code, const std::string &where) {
+Header read_header(std::string_view head, std::uint64_t size, std::uint64_t most, txl_code code,
+                   const std::string &where) {
     const auto length = header_length(head, size, most, code, where);
     Header found{{}, {}, 8 + length};
     try {
@@ -92,7 +93,8 @@ Tensors read_tensors(std::string_view bytes, std::uint64_t most, txl_code code, 
              brief(entry.dtype), " ", listed(entry.shape), " in ", entry.last - first, " bytes from ", first,
              " on, expected ", wanted, " from ", end, " on; take a whole copy of it");
         const auto *values = found.data(name);
-        need(entry.dtype != "BOOL" || std::all_of(values, values + wanted, [](char one) { return one == 0 || one == 1; }),
+        need(entry.dtype != "BOOL" ||
+                 std::all_of(values, values + wanted, [](char one) { return one == 0 || one == 1; }),
              code, where, ": ", brief(name), " is BOOL and holds other numbers than 0 and 1; take a whole copy of it");
         end = entry.last;
     }

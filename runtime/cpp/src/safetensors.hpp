@@ -24,10 +24,12 @@ struct Header {
     std::uint64_t start;  // where tensors begin
 };
 
-// `head` is the begin of a file of `size` bytes. Refused, with `code`, is what is no header; `where` begins the message.
+// `head` is the begin of a file of `size` bytes. Refused, with `code`, is what is no header; `where` begins the
+// message.
 std::uint64_t header_length(std::string_view head, std::uint64_t size, std::uint64_t most, txl_code code,
                             const std::string &where);
-Header read_header(std::string_view head, std::uint64_t size, std::uint64_t most, txl_code code, const std::string &where);
+Header read_header(std::string_view head, std::uint64_t size, std::uint64_t most, txl_code code,
+                   const std::string &where);
 Header read_header(const Files &files, const std::string &name);
 
 struct Tensors {

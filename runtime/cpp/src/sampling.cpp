@@ -59,10 +59,13 @@ double Pcg64::random() {
 Sampler::Sampler(const txl_sampling &sampling, std::int32_t b)
     : temperature_(sampling.temperature), top_p_(sampling.top_p), top_k_(sampling.top_k) {
     need(b >= 1, TXL_USAGE, "a sampler is for ", b, " sequences, expected at least 1; give the stream's");
-    need(std::isfinite(temperature_) && temperature_ >= 0, TXL_USAGE, "temperature is ", temperature_, ", expected a number of at least 0; 0 is greedy");
+    need(std::isfinite(temperature_) && temperature_ >= 0, TXL_USAGE, "temperature is ", temperature_,
+         ", expected a number of at least 0; 0 is greedy");
     need(top_k_ >= 0, TXL_USAGE, "top_k is ", top_k_, ", expected at least 1, or 0 to keep every token");
-    need(top_p_ >= 0 && top_p_ <= 1, TXL_USAGE, "top_p is ", top_p_, ", expected more than 0 and at most 1, or 0 to keep every token");
-    std::vector<std::uint32_t> seed = {static_cast<std::uint32_t>(sampling.seed), static_cast<std::uint32_t>(sampling.seed >> 32)};
+    need(top_p_ >= 0 && top_p_ <= 1, TXL_USAGE, "top_p is ", top_p_,
+         ", expected more than 0 and at most 1, or 0 to keep every token");
+    std::vector<std::uint32_t> seed = {static_cast<std::uint32_t>(sampling.seed),
+                                       static_cast<std::uint32_t>(sampling.seed >> 32)};
     if (sampling.seed_words) seed.assign(sampling.seed_words, sampling.seed_words + sampling.seed_count);
     for (std::int32_t row = 0; row < b; ++row) numbers_.emplace_back(seed, static_cast<std::uint32_t>(row));
 }
@@ -77,7 +80,9 @@ std::int32_t Sampler::draw(std::size_t row, const float *logprobs, std::int64_t 
     ids_.resize(static_cast<std::size_t>(words));
     std::iota(ids_.begin(), ids_.end(), 0);
     if (top_k_ || top_p_ > 0) {
-        const auto before = [&](std::int32_t x, std::int32_t y) { return logprobs[x] > logprobs[y] || (logprobs[x] == logprobs[y] && x < y); };
+        const auto before = [&](std::int32_t x, std::int32_t y) {
+            return logprobs[x] > logprobs[y] || (logprobs[x] == logprobs[y] && x < y);
+        };
         const auto count = top_k_ ? std::min(top_k_, words) : words;
         std::partial_sort(ids_.begin(), ids_.begin() + count, ids_.end(), before);
         ids_.resize(static_cast<std::size_t>(count));

@@ -36,25 +36,32 @@ struct Pairs {
 
 // Values of one sequence's own array, in its order.
 double at(const View &own, std::int64_t place) {
-    need(place >= 0 && place < own.shape.product(), TXL_BUNDLE, "stored vectors name a place outside of an array; export the model again");
+    need(place >= 0 && place < own.shape.product(), TXL_BUNDLE,
+         "stored vectors name a place outside of an array; export the model again");
     auto view = own;
     for (int axis = 0; axis < own.shape.rank(); ++axis) {
         std::int64_t behind = 1;
         for (int rest = axis + 1; rest < own.shape.rank(); ++rest) behind *= own.shape[rest];
         view = view.at(0, place / behind % own.shape[axis]);
     }
-    Stored one{view.dtype == TXL_FLOAT16 ? "F16" : view.dtype == TXL_FLOAT32 ? "F32" : view.dtype == TXL_INT32 ? "I32" : view.dtype == TXL_BOOL ? "BOOL" : "BF16",
-               {}, {reinterpret_cast<const char *>(view.data), size_of(view.dtype)}};
+    Stored one{view.dtype == TXL_FLOAT16   ? "F16"
+               : view.dtype == TXL_FLOAT32 ? "F32"
+               : view.dtype == TXL_INT32   ? "I32"
+               : view.dtype == TXL_BOOL    ? "BOOL"
+                                           : "BF16",
+               {},
+               {reinterpret_cast<const char *>(view.data), size_of(view.dtype)}};
     return one.number(0);
 }
 
 class Replay {
-   public:
+public:
     Replay(std::shared_ptr<const Model> model, const Vectors &vectors)
         : model_(std::move(model)), m_(model_->manifest), vectors_(vectors), text_(vectors.arrays.count("tokens") > 0) {
         const auto &counts = array("counts");
         const auto tokens = m_.tokens();
-        fits(counts.shape.size() == 2 && counts.shape[1] == m_.B && (!text_ || (tokens && m_.logprobs())), "counts, or tokens of a model without");
+        fits(counts.shape.size() == 2 && counts.shape[1] == m_.B && (!text_ || (tokens && m_.logprobs())),
+             "counts, or tokens of a model without");
         steps_ = counts.shape[0];
         fits(array("length").size() == steps_ && (text_ || array("reset").shape == counts.shape), "length or reset");
     }
@@ -72,14 +79,15 @@ class Replay {
         }
         double worst = 0;
         std::size_t values = 0;
-        for (const auto &[_, pairs] : outputs) worst = std::max(worst, pairs.apart() / allowed[0]), values += pairs.found.size();
+        for (const auto &[_, pairs] : outputs)
+            worst = std::max(worst, pairs.apart() / allowed[0]), values += pairs.found.size();
         fits(values > 0, "nothing to compare");
         for (std::size_t i = 0; i < model_->states.size(); ++i)
             if (stream.states().there(i)) worst = std::max(worst, state(stream, i) / allowed[1]);
         return std::isnan(worst) ? FAR : worst;
     }
 
-   private:
+private:
     static void fits(bool holds, const std::string &what) {
         need(holds, TXL_BUNDLE, "stored vectors do not fit the model (", what, "); export the model again");
     }
@@ -106,8 +114,10 @@ class Replay {
             const auto &stored = array(text_ ? "tokens" : "input/" + entry->name);
             const auto whole = entry->axes.sizes(B, model_->lengths[0]), part = entry->axes.sizes(b, length);
             fits(static_cast<int>(stored.shape.size()) == whole.rank() + 1 && stored.shape[0] == steps_ &&
-                     std::equal(whole.begin(), whole.end(), stored.shape.begin() + 1) && stored.bytes.size() % static_cast<std::size_t>(steps_) == 0 &&
-                     stored.bytes.size() / static_cast<std::size_t>(steps_) == static_cast<std::size_t>(whole.product()) * size_of(entry->dtype),
+                     std::equal(whole.begin(), whole.end(), stored.shape.begin() + 1) &&
+                     stored.bytes.size() % static_cast<std::size_t>(steps_) == 0 &&
+                     stored.bytes.size() / static_cast<std::size_t>(steps_) ==
+                         static_cast<std::size_t>(whole.product()) * size_of(entry->dtype),
                  "input " + brief(entry->name));
             const auto each = stored.bytes.size() / static_cast<std::size_t>(steps_);
             View from(stored.bytes.data() + static_cast<std::size_t>(step) * each, entry->dtype, whole);
@@ -123,7 +133,8 @@ class Replay {
         stream.run(length, inputs.data(), counts.data(), returned.data(), true);
         for (std::size_t i = 0; i < results.size(); ++i)
             for (std::int64_t row = 0; row < b; ++row)
-                if (counts[static_cast<std::size_t>(row)]) compare(m_.outputs[i], results[i].view(), step, row, outputs[m_.outputs[i].name]);
+                if (counts[static_cast<std::size_t>(row)])
+                    compare(m_.outputs[i], results[i].view(), step, row, outputs[m_.outputs[i].name]);
     }
 
     void compare(const Output &output, const View &result, std::int64_t step, std::int64_t row, Pairs &pairs) const {
@@ -133,19 +144,23 @@ class Replay {
         pairs.nats = output.role == "logprobs", pairs.floating = wanted.floating();
         if (text_) {
             const auto &positions = array("positions"), &columns = array("columns");
-            const auto P = positions.shape.empty() ? 0 : positions.shape.back(), C = columns.size(), V = m_.vocab_size();
-            fits(positions.size() == steps_ * m_.B * P && wanted.size() == positions.size() * C, "positions, columns and log-probabilities");
+            const auto P = positions.shape.empty() ? 0 : positions.shape.back(), C = columns.size(),
+                       V = m_.vocab_size();
+            fits(positions.size() == steps_ * m_.B * P && wanted.size() == positions.size() * C,
+                 "positions, columns and log-probabilities");
             for (std::int64_t p = 0; p < P; ++p)
                 for (std::int64_t c = 0; c < C; ++c) {
                     const auto column = columns.whole(c);
                     fits(column >= 0 && column < V, "columns");
-                    pairs.add(at(own, positions.whole(line * P + p) * V + column), wanted.number((line * P + p) * C + c));
+                    pairs.add(at(own, positions.whole(line * P + p) * V + column),
+                              wanted.number((line * P + p) * C + c));
                 }
             return;
         }
         const auto &places = array("place/" + output.name);
         const auto P = wanted.shape.empty() ? 0 : wanted.shape.back();
-        fits(wanted.size() == steps_ * m_.B * P && (places.size() == P || places.size() == wanted.size()), "places of " + brief(output.name));
+        fits(wanted.size() == steps_ * m_.B * P && (places.size() == P || places.size() == wanted.size()),
+             "places of " + brief(output.name));
         for (std::int64_t p = 0; p < P; ++p)
             pairs.add(at(own, places.whole(places.size() == P ? p : line * P + p)), wanted.number(line * P + p));
     }
@@ -167,7 +182,8 @@ class Replay {
                 own = own.moved(state.row_axis - 1, 0);
                 const auto each = own.shape.product() / M;
                 fits(P == 2 * each, "memory of " + brief(state.name));
-                for (std::int64_t i = 0; i < P; ++i) pairs.add(at(own.at(0, i < each ? M - fill : M - 1), i % each), wanted.number(row * P + i));
+                for (std::int64_t i = 0; i < P; ++i)
+                    pairs.add(at(own.at(0, i < each ? M - fill : M - 1), i % each), wanted.number(row * P + i));
                 continue;
             }
             const auto &shape = array("state_shape/" + state.name), &places = array("state_place/" + state.name);
@@ -192,7 +208,8 @@ class Replay {
 double run_selftest(const std::shared_ptr<const Model> &model) {
     const auto &name = model->manifest.selftest;
     const auto where = model->files->where(name);
-    need(!name.empty(), TXL_BUNDLE, "the bundle holds no stored vectors, expected those that export writes; export again");
+    need(!name.empty(), TXL_BUNDLE,
+         "the bundle holds no stored vectors, expected those that export writes; export again");
     const auto vectors = read_vectors(model->read(name), where);
     try {
         Replay replay(model, vectors);

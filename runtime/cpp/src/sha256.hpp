@@ -7,7 +7,7 @@
 namespace txl {
 
 class Sha256 {
-   public:
+public:
     Sha256();
     ~Sha256();
     Sha256(const Sha256 &) = delete;
@@ -15,7 +15,7 @@ class Sha256 {
     void add(const void *bytes, std::size_t count);
     std::string hex();  // once, at the end
 
-   private:
+private:
     struct Inside;
     std::unique_ptr<Inside> inside_;
 };

@@ -13,7 +13,8 @@ constexpr const char *WHOLE = "whole/";
 
 // Whether a snapshot has memory rows, and whether it has whole tensors.
 std::pair<bool, bool> parts_of(const Model &model) {
-    const auto whole = std::any_of(model.states.begin(), model.states.end(), [](const State *state) { return !state->counted(); });
+    const auto whole =
+        std::any_of(model.states.begin(), model.states.end(), [](const State *state) { return !state->counted(); });
     return {model.manifest.counts_rows(), whole || !model.manifest.counts_rows()};
 }
 
@@ -61,25 +62,29 @@ std::string Stream::save(std::int32_t row) const {
 void Stream::restore(std::int32_t row, std::string_view bytes) {
     const auto rows = sequences(row);
     const auto n = static_cast<std::int64_t>(rows.size());
-    const auto refused = [](bool holds, const auto &...said) { need(holds, TXL_USAGE, "the snapshot ", said..., "; take it again from this model"); };
+    const auto refused = [](bool holds, const auto &...said) {
+        need(holds, TXL_USAGE, "the snapshot ", said..., "; take it again from this model");
+    };
     const auto stored = read_tensors(bytes, MOST_HEADER, TXL_USAGE, "the snapshot");
     const auto fact = [&](const char *name) {
         const auto found = stored.header.facts.find(name);
         return found == stored.header.facts.end() ? std::string() : found->second;
     };
     const auto [counts, whole] = parts_of(*model_);
-    refused(fact("format") == kind_of(*model_), "is of format '", brief(fact("format")), "', expected ", kind_of(*model_));
-    refused(fact("model_id") == model_->manifest.model_id, "belongs to model ", brief(fact("model_id")).substr(0, 12), ", expected ",
-            model_->manifest.model_id.substr(0, 12));
-    refused(!whole || fact("batch_size") == std::to_string(n), "holds '", brief(fact("batch_size")), "' sequences, expected ", n);
+    refused(fact("format") == kind_of(*model_), "is of format '", brief(fact("format")), "', expected ",
+            kind_of(*model_));
+    refused(fact("model_id") == model_->manifest.model_id, "belongs to model ", brief(fact("model_id")).substr(0, 12),
+            ", expected ", model_->manifest.model_id.substr(0, 12));
+    refused(!whole || fact("batch_size") == std::to_string(n), "holds '", brief(fact("batch_size")),
+            "' sequences, expected ", n);
     Carried carried;
     carried.head.assign(rows.size(), 0);
     carried.fill = carried.head;
     std::size_t known = 0;
     for (auto [name, into] : {std::pair("fill", &carried.fill), {"head", &carried.head}}) {
         if (!counts || (!stored.has(name) && into == &carried.head)) continue;
-        refused(stored.has(name) && stored.entry(name).dtype == "I32" && stored.entry(name).shape == std::vector{n}, "has no ", name,
-                " that is int32 [", n, "]");
+        refused(stored.has(name) && stored.entry(name).dtype == "I32" && stored.entry(name).shape == std::vector{n},
+                "has no ", name, " that is int32 [", n, "]");
         std::copy_n(stored.data(name), rows.size() * sizeof(std::int32_t), reinterpret_cast<char *>(into->data()));
         ++known;
     }
@@ -104,9 +109,12 @@ void Stream::restore(std::int32_t row, std::string_view bytes) {
                 shape[state->row_axis] = std::clamp(entry.shape[axis], state->rows->first, state->rows->second);
         }
         const auto dtype = state->counted() ? TXL_FLOAT32 : state->dtype;
-        refused(entry.dtype == stored_name(dtype) && std::equal(entry.shape.begin(), entry.shape.end(), shape.begin(), shape.end()),
-                "has ", brief(label), " as ", brief(entry.dtype), " ", listed(entry.shape), ", expected ", name_of(dtype), " ", listed(shape));
-        refused(!state->rows || reached(*model_, *state, shape[state->row_axis]), "has ", brief(label), " with a number of rows that no step leads to");
+        refused(entry.dtype == stored_name(dtype) &&
+                    std::equal(entry.shape.begin(), entry.shape.end(), shape.begin(), shape.end()),
+                "has ", brief(label), " as ", brief(entry.dtype), " ", listed(entry.shape), ", expected ",
+                name_of(dtype), " ", listed(shape));
+        refused(!state->rows || reached(*model_, *state, shape[state->row_axis]), "has ", brief(label),
+                " with a number of rows that no step leads to");
         Array tensor(dtype, shape);
         copy(tensor.view(), View(stored.data(label), dtype, shape));
         carried.tensors.emplace(state->name, std::move(tensor));

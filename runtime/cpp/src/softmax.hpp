@@ -7,16 +7,16 @@
 namespace txl {
 
 class Softmax {
-   public:
+public:
     explicit Softmax(const Model &model);
-    // Rows [n, F] or, without programs of a softmax, [n, V], one behind the other; into [n, V], rows of which lie `stride`
-    // numbers apart.
+    // Rows [n, F] or, without programs of a softmax, [n, V], one behind the other; into [n, V], rows of which lie
+    // `stride` numbers apart.
     void logprobs(const float *rows, std::int64_t n, float *into, std::int64_t stride);
-    [[nodiscard]] std::int64_t width() const { return width_; }   // F, or V
-    [[nodiscard]] std::int64_t words() const { return words_; }   // V
-    [[nodiscard]] std::int64_t chunk() const { return chunk_; }   // rows at a time
+    [[nodiscard]] std::int64_t width() const { return width_; }  // F, or V
+    [[nodiscard]] std::int64_t words() const { return words_; }  // V
+    [[nodiscard]] std::int64_t chunk() const { return chunk_; }  // rows at a time
 
-   private:
+private:
     void part(std::size_t cluster, const float *rows, std::int64_t n);
     const Model &model_;
     std::int64_t width_, words_, chunk_;

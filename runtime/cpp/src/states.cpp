@@ -75,7 +75,8 @@ template <typename Move>
 void States::pieces(std::int64_t row, Move move) const {
     const std::int64_t count = fill_.as<std::int32_t>()[row];
     if (!ring_) return move(M_ - count, 0, count);
-    const std::int64_t first = ((head_.as<std::int32_t>()[row] - count) % R_ + R_) % R_, before = std::min(count, R_ - first);
+    const std::int64_t first = ((head_.as<std::int32_t>()[row] - count) % R_ + R_) % R_,
+                       before = std::min(count, R_ - first);
     move(first, 0, before);
     move(0, before, count - before);
 }
@@ -86,7 +87,8 @@ Carried States::take(const std::vector<std::int32_t> &rows) const {
         found.fill.push_back(fill_.as<std::int32_t>()[row]);
         found.head.push_back(ring_ ? head_.as<std::int32_t>()[row] : 0);
     }
-    const std::int64_t n = static_cast<std::int64_t>(rows.size()), longest = *std::max_element(found.fill.begin(), found.fill.end());
+    const std::int64_t n = static_cast<std::int64_t>(rows.size()),
+                       longest = *std::max_element(found.fill.begin(), found.fill.end());
     for (const auto &held : held_) {
         const auto &state = *held.state;
         if (state.counted()) {
@@ -96,7 +98,8 @@ Carried States::take(const std::vector<std::int32_t> &rows) const {
             for (std::int64_t i = 0; i < n; ++i) {
                 const auto row = rows[static_cast<std::size_t>(i)];
                 const auto slots = rows_of(held, row);
-                const auto to = all.view().at(0, i).narrow(0, longest - found.fill[static_cast<std::size_t>(i)], found.fill[static_cast<std::size_t>(i)]);
+                const auto to = all.view().at(0, i).narrow(0, longest - found.fill[static_cast<std::size_t>(i)],
+                                                           found.fill[static_cast<std::size_t>(i)]);
                 pieces(row, [&](std::int64_t from, std::int64_t at, std::int64_t count) {
                     copy(to.narrow(0, at, count), slots.narrow(0, from, count));
                 });
@@ -111,7 +114,8 @@ Carried States::take(const std::vector<std::int32_t> &rows) const {
         if (state.batch_axis < 0) copy(all.view(), held.sides[static_cast<std::size_t>(side(0))].view());
         for (std::int64_t i = 0; state.batch_axis >= 0 && i < n; ++i) {
             const auto row = rows[static_cast<std::size_t>(i)];
-            copy(all.view().at(state.batch_axis, i), held.sides[static_cast<std::size_t>(side(row))].view().at(state.batch_axis, row));
+            copy(all.view().at(state.batch_axis, i),
+                 held.sides[static_cast<std::size_t>(side(row))].view().at(state.batch_axis, row));
         }
         found.tensors.emplace(state.name, std::move(all));
     }
@@ -141,7 +145,8 @@ void States::put(const std::vector<std::int32_t> &rows, const Carried &carried) 
         for (std::size_t i = 0; state.batch_axis >= 0 && i < rows.size(); ++i) {
             const std::int64_t row = rows[i];
             if (!state.counted()) {
-                copy(held.sides[static_cast<std::size_t>(side(row))].view().at(state.batch_axis, row), all.at(state.batch_axis, static_cast<std::int64_t>(i)));
+                copy(held.sides[static_cast<std::size_t>(side(row))].view().at(state.batch_axis, row),
+                     all.at(state.batch_axis, static_cast<std::int64_t>(i)));
                 continue;
             }
             const auto slots = rows_of(held, row);
@@ -163,7 +168,8 @@ Array States::table(std::size_t index, std::int64_t b) const {
         Array all(state.dtype, shape);
         if (state.batch_axis < 0) copy(all.view(), view);
         for (std::int64_t row = 0; state.batch_axis >= 0 && row < b; ++row)
-            copy(all.view().at(state.batch_axis, row), held.sides[static_cast<std::size_t>(side(row))].view().at(state.batch_axis, row));
+            copy(all.view().at(state.batch_axis, row),
+                 held.sides[static_cast<std::size_t>(side(row))].view().at(state.batch_axis, row));
         return all;
     }
     Shape shape(state.shape);
@@ -189,7 +195,8 @@ void States::join(std::int64_t rows) {
         for (auto &held : held_) {
             if (held.state->update == Rule::ring || held.state->batch_axis < 0) continue;
             const auto to = static_cast<std::size_t>(side(0));
-            copy(held.sides[to].view().at(held.state->batch_axis, row), held.sides[1 - to].view().at(held.state->batch_axis, row));
+            copy(held.sides[to].view().at(held.state->batch_axis, row),
+                 held.sides[1 - to].view().at(held.state->batch_axis, row));
         }
         sides_[static_cast<std::size_t>(row)] = side(0);
     }

@@ -10,8 +10,9 @@
 
 namespace txl {
 
-// The state of some sequences apart from any graph, as snapshots have it: memory rows are float32 [n, rows, ...], and the
-// oldest row stands first behind zeros; other tensors are as the table says, with n sequences. An absent one is left out.
+// The state of some sequences apart from any graph, as snapshots have it: memory rows are float32 [n, rows, ...], and
+// the oldest row stands first behind zeros; other tensors are as the table says, with n sequences. An absent one is
+// left out.
 struct Carried {
     std::vector<std::int32_t> fill, head;
     std::map<std::string, Array> tensors;  // by the states' names
@@ -19,12 +20,12 @@ struct Carried {
 
 struct Held {
     const State *state;
-    std::array<Array, 2> sides;       // a ring has the first alone; room for the largest shape, `shape` is the present one
-    std::array<bool, 2> there{};      // false: absent
+    std::array<Array, 2> sides;   // a ring has the first alone; room for the largest shape, `shape` is the present one
+    std::array<bool, 2> there{};  // false: absent
 };
 
 class States {
-   public:
+public:
     States(const Model &model, std::int64_t most);
 
     void reset();                  // all B
@@ -43,7 +44,7 @@ class States {
     [[nodiscard]] std::int32_t *fill() const { return fill_.as<std::int32_t>(); }
     [[nodiscard]] View counts(const std::string &role) const;  // int32 [B] of valid, fill or head
 
-   private:
+private:
     [[nodiscard]] View rows_of(const Held &held, std::int64_t row) const;  // one sequence's slots, [slots, ...]
     template <typename Move>
     void pieces(std::int64_t row, Move move) const;  // where its memory rows stand, the oldest first

@@ -12,15 +12,17 @@
 namespace txl {
 
 class Stream {
-   public:
+public:
     Stream(std::shared_ptr<const Model> model, std::int64_t b, std::int64_t memory_length);
 
     void prepare();
-    void run(std::int64_t length, const void *const *inputs, const std::int32_t *counts, void *const *outputs, bool commit);
-    void feed(std::int64_t length, const void *const *inputs, const std::int32_t *counts, void *const *outputs, bool last);
+    void run(std::int64_t length, const void *const *inputs, const std::int32_t *counts, void *const *outputs,
+             bool commit);
+    void feed(std::int64_t length, const void *const *inputs, const std::int32_t *counts, void *const *outputs,
+              bool last);
     void score(const std::int32_t *tokens, std::int64_t length, const std::int32_t *counts, float *nll);
-    void generate(const txl_sampling &sampling, const std::int32_t *tokens, std::int64_t length, const std::int32_t *counts,
-                  std::int32_t count, std::int32_t *drawn, float *logprobs);
+    void generate(const txl_sampling &sampling, const std::int32_t *tokens, std::int64_t length,
+                  const std::int32_t *counts, std::int32_t count, std::int32_t *drawn, float *logprobs);
     void draw(Sampler &sampler, std::int32_t *tokens, float *logprobs);
 
     void reset(const std::uint8_t *which);
@@ -32,7 +34,7 @@ class Stream {
     [[nodiscard]] const Model &model() const { return *model_; }
     [[nodiscard]] const States &states() const { return *states_; }
 
-   private:
+private:
     struct Segment {
         std::int64_t first = 0, size = 0;
         bool any = false;  // whether something counts in it
@@ -56,14 +58,15 @@ class Stream {
 
     std::shared_ptr<const Model> model_;
     std::int64_t b_ = 0, given_length_ = 0;
+    std::size_t logprobs_ = 0;  // which output they are
     std::unique_ptr<States> states_;
     std::unique_ptr<Runner> runner_;
-    std::unique_ptr<Softmax> softmax_;  // of a model with log-probabilities
-    Runner::Bound *ran_ = nullptr;      // the program that ran last
-    std::vector<View> inputs_, outputs_;        // the caller's
-    View ids_;                                  // the caller's tokens [b, T]
-    std::vector<std::int32_t> counts_, inside_; // of all that was given, and of the segment
-    Array last_, row_;                          // what the softmax takes of each sequence's last position; log-probabilities
+    std::unique_ptr<Softmax> softmax_;           // of a model with log-probabilities
+    Runner::Bound *ran_ = nullptr;               // the program that ran last
+    std::vector<View> inputs_, outputs_;         // the caller's
+    View ids_;                                   // the caller's tokens [b, T]
+    std::vector<std::int32_t> counts_, inside_;  // of all that was given, and of the segment
+    Array last_, row_;  // what the softmax takes of each sequence's last position; log-probabilities
     bool fed_ = false;
 };
 

@@ -14,7 +14,8 @@
 namespace txl {
 namespace {
 
-constexpr std::uint64_t EXPANDED = 64, SMALL = 1U << 26;  // what packed vectors may take: so many times the file, or bytes
+constexpr std::uint64_t EXPANDED = 64,
+                        SMALL = 1U << 26;  // what packed vectors may take: so many times the file, or bytes
 
 std::uint64_t little(std::string_view bytes, std::size_t at, std::size_t count) {
     std::uint64_t number = 0;
@@ -43,8 +44,8 @@ bool inflated(std::string_view packed, std::string &into) {
 // An array of NumPy's format 1.0: plain numbers, as many as its header says.
 Stored array_of(std::string &content) {
     static const std::map<std::string, std::string> TYPES = {
-        {"|b1", "BOOL"}, {"|i1", "I8"}, {"|u1", "U8"}, {"<i2", "I16"}, {"<u2", "U16"}, {"<i4", "I32"}, {"<u4", "U32"},
-        {"<i8", "I64"},  {"<u8", "U64"}, {"<f2", "F16"}, {"<f4", "F32"}, {"<f8", "F64"}};
+        {"|b1", "BOOL"}, {"|i1", "I8"},  {"|u1", "U8"},  {"<i2", "I16"}, {"<u2", "U16"}, {"<i4", "I32"},
+        {"<u4", "U32"},  {"<i8", "I64"}, {"<u8", "U64"}, {"<f2", "F16"}, {"<f4", "F32"}, {"<f8", "F64"}};
     const auto sound = [](bool holds) { need(holds, TXL_BUNDLE, "an array that is no plain array of numbers"); };
     sound(content.size() >= 10 && content.compare(0, 8, std::string("\x93NUMPY\x01\x00", 8)) == 0);
     const auto length = static_cast<std::size_t>(little(content, 8, 2));
@@ -68,7 +69,8 @@ Stored array_of(std::string &content) {
         }
         std::int64_t size = 0;
         const auto first = at;
-        for (; at < sizes.size() && sizes[at] >= '0' && sizes[at] <= '9'; ++at) sound((size = 10 * size + sizes[at] - '0') < (1LL << 40));
+        for (; at < sizes.size() && sizes[at] >= '0' && sizes[at] <= '9'; ++at)
+            sound((size = 10 * size + sizes[at] - '0') < (1LL << 40));
         sound(at > first && found.shape.size() < 32);
         found.shape.push_back(size);
     }
@@ -103,12 +105,15 @@ Vectors unpacked(const std::string &file) {
     for (auto count = little(all, end + 10, 2); count; --count) {
         sound(at + 46 <= all.size() && all.substr(at, 4) == std::string_view("PK\x01\x02", 4), "a damaged directory");
         const auto way = little(all, at + 10, 2), packed = little(all, at + 20, 4), size = little(all, at + 24, 4);
-        const auto length = static_cast<std::size_t>(little(all, at + 28, 2)), local = static_cast<std::size_t>(little(all, at + 42, 4));
+        const auto length = static_cast<std::size_t>(little(all, at + 28, 2)),
+                   local = static_cast<std::size_t>(little(all, at + 42, 4));
         sound(at + 46 + length <= all.size() && local + 30 <= all.size(), "a damaged directory");
         auto name = std::string(all.substr(at + 46, length));
-        const auto begin = local + 30 + static_cast<std::size_t>(little(all, local + 26, 2) + little(all, local + 28, 2));
+        const auto begin =
+            local + 30 + static_cast<std::size_t>(little(all, local + 26, 2) + little(all, local + 28, 2));
         sound(begin <= all.size() && packed <= all.size() - begin, "an array that is cut off");
-        sound((total += size) <= std::max<std::uint64_t>(SMALL, EXPANDED * all.size()), "arrays that are too large for their file");
+        sound((total += size) <= std::max<std::uint64_t>(SMALL, EXPANDED * all.size()),
+              "arrays that are too large for their file");
         sound(way == 8 || (way == 0 && size == packed), "an array that is compressed in an unknown way");
         std::string content(all.substr(begin, static_cast<std::size_t>(packed)));
         if (way == 8) {
@@ -117,7 +122,8 @@ Vectors unpacked(const std::string &file) {
             sound(inflated(content, wide), "an array that cannot be inflated");
             content = std::move(wide);
 #else
-            refuse(TXL_UNSUPPORTED, "arrays that are compressed, which this library reads where it was built with zlib");
+            refuse(TXL_UNSUPPORTED,
+                   "arrays that are compressed, which this library reads where it was built with zlib");
 #endif
         }
         if (name.size() > 4 && name.substr(name.size() - 4) == ".npy") name.resize(name.size() - 4);
@@ -125,7 +131,8 @@ Vectors unpacked(const std::string &file) {
         found.arrays[name] = array_of(found.memory.back());
         at += 46 + length + static_cast<std::size_t>(little(all, at + 30, 2) + little(all, at + 32, 2));
     }
-    for (auto &[_, array] : found.arrays) sound(array.bytes.data() != nullptr || array.size() == 0, "an array without numbers");
+    for (auto &[_, array] : found.arrays)
+        sound(array.bytes.data() != nullptr || array.size() == 0, "an array without numbers");
     return found;
 }
 
@@ -163,7 +170,8 @@ Vectors read_vectors(std::string file, const std::string &where) {
         found.memory.push_back(std::move(file));
         const auto stored = read_tensors(found.memory.front(), found.memory.front().size(), TXL_BUNDLE, where);
         for (const auto &[name, entry] : stored.header.entries)
-            found.arrays[name] = {entry.dtype, entry.shape, {stored.data(name), static_cast<std::size_t>(entry.last - entry.first)}};
+            found.arrays[name] = {
+                entry.dtype, entry.shape, {stored.data(name), static_cast<std::size_t>(entry.last - entry.first)}};
         return found;
     } catch (const Refused &refused) {
         refuse(refused.code, where, ": ", refused.what(), "; expected stored vectors; export the model again");

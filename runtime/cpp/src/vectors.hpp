@@ -1,4 +1,5 @@
-// Stored vectors (§ 9): arrays by name, from safetensors or, as bundles before 2.1 have them, from a zip of NumPy's arrays.
+// Stored vectors (§ 9): arrays by name, from safetensors or, as bundles before 2.1 have them, from a zip of NumPy's
+// arrays.
 #pragma once
 #include <cstdint>
 #include <list>

@@ -11,21 +11,27 @@ namespace {
 std::size_t character(std::string_view text, std::size_t at, std::uint32_t &code) {
     const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[at + i]); };
     const auto first = byte(0);
-    const std::size_t length = first < 0x80 ? 1 : first >= 0xc2 && first < 0xe0 ? 2 : first >= 0xe0 && first < 0xf0 ? 3 : first >= 0xf0 && first < 0xf5 ? 4 : 0;
+    const std::size_t length = first < 0x80                    ? 1
+                               : first >= 0xc2 && first < 0xe0 ? 2
+                               : first >= 0xe0 && first < 0xf0 ? 3
+                               : first >= 0xf0 && first < 0xf5 ? 4
+                                                               : 0;
     if (!length || at + length > text.size()) return 0;
     code = length == 1 ? first : first & (0xffU >> (length + 1));
     for (std::size_t i = 1; i < length; ++i) {
         if ((byte(i) & 0xc0) != 0x80) return 0;
         code = code << 6 | (byte(i) & 0x3fU);
     }
-    const bool sound = (length < 3 || code >= (length == 3 ? 0x800U : 0x10000U)) && code <= 0x10ffff && (code < 0xd800 || code > 0xdfff);
+    const bool sound = (length < 3 || code >= (length == 3 ? 0x800U : 0x10000U)) && code <= 0x10ffff &&
+                       (code < 0xd800 || code > 0xdfff);
     return sound ? length : 0;
 }
 
 // What Python's str.isspace says.
 bool is_white(std::uint32_t code) {
     return (code >= 9 && code <= 13) || (code >= 28 && code <= 32) || code == 0x85 || code == 0xa0 || code == 0x1680 ||
-           (code >= 0x2000 && code <= 0x200a) || code == 0x2028 || code == 0x2029 || code == 0x202f || code == 0x205f || code == 0x3000;
+           (code >= 0x2000 && code <= 0x200a) || code == 0x2028 || code == 0x2029 || code == 0x202f || code == 0x205f ||
+           code == 0x3000;
 }
 
 }  // namespace
@@ -49,9 +55,11 @@ Vocabulary::Vocabulary(const std::string &text, std::int64_t vocab_size, const s
     }
     sound(!symbols_.empty() && static_cast<std::int64_t>(symbols_.size()) <= vocab_size,
           "has " + std::to_string(symbols_.size()) + " symbols for " + std::to_string(vocab_size) + " ids");
-    for (auto [name, into] : {std::pair("unknown", &unknown_), {"line_start", &line_start_}, {"line_end", &line_end_}}) {
+    for (auto [name, into] :
+         {std::pair("unknown", &unknown_), {"line_start", &line_start_}, {"line_end", &line_end_}}) {
         if (!found.contains(name) || found[name].is_null()) continue;
-        sound(found[name].is_number_unsigned() && found[name].get<std::uint64_t>() < symbols_.size(), std::string("its ") + name + " is no id of it");
+        sound(found[name].is_number_unsigned() && found[name].get<std::uint64_t>() < symbols_.size(),
+              std::string("its ") + name + " is no id of it");
         *into = found[name];
     }
     if (found.contains("lower_case")) {
@@ -78,7 +86,8 @@ std::vector<std::int32_t> Vocabulary::encode(std::string_view text) const {
         plain = plain && length == 1;
         at += length;
     }
-    need(plain || !lower_case_, TXL_UNSUPPORTED, "the vocabulary has lower_case and the text is not ASCII, which needs tables of "
+    need(plain || !lower_case_, TXL_UNSUPPORTED,
+         "the vocabulary has lower_case and the text is not ASCII, which needs tables of "
          "Unicode; encode it with txl_runtime from Python");
     for (std::size_t at = 0; at < text.size();) {
         const auto end = std::min(text.find_first_of("\r\n", at), text.size());
@@ -97,7 +106,9 @@ void Vocabulary::split(std::string_view line, std::vector<std::int32_t> &ids) co
     };
     std::vector<Character> characters;
     std::string lowered(line);
-    if (lower_case_) std::transform(line.begin(), line.end(), lowered.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
+    if (lower_case_)
+        std::transform(line.begin(), line.end(), lowered.begin(),
+                       [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
     line = lowered;
     for (std::size_t at = 0; at < line.size();) {
         std::uint32_t code = 0;
@@ -143,7 +154,8 @@ std::string Vocabulary::decode(const std::int32_t *tokens, std::size_t count) co
     std::string text;
     for (std::size_t i = 0; i < count; ++i) {
         const auto token = tokens[i];
-        need(token >= 0 && (!bytes_ || token < 256), TXL_USAGE, "token ", i, " is ", token, ", expected an id of the vocabulary; look where it comes from");
+        need(token >= 0 && (!bytes_ || token < 256), TXL_USAGE, "token ", i, " is ", token,
+             ", expected an id of the vocabulary; look where it comes from");
         if (bytes_) {
             text += static_cast<char>(token);
         } else if (token == line_end_) {

@@ -11,13 +11,13 @@
 namespace txl {
 
 class Vocabulary {
-   public:
+public:
     // Refuses, as TXL_BUNDLE, what is no vocabulary of so many ids.
     Vocabulary(const std::string &text, std::int64_t vocab_size, const std::string &where);
     [[nodiscard]] std::vector<std::int32_t> encode(std::string_view text) const;
     [[nodiscard]] std::string decode(const std::int32_t *tokens, std::size_t count) const;
 
-   private:
+private:
     void split(std::string_view line, std::vector<std::int32_t> &ids) const;
     [[nodiscard]] std::int32_t id(std::string_view word) const;
     bool bytes_ = false, lower_case_ = false, white_ = true;  // white_: words stand between white space

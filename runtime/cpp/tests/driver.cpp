@@ -1,5 +1,5 @@
-// Lets the runner of the conformance list drive this library, by the protocol of conformance/README.md: a JSON object a line
-// in, and one out. It calls the library through txl.h and txl.hpp alone.
+// Lets the runner of the conformance list drive this library, by the protocol of conformance/README.md: a JSON object a
+// line in, and one out. It calls the library through txl.h and txl.hpp alone.
 #include <cstring>
 #include <iostream>
 #include <map>
@@ -17,10 +17,11 @@ namespace {
 using Json = nlohmann::json;
 
 // fill and head, ring and rolled, words, text: all that the README names.
-const char *const SUPPORTS[] = {
-    "padding", "idle",  "cut",    "last",  "fill",   "spill",       "initial", "reset", "select",   "snapshot", "rows",     "limit",
-    "commit",  "lookahead", "lockstep", "grows", "open", "score", "greedy", "draws", "apart", "temperature", "top_k", "top_p",
-    "clusters", "text", "selftest", "refusals", "axes", "int8", "half", "format1", "old", "strangers"};
+const char *const SUPPORTS[] = {"padding",     "idle",   "cut",      "last",     "fill",   "spill",    "initial",
+                                "reset",       "select", "snapshot", "rows",     "limit",  "commit",   "lookahead",
+                                "lockstep",    "grows",  "open",     "score",    "greedy", "draws",    "apart",
+                                "temperature", "top_k",  "top_p",    "clusters", "text",   "selftest", "refusals",
+                                "axes",        "int8",   "half",     "format1",  "old",    "strangers"};
 
 struct Refused : std::runtime_error {
     Refused(std::string whose, const std::string &said) : std::runtime_error(said), kind(std::move(whose)) {}
@@ -36,7 +37,9 @@ const char *name_of(txl_dtype dtype) {
     return NAMES[dtype];
 }
 
-std::size_t width_of(const std::string &dtype) { return dtype == "bool" ? 1 : dtype == "float16" || dtype == "bfloat16" ? 2 : 4; }
+std::size_t width_of(const std::string &dtype) {
+    return dtype == "bool" ? 1 : dtype == "float16" || dtype == "bfloat16" ? 2 : 4;
+}
 
 const std::string DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
@@ -44,7 +47,8 @@ std::string to_base64(const std::string &bytes) {
     std::string text;
     for (std::size_t i = 0; i < bytes.size(); i += 3) {
         std::uint32_t group = 0;
-        for (std::size_t k = 0; k < 3; ++k) group = group << 8 | (i + k < bytes.size() ? static_cast<unsigned char>(bytes[i + k]) : 0U);
+        for (std::size_t k = 0; k < 3; ++k)
+            group = group << 8 | (i + k < bytes.size() ? static_cast<unsigned char>(bytes[i + k]) : 0U);
         for (std::size_t k = 0; k < 4; ++k) text += i + k > bytes.size() ? '=' : DIGITS[group >> (18 - 6 * k) & 63U];
     }
     return text;
@@ -75,14 +79,17 @@ struct Array {
 };
 
 Array array_of(const Json &document) {
-    Array found{document.at("dtype"), document.at("shape").get<std::vector<std::int64_t>>(), from_base64(document.at("data"))};
+    Array found{document.at("dtype"), document.at("shape").get<std::vector<std::int64_t>>(),
+                from_base64(document.at("data"))};
     std::size_t bytes = width_of(found.dtype);
     for (auto size : found.shape) bytes *= static_cast<std::size_t>(size);
     need(bytes == found.data.size(), "an array has other bytes than its shape says");
     return found;
 }
 
-Json json_of(const Array &array) { return {{"dtype", array.dtype}, {"shape", array.shape}, {"data", to_base64(array.data)}}; }
+Json json_of(const Array &array) {
+    return {{"dtype", array.dtype}, {"shape", array.shape}, {"data", to_base64(array.data)}};
+}
 
 // int32 [...] of an array; what would lose something is refused.
 std::vector<std::int32_t> ids_of(const Array &array) {
@@ -95,14 +102,15 @@ std::vector<std::int32_t> ids_of(const Array &array) {
 std::vector<std::int32_t> numbers_of(const Json &list) {
     std::vector<std::int32_t> found;
     for (const auto &one : list) {
-        need(one.is_number_integer() && one >= -2147483648LL && one <= 2147483647LL, "a list holds " + one.dump() + ", expected whole numbers");
+        need(one.is_number_integer() && one >= -2147483648LL && one <= 2147483647LL,
+             "a list holds " + one.dump() + ", expected whole numbers");
         found.push_back(one);
     }
     return found;
 }
 
 class Driver {
-   public:
+public:
     Json answer(const std::string &line) {
         Json request = Json::parse(line, nullptr, false), reply;
         reply["id"] = request.is_object() ? request.value("id", Json()) : Json();
@@ -112,8 +120,10 @@ class Driver {
         } catch (const Refused &refused) {
             reply["refused"] = refused.what(), reply["kind"] = refused.kind;
         } catch (const txl::Error &error) {
-            static const std::map<txl_code, const char *> KINDS = {
-                {TXL_BUNDLE, "bundle"}, {TXL_BACKEND, "backend"}, {TXL_MEMORY, "backend"}, {TXL_UNSUPPORTED, "unsupported"}};
+            static const std::map<txl_code, const char *> KINDS = {{TXL_BUNDLE, "bundle"},
+                                                                   {TXL_BACKEND, "backend"},
+                                                                   {TXL_MEMORY, "backend"},
+                                                                   {TXL_UNSUPPORTED, "unsupported"}};
             const auto kind = KINDS.find(error.code);
             reply["refused"] = error.what(), reply["kind"] = kind == KINDS.end() ? "usage" : kind->second;
         } catch (const std::exception &error) {
@@ -122,7 +132,7 @@ class Driver {
         return reply;
     }
 
-   private:
+private:
     Json work(const Json &r, const std::string &line) {
         const std::string does = r["do"];
         if (does == "hello") return hello();
@@ -154,9 +164,10 @@ class Driver {
     }
 
     static Json hello() {
-        const auto engine = txl::detail::sized<std::string>([](char *to, std::size_t room, std::size_t *needed, txl_error *error) {
-            return txl_engine(nullptr, to, room, needed, error);
-        });
+        const auto engine =
+            txl::detail::sized<std::string>([](char *to, std::size_t room, std::size_t *needed, txl_error *error) {
+                return txl_engine(nullptr, to, room, needed, error);
+            });
         return {{"name", "txl.h"}, {"version", txl_version()}, {"engine", engine.c_str()}, {"supports", SUPPORTS}};
     }
 
@@ -171,8 +182,11 @@ class Driver {
 
     Json open(const Json &r) {
         const auto limit = r.value("memory_length", Json());
-        const auto whole = [](const Json &number) { return number.is_number_integer() && number >= 0 && number <= 2147483647LL; };
-        need(whole(r.at("b")) && (limit.is_null() || whole(limit)), "b or memory_length is no number that a stream can have");
+        const auto whole = [](const Json &number) {
+            return number.is_number_integer() && number >= 0 && number <= 2147483647LL;
+        };
+        need(whole(r.at("b")) && (limit.is_null() || whole(limit)),
+             "b or memory_length is no number that a stream can have");
         auto made = std::make_unique<txl::Stream>(*model_, r.at("b"), limit.is_null() ? -1 : limit.get<std::int32_t>());
         made->prepare();  // so that the list tries it, too
         stream_ = std::move(made);
@@ -180,7 +194,8 @@ class Driver {
     }
 
     // Sizes of an input or output, with b and T.
-    static std::vector<std::int64_t> sizes(const txl_tensor &tensor, std::int64_t b, std::int64_t T, bool last = false) {
+    static std::vector<std::int64_t> sizes(const txl_tensor &tensor, std::int64_t b, std::int64_t T,
+                                           bool last = false) {
         std::vector<std::int64_t> found;
         for (int axis = 0; axis < tensor.rank; ++axis) {
             const auto size = tensor.shape[axis];
@@ -193,7 +208,8 @@ class Driver {
     // An array in the type of the table, where nothing is lost.
     static std::string as_type(const Array &array, txl_dtype dtype, const std::string &name) {
         if (array.dtype == name_of(dtype)) return array.data;
-        need(array.dtype == "int32" && dtype == TXL_FLOAT32, name + " is " + array.dtype + ", expected " + name_of(dtype) + "; convert it");
+        need(array.dtype == "int32" && dtype == TXL_FLOAT32,
+             name + " is " + array.dtype + ", expected " + name_of(dtype) + "; convert it");
         std::string found(array.data.size(), '\0');
         for (std::size_t at = 0; at < found.size(); at += 4) {
             std::int32_t whole;
@@ -208,27 +224,31 @@ class Driver {
         const auto found = r.value("counts", Json());
         if (found.is_null()) return {};
         auto counts = numbers_of(found);
-        need(static_cast<std::int32_t>(counts.size()) == stream_->batch(), "counts are of another number than the stream's sequences");
+        need(static_cast<std::int32_t>(counts.size()) == stream_->batch(),
+             "counts are of another number than the stream's sequences");
         return counts;
     }
 
     Json run(const Json &r, bool feeds) {
         const auto b = stream_->batch();
         const auto &given = r.at("inputs");
-        need(given.is_object() && given.size() == inputs_.size(), "inputs are missing or unknown, expected those of the table");
+        need(given.is_object() && given.size() == inputs_.size(),
+             "inputs are missing or unknown, expected those of the table");
         std::vector<Array> arrays;
         std::optional<std::int64_t> positions;
         for (const auto &entry : inputs_) {
             need(given.contains(entry.name), std::string("inputs lack ") + entry.name + ", expected it; add it");
             arrays.push_back(array_of(given[entry.name]));
             for (int axis = 0; axis < entry.rank && axis < static_cast<int>(arrays.back().shape.size()); ++axis)
-                if (entry.shape[axis] == TXL_SIZE_L && !positions) positions = arrays.back().shape[static_cast<std::size_t>(axis)] - entry.lookahead;
+                if (entry.shape[axis] == TXL_SIZE_L && !positions)
+                    positions = arrays.back().shape[static_cast<std::size_t>(axis)] - entry.lookahead;
         }
         const auto T = positions.value_or(1);
         std::vector<std::string> held;
         std::vector<const void *> inputs;
         for (std::size_t i = 0; i < arrays.size(); ++i) {
-            need(arrays[i].shape == sizes(inputs_[i], b, T), std::string(inputs_[i].name) + " is of another shape than the table says");
+            need(arrays[i].shape == sizes(inputs_[i], b, T),
+                 std::string(inputs_[i].name) + " is of another shape than the table says");
             held.push_back(as_type(arrays[i], inputs_[i].dtype, inputs_[i].name));
         }
         for (const auto &one : held) inputs.push_back(one.data());
@@ -258,7 +278,8 @@ class Driver {
     // Token ids [b, T].
     Array tokens_of(const Json &r) const {
         auto found = array_of(r.at("tokens"));
-        need(found.shape.size() == 2 && found.shape[0] == stream_->batch() && found.shape[1] >= 1, "tokens are no [b, T], expected the stream's b and a T of at least 1");
+        need(found.shape.size() == 2 && found.shape[0] == stream_->batch() && found.shape[1] >= 1,
+             "tokens are no [b, T], expected the stream's b and a T of at least 1");
         return found;
     }
 
@@ -268,7 +289,8 @@ class Driver {
         const auto counts = counts_of(r);
         std::vector<float> nll(tokens.size() - static_cast<std::size_t>(stream_->batch()));
         txl::detail::checked([&](txl_error *error) {
-            return txl_stream_score(stream_->get(), tokens.data(), static_cast<std::int32_t>(array.shape[1]), counts.empty() ? nullptr : counts.data(), nll.data(), error);
+            return txl_stream_score(stream_->get(), tokens.data(), static_cast<std::int32_t>(array.shape[1]),
+                                    counts.empty() ? nullptr : counts.data(), nll.data(), error);
         });
         return {{"nll", packed("float32", {array.shape[0], array.shape[1] - 1}, nll)}};
     }
@@ -281,8 +303,10 @@ class Driver {
         need(count >= 1 && count < 1000000, "count is not at least 1");
         auto sampling = TXL_NEW(txl_sampling);
         const auto top_k = r.value("top_k", Json()), top_p = r.value("top_p", Json());
-        need(r.at("temperature").is_number() && (top_p.is_null() || top_p.is_number()), "temperature or top_p is no number");
-        need(top_k.is_null() || (top_k.is_number_integer() && top_k >= 1 && top_k <= 2147483647LL), "top_k is not at least 1");
+        need(r.at("temperature").is_number() && (top_p.is_null() || top_p.is_number()),
+             "temperature or top_p is no number");
+        need(top_k.is_null() || (top_k.is_number_integer() && top_k >= 1 && top_k <= 2147483647LL),
+             "top_k is not at least 1");
         need(top_p.is_null() || top_p.get<double>() > 0, "top_p is not above 0");
         sampling.temperature = r["temperature"];
         sampling.top_k = top_k.is_null() ? 0 : top_k.get<std::int32_t>();
@@ -293,10 +317,13 @@ class Driver {
         std::vector<std::int32_t> drawn(all);
         std::vector<float> logprobs(all);
         txl::detail::checked([&](txl_error *error) {
-            return txl_stream_generate(stream_->get(), &sampling, tokens.data(), static_cast<std::int32_t>(array.shape[1]),
-                                       counts.empty() ? nullptr : counts.data(), static_cast<std::int32_t>(count), drawn.data(), logprobs.data(), error);
+            return txl_stream_generate(stream_->get(), &sampling, tokens.data(),
+                                       static_cast<std::int32_t>(array.shape[1]),
+                                       counts.empty() ? nullptr : counts.data(), static_cast<std::int32_t>(count),
+                                       drawn.data(), logprobs.data(), error);
         });
-        return {{"tokens", packed("int32", {count, stream_->batch()}, drawn)}, {"logprobs", packed("float32", {count, stream_->batch()}, logprobs)}};
+        return {{"tokens", packed("int32", {count, stream_->batch()}, drawn)},
+                {"logprobs", packed("float32", {count, stream_->batch()}, logprobs)}};
     }
 
     // A seed may be above 2^64, which the reader of JSON would round: its digits are taken from the line.
@@ -319,17 +346,20 @@ class Driver {
 
     template <typename T>
     static Json packed(const char *dtype, std::vector<std::int64_t> shape, const std::vector<T> &values) {
-        return json_of({dtype, std::move(shape), std::string(reinterpret_cast<const char *>(values.data()), values.size() * sizeof(T))});
+        return json_of({dtype, std::move(shape),
+                        std::string(reinterpret_cast<const char *>(values.data()), values.size() * sizeof(T))});
     }
 
     Json state() {
         Json found = Json::object(), fill = Json::array();
         for (std::size_t i = 0; i < states_.size(); ++i) {
             auto tensor = TXL_NEW(txl_tensor);
-            const auto data = txl::detail::sized<std::string>([&](char *to, std::size_t room, std::size_t *needed, txl_error *error) {
-                return txl_stream_state(stream_->get(), i, &tensor, to, room, needed, error);
-            });
-            if (tensor.rank >= 0) found[tensor.name] = json_of({name_of(tensor.dtype), {tensor.shape, tensor.shape + tensor.rank}, data});
+            const auto data =
+                txl::detail::sized<std::string>([&](char *to, std::size_t room, std::size_t *needed, txl_error *error) {
+                    return txl_stream_state(stream_->get(), i, &tensor, to, room, needed, error);
+                });
+            if (tensor.rank >= 0)
+                found[tensor.name] = json_of({name_of(tensor.dtype), {tensor.shape, tensor.shape + tensor.rank}, data});
         }
         for (std::int32_t row = 0; row < stream_->batch(); ++row) fill.push_back(stream_->fill(row));
         return {{"states", found}, {"fill", fill}};
@@ -337,7 +367,8 @@ class Driver {
 
     static std::int32_t row_of(const Json &r) {
         const auto row = r.at("row");
-        need(row.is_number_integer() && row >= 0 && row <= 2147483647LL, "row is " + row.dump() + ", expected one of the stream's");
+        need(row.is_number_integer() && row >= 0 && row <= 2147483647LL,
+             "row is " + row.dump() + ", expected one of the stream's");
         return row;
     }
 
