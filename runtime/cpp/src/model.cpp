@@ -34,11 +34,11 @@ bool broadcasts(const Sizes &shape, const Sizes &over) {
 }  // namespace
 
 Model::Model(std::unique_ptr<Files> from, const txl_load_options &options) : files(std::move(from)), options_(options) {
-    const auto text = files->read(MANIFEST, MOST_MANIFEST);
+    const auto document = files->read(MANIFEST, MOST_MANIFEST);
     const auto trusted = options.manifest_sha256 ? std::string(options.manifest_sha256) : std::string();
-    need(trusted.empty() || sha256(text.data(), text.size()) == trusted, TXL_BUNDLE, files->where(MANIFEST),
+    need(trusted.empty() || sha256(document.data(), document.size()) == trusted, TXL_BUNDLE, files->where(MANIFEST),
          ": its SHA-256 is not the one that options.manifest_sha256 has; load the bundle that was meant");
-    manifest = read_manifest(text, files->where(MANIFEST));
+    manifest = read_manifest(document, files->where(MANIFEST));
     check_files();
     lengths = manifest.lengths(), given = manifest.given();
     text = manifest.reads_text(), scoring = text && manifest.by_rows;
