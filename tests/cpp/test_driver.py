@@ -88,6 +88,12 @@ def test_misuse_is_refused_and_memory_is_freed_in_any_order(built: Path, engine:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["policy-16", "ring", "clusters", "lockstep"])
+def test_a_prepared_step_takes_no_memory_of_its_own(built: Path, engine: Path, name: str) -> None:
+    assert done([built / "txl-real-time", FOLDER / "bundles" / name]) == "0 allocations\n"
+
+
+@pytest.mark.slow
 def test_what_it_saved_goes_on_in_python(built: Path, engine: Path) -> None:
     path = FOLDER / "bundles" / "ring"
     stream = txl_runtime.load(path, "cpu", threads=1).stream(2)

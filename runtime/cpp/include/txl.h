@@ -127,10 +127,10 @@ TXL_API txl_code txl_model_load_memory(const txl_file *, size_t count, const txl
 TXL_API void txl_model_free(txl_model *);
 TXL_API txl_code txl_model_describe(const txl_model *, txl_model_info *, txl_error *);
 TXL_API size_t txl_model_lengths(const txl_model *, int32_t *lengths, size_t room); /* how many; the largest first */
-TXL_API size_t txl_model_count(const txl_model *, txl_table);
-TXL_API txl_code txl_model_tensor(const txl_model *, txl_table, size_t index, txl_tensor *, txl_error *);
-/* Replays the bundle's stored vectors: the largest difference and the limit, each relative to what is allowed being 1.
- * TXL_CHECK where it is above. */
+TXL_API size_t txl_model_count(const txl_model *, int32_t table); /* a txl_table */
+TXL_API txl_code txl_model_tensor(const txl_model *, int32_t table, size_t index, txl_tensor *, txl_error *);
+/* Replays the bundle's stored vectors; TXL_CHECK where they differ. `reached`, which may be NULL, is the largest difference, as
+ * a share of what is allowed. */
 TXL_API txl_code txl_model_selftest(const txl_model *, double *reached, txl_error *);
 
 TXL_API txl_code txl_encode(const txl_model *, const char *text, size_t bytes, int32_t *tokens, size_t room, size_t *needed,

@@ -109,13 +109,12 @@ txl_tensor tensor_of(const std::string &name, const std::string &role, txl_dtype
 
 const std::string STATE_ROLES[] = {"ring", "rolled", "replace"};
 
-txl_tensor describe(const txl::Model &model, txl_table table, std::size_t index) {
+txl_tensor describe(const txl::Model &model, std::int32_t table, std::size_t index) {
     const auto known = table == TXL_INPUTS    ? model.given.size()
                        : table == TXL_OUTPUTS ? model.manifest.outputs.size()
                                               : model.states.size();
-    need(table >= TXL_INPUTS && table <= TXL_STATES && index < known, TXL_USAGE, "row ", index, " of table ",
-         static_cast<int>(table), " was asked for, expected one of ", known,
-         " of a table that there is; ask txl_model_count");
+    need(table >= TXL_INPUTS && table <= TXL_STATES && index < known, TXL_USAGE, "row ", index, " of table ", table,
+         " was asked for, expected one of ", known, " of a table that there is; ask txl_model_count");
     if (table == TXL_INPUTS) {
         const auto &entry = *model.given[index];
         auto found = tensor_of(entry.name, entry.role, entry.dtype, entry.axes.shape);
@@ -188,7 +187,7 @@ size_t txl_model_lengths(const txl_model *handle, int32_t *lengths, size_t room)
     return known.size();
 }
 
-size_t txl_model_count(const txl_model *handle, txl_table table) {
+size_t txl_model_count(const txl_model *handle, std::int32_t table) {
     if (!handle) return 0;
     const auto &model = *handle->model;
     return table == TXL_INPUTS    ? model.given.size()
@@ -197,7 +196,7 @@ size_t txl_model_count(const txl_model *handle, txl_table table) {
                                   : 0;
 }
 
-txl_code txl_model_tensor(const txl_model *handle, txl_table table, size_t index, txl_tensor *tensor,
+txl_code txl_model_tensor(const txl_model *handle, std::int32_t table, size_t index, txl_tensor *tensor,
                           txl_error *error) {
     return guarded(error,
                    [&] { given(handle, "the model"), hand_out(describe(*handle->model, table, index), tensor); });

@@ -75,9 +75,9 @@ double product(const Dims &dims);
 [[noreturn]] void refuse_graph(const std::string &found, const std::string &expected);
 
 // What a node returns by a rule: one value for all of its results, or one for each.
-using Rule_ = std::vector<GraphValue> (*)(GraphNode &);
-const std::map<std::string, Rule_> &plain_rules();   // of operators that any program may have
-const std::map<std::string, Rule_> &module_rules();  // of what programs of kind step may hold beside
+using SizeRule = std::vector<GraphValue> (*)(GraphNode &);
+const std::map<std::string, SizeRule> &plain_rules();   // of operators that any program may have
+const std::map<std::string, SizeRule> &module_rules();  // of what programs of kind step may hold beside
 std::vector<GraphValue> reduced(GraphNode &node, const Dims &dims, const Dims &axes, bool keep);
 void products(GraphNode &node, double many);
 

@@ -53,7 +53,8 @@ Model::Model(std::unique_ptr<Files> from, const txl_load_options &options) : fil
     choose(options.update);
     open_sessions();
     read_initial();
-    options_ = {};  // what it points to is the caller's
+    options_ = {};  // what it pointed to is the caller's
+    options_.flags = options.flags;
 }
 
 void Model::check_files() const {

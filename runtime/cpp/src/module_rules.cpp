@@ -361,26 +361,26 @@ Results col2im(GraphNode &node) {
 
 }  // namespace
 
-const std::map<std::string, Rule_> &module_rules() {
-    static const std::map<std::string, Rule_> RULES = {{"arg", arg},
-                                                       {"conv", conv},
-                                                       {"conv_transpose", conv_transpose},
-                                                       {"pool", pool},
-                                                       {"global_pool", global_pool},
-                                                       {"recurrent", recurrent},
-                                                       {"constant", constant},
-                                                       {"depth_to_space", depth_to_space},
-                                                       {"einsum", einsum},
-                                                       {"flatten", flatten},
-                                                       {"gather_nd", gather_nd},
-                                                       {"grid_sample", grid_sample},
-                                                       {"nonzero", nonzero},
-                                                       {"one_hot", one_hot},
-                                                       {"pad", pad},
-                                                       {"size", size},
-                                                       {"tile", tile},
-                                                       {"resize", resize},
-                                                       {"col2im", col2im}};
+const std::map<std::string, SizeRule> &module_rules() {
+    static const std::map<std::string, SizeRule> RULES = {{"arg", arg},
+                                                          {"conv", conv},
+                                                          {"conv_transpose", conv_transpose},
+                                                          {"pool", pool},
+                                                          {"global_pool", global_pool},
+                                                          {"recurrent", recurrent},
+                                                          {"constant", constant},
+                                                          {"depth_to_space", depth_to_space},
+                                                          {"einsum", einsum},
+                                                          {"flatten", flatten},
+                                                          {"gather_nd", gather_nd},
+                                                          {"grid_sample", grid_sample},
+                                                          {"nonzero", nonzero},
+                                                          {"one_hot", one_hot},
+                                                          {"pad", pad},
+                                                          {"size", size},
+                                                          {"tile", tile},
+                                                          {"resize", resize},
+                                                          {"col2im", col2im}};
     return RULES;
 }
 

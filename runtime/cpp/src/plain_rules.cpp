@@ -493,8 +493,8 @@ void products(GraphNode &node, double many) {
     if (many > 1) node.memory += PRODUCT * many, node.work += STARTING * many;
 }
 
-const std::map<std::string, Rule_> &plain_rules() {
-    static const std::map<std::string, Rule_> RULES = {
+const std::map<std::string, SizeRule> &plain_rules() {
+    static const std::map<std::string, SizeRule> RULES = {
         {"broadcast", broadcast}, {"same", same},           {"quantised", quantised},
         {"reduce", reduce},       {"concat", concat},       {"constant_of_shape", constant_of_shape},
         {"expand", expand},       {"gather", gather},       {"gather_elements", gather_elements},

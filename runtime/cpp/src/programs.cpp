@@ -40,7 +40,6 @@ Runner::Runner(const Model &model, States &states) : model_(model), states_(stat
             for (const auto &output : model.manifest.outputs)
                 bound.outputs.push_back(array_of(*spec_named(program->outputs, output.name)));
         }
-        bound.routes.resize(2 * static_cast<std::size_t>(model.manifest.B));
         bound_.push_back(std::move(bound));
     }
 }
@@ -143,9 +142,10 @@ std::unique_ptr<Route> Runner::route(Bound &bound, std::int64_t rows, int side) 
 }
 
 Route &Runner::bind(Bound &bound, std::int64_t rows, int side) {
-    auto &kept = bound.routes[2 * static_cast<std::size_t>(rows - 1) + static_cast<std::size_t>(side)];
-    if (!kept) kept = route(bound, rows, side);
-    return *kept;
+    const std::pair key(rows, side);
+    auto kept = bound.routes.find(key);
+    if (kept == bound.routes.end()) kept = bound.routes.emplace(key, route(bound, rows, side)).first;
+    return *kept->second;
 }
 
 void Runner::run(Bound &bound, std::int64_t rows) {

@@ -1,5 +1,6 @@
 // The programs of a stream: arrays for what they read and return, bound to sessions once for each number of sequences.
 #pragma once
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -17,7 +18,8 @@ public:
     struct Bound {
         const Program *program;
         std::vector<Array> inputs, outputs;
-        std::vector<std::unique_ptr<Route>> routes;  // by the number of sequences and their side
+        std::map<std::pair<std::int64_t, int>, std::unique_ptr<Route>>
+            routes;  // by the number of sequences and their side
     };
     // The smallest program that holds a segment and takes the states as they are; refuses where there is none.
     Bound &find(std::int64_t length);

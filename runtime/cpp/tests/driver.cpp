@@ -95,7 +95,7 @@ Json json_of(const Array &array) {
 std::vector<std::int32_t> ids_of(const Array &array) {
     need(array.dtype == "int32", "tokens are " + array.dtype + ", expected int32; convert them");
     std::vector<std::int32_t> found(array.data.size() / 4);
-    std::memcpy(found.data(), array.data.data(), array.data.size());
+    if (!found.empty()) std::memcpy(found.data(), array.data.data(), array.data.size());
     return found;
 }
 

@@ -70,8 +70,7 @@ int main(int count, char **words) {
     txl_tensor tensor = TXL_NEW(txl_tensor);
     expect(txl_model_tensor(model, TXL_INPUTS, 1000, &tensor, &error) == TXL_USAGE,
            "a row that there is not is refused");
-    expect(txl_model_tensor(model, (txl_table)77, 0, &tensor, &error) == TXL_USAGE,
-           "a table that there is not is refused");
+    expect(txl_model_tensor(model, 77, 0, &tensor, &error) == TXL_USAGE, "a table that there is not is refused");
     expect(txl_stream_open(model, 0, -1, &stream, &error) == TXL_USAGE && !stream, "no sequences are refused");
     expect(txl_stream_open(model, 1, -1, &stream, &error) == TXL_OK, error.message);
     txl_model_free(model); /* the stream holds it */
