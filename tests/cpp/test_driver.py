@@ -83,8 +83,10 @@ def test_it_keeps_the_conformance_list_to_the_bit(built: Path, engine: Path) -> 
 
 
 @pytest.mark.slow
-def test_misuse_is_refused_and_memory_is_freed_in_any_order(built: Path, engine: Path) -> None:
-    done([built / "txl-misuse", FOLDER / "bundles" / "policy-1"])
+@pytest.mark.parametrize("name", ["policy-1", "clusters"])
+def test_misuse_is_refused_and_memory_is_freed_in_any_order(built: Path, engine: Path, name: str) -> None:
+    folder = FOLDER / "bundles" / name
+    done([built / "txl-misuse", folder, *sorted(path.name for path in folder.iterdir())])
 
 
 @pytest.mark.slow

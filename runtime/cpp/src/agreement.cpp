@@ -8,7 +8,7 @@
 #include "error.hpp"
 #include "manifest.hpp"
 
-namespace txl {
+namespace txl_runtime {
 
 Manifest implied(Manifest m);  // derived.cpp
 
@@ -391,4 +391,4 @@ void check_agreement(const Manifest &m, const std::string &where) {
     check_memory(m, say), check_programs(m, say), check_attention(m, say), check_derived(m, say);
 }
 
-}  // namespace txl
+}  // namespace txl_runtime

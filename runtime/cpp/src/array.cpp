@@ -6,7 +6,7 @@
 
 #include "error.hpp"
 
-namespace txl {
+namespace txl_runtime {
 namespace {
 
 constexpr std::size_t ALIGNED = 64;
@@ -227,4 +227,4 @@ Array::Array(txl_dtype type, const Shape &sizes) : dtype(type), shape(sizes) {
 
 void Array::Free::operator()(std::byte *memory) const { ::operator delete (memory, std::align_val_t{ALIGNED}); }
 
-}  // namespace txl
+}  // namespace txl_runtime

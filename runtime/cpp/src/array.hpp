@@ -10,7 +10,7 @@
 
 #include "txl.h"
 
-namespace txl {
+namespace txl_runtime {
 
 std::size_t size_of(txl_dtype dtype);
 const char *name_of(txl_dtype dtype);
@@ -80,4 +80,4 @@ private:
     std::unique_ptr<std::byte, Free> memory_;
 };
 
-}  // namespace txl
+}  // namespace txl_runtime

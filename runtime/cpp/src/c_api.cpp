@@ -12,25 +12,25 @@
 #endif
 
 struct txl_model {
-    std::shared_ptr<const txl::Model> model;
+    std::shared_ptr<const txl_runtime::Model> model;
 };
 struct txl_stream {
-    txl::Stream stream;
+    txl_runtime::Stream stream;
 };
 struct txl_sampler {
-    txl::Sampler sampler;
+    txl_runtime::Sampler sampler;
 };
 
 namespace {
 
-using txl::need;
+using txl_runtime::need;
 
 // What is told of a call that failed: into as much of the caller's struct as there is.
 txl_code tell(txl_error *error, txl_code code, const std::string &said) {
     constexpr auto BEFORE = offsetof(txl_error, message);
     if (error && error->size > BEFORE) {
         const auto room = std::min<std::size_t>(error->size, sizeof *error) - BEFORE;
-        const auto line = txl::printable(said, room - 1);
+        const auto line = txl_runtime::printable(said, room - 1);
         error->code = code;
         std::memcpy(error->message, line.c_str(), line.size() + 1);
     }
@@ -43,7 +43,7 @@ txl_code guarded(txl_error *error, Does does) noexcept {
         try {
             does();
             return tell(error, TXL_OK, "");
-        } catch (const txl::Refused &refused) {
+        } catch (const txl_runtime::Refused &refused) {
             return tell(error, refused.code, refused.what());
         } catch (const std::bad_alloc &) {
             return tell(error, TXL_MEMORY,
@@ -90,16 +90,17 @@ void fill(const void *from, std::size_t bytes, std::size_t count, void *to, std:
     if (bytes) std::memcpy(to, from, bytes);
 }
 
-txl_code load(std::function<std::unique_ptr<txl::Files>()> open, const txl_load_options *options, txl_model **made,
-              txl_error *error) {
+txl_code load(std::function<std::unique_ptr<txl_runtime::Files>()> open, const txl_load_options *options,
+              txl_model **made, txl_error *error) {
     return guarded(error, [&] {
         given(made, "the place for the model");
         *made = nullptr;
-        *made = new txl_model{std::make_shared<const txl::Model>(open(), taken(options))};
+        *made = new txl_model{std::make_shared<const txl_runtime::Model>(open(), taken(options))};
     });
 }
 
-txl_tensor tensor_of(const std::string &name, const std::string &role, txl_dtype dtype, const txl::Sizes &shape) {
+txl_tensor tensor_of(const std::string &name, const std::string &role, txl_dtype dtype,
+                     const txl_runtime::Sizes &shape) {
     auto found = TXL_NEW(txl_tensor);
     found.dtype = dtype, found.rank = static_cast<std::int32_t>(shape.size());
     std::copy(shape.begin(), shape.end(), found.shape);
@@ -109,7 +110,7 @@ txl_tensor tensor_of(const std::string &name, const std::string &role, txl_dtype
 
 const std::string STATE_ROLES[] = {"ring", "rolled", "replace"};
 
-txl_tensor describe(const txl::Model &model, std::int32_t table, std::size_t index) {
+txl_tensor describe(const txl_runtime::Model &model, std::int32_t table, std::size_t index) {
     const auto known = table == TXL_INPUTS    ? model.given.size()
                        : table == TXL_OUTPUTS ? model.manifest.outputs.size()
                                               : model.states.size();
@@ -142,19 +143,19 @@ const char *txl_version(void) { return TXL_VERSION; }
 
 txl_code txl_engine(const txl_load_options *options, char *text, size_t room, size_t *needed, txl_error *error) {
     return guarded(error, [&] {
-        const auto found = "ONNX Runtime " + txl::Engine(taken(options)).version() + '\0';
+        const auto found = "ONNX Runtime " + txl_runtime::Engine(taken(options)).version() + '\0';
         fill(found.data(), found.size(), found.size(), text, room, needed);
     });
 }
 
 txl_code txl_model_load(const char *path, const txl_load_options *options, txl_model **made, txl_error *error) {
-    return load([&] { return given(path, "the path"), txl::open_folder(path); }, options, made, error);
+    return load([&] { return given(path, "the path"), txl_runtime::open_folder(path); }, options, made, error);
 }
 
 txl_code txl_model_load_memory(const txl_file *files, size_t count, const txl_load_options *options, txl_model **made,
                                txl_error *error) {
-    return load([&] { return given(files, "the list of files"), txl::open_memory(files, count); }, options, made,
-                error);
+    return load([&] { return given(files, "the list of files"), txl_runtime::open_memory(files, count); }, options,
+                made, error);
 }
 
 void txl_model_free(txl_model *model) { delete model; }
@@ -205,7 +206,7 @@ txl_code txl_model_tensor(const txl_model *handle, std::int32_t table, size_t in
 txl_code txl_model_selftest(const txl_model *handle, double *reached, txl_error *error) {
     return guarded(error, [&] {
         given(handle, "the model");
-        const auto found = txl::run_selftest(handle->model);
+        const auto found = txl_runtime::run_selftest(handle->model);
         if (reached) *reached = found;
         need(found <= 1, TXL_CHECK, "the self-test reached ", found,
              " times what is allowed; do not use this bundle here, export it again");
@@ -239,7 +240,7 @@ txl_code txl_stream_open(const txl_model *handle, int32_t b, int32_t memory_leng
     return guarded(error, [&] {
         given(handle, "the model"), given(made, "the place for the stream");
         *made = nullptr;
-        *made = new txl_stream{txl::Stream(handle->model, b, memory_length)};
+        *made = new txl_stream{txl_runtime::Stream(handle->model, b, memory_length)};
     });
 }
 
@@ -280,7 +281,7 @@ txl_code txl_sampler_open(const txl_sampling *sampling, int32_t b, txl_sampler *
     return guarded(error, [&] {
         given(made, "the place for the sampler");
         *made = nullptr;
-        *made = new txl_sampler{txl::Sampler(taken(sampling), b)};
+        *made = new txl_sampler{txl_runtime::Sampler(taken(sampling), b)};
     });
 }
 

@@ -1,7 +1,7 @@
 // What the tables imply and say since format 2.1 (§ 10); tables may be wrong here, since agreement.cpp comes later.
 #include "manifest.hpp"
 
-namespace txl {
+namespace txl_runtime {
 namespace {
 
 bool says_nothing(const Manifest &m) {
@@ -44,4 +44,4 @@ void derive(Manifest &manifest) {
     if (says_nothing(manifest)) manifest = implied(manifest);
 }
 
-}  // namespace txl
+}  // namespace txl_runtime

@@ -8,7 +8,7 @@
 
 #include "error.hpp"
 
-namespace txl {
+namespace txl_runtime {
 namespace {
 
 constexpr const char *WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path";
@@ -261,4 +261,4 @@ void Session::run(const std::vector<const char *> &input_names, const std::vecto
     }
 }
 
-}  // namespace txl
+}  // namespace txl_runtime

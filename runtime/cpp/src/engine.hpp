@@ -10,7 +10,7 @@
 #include "manifest.hpp"
 #include "onnxruntime_c_api.h"
 
-namespace txl {
+namespace txl_runtime {
 
 class Engine {
 public:
@@ -89,4 +89,4 @@ private:
     OrtSession *session_ = nullptr;
 };
 
-}  // namespace txl
+}  // namespace txl_runtime

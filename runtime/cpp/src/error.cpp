@@ -2,7 +2,7 @@
 
 #include <cstdio>
 
-namespace txl {
+namespace txl_runtime {
 
 std::string printable(const std::string &text, std::size_t most) {
     std::string line;
@@ -28,4 +28,4 @@ std::string printable(const std::string &text, std::size_t most) {
     return line;
 }
 
-}  // namespace txl
+}  // namespace txl_runtime

@@ -1,4 +1,6 @@
 // What is refused, and whose fault it is. Exceptions end at the C functions, in c_api.cpp.
+//
+// The library's own names are in a namespace that txl.hpp has not: both may stand in one program.
 #pragma once
 #include <sstream>
 #include <stdexcept>
@@ -7,7 +9,7 @@
 
 #include "txl.h"
 
-namespace txl {
+namespace txl_runtime {
 
 struct Refused : std::runtime_error {
     Refused(txl_code why, const std::string &said) : std::runtime_error(said), code(why) {}
@@ -57,4 +59,4 @@ inline std::string brief(const std::string &name) { return name.size() > 80 ? na
 // One line that any terminal can show, and that fits: what is neither ASCII nor a letter of Latin-1 is escaped.
 std::string printable(const std::string &text, std::size_t most);
 
-}  // namespace txl
+}  // namespace txl_runtime

@@ -12,7 +12,7 @@
 #include "error.hpp"
 #include "sha256.hpp"
 
-namespace txl {
+namespace txl_runtime {
 namespace {
 
 namespace fs = std::filesystem;
@@ -155,4 +155,4 @@ std::unique_ptr<Files> open_memory(const txl_file *files, std::size_t count) {
     return std::make_unique<Memory>(files, count);
 }
 
-}  // namespace txl
+}  // namespace txl_runtime

@@ -7,7 +7,7 @@
 
 #include "txl.h"
 
-namespace txl {
+namespace txl_runtime {
 
 class Files {
 public:
@@ -26,4 +26,4 @@ public:
 std::unique_ptr<Files> open_folder(const std::string &path);
 std::unique_ptr<Files> open_memory(const txl_file *files, std::size_t count);
 
-}  // namespace txl
+}  // namespace txl_runtime

@@ -4,7 +4,7 @@
 #include "error.hpp"
 #include "manifest.hpp"
 
-namespace txl {
+namespace txl_runtime {
 namespace {
 
 class Old {
@@ -37,7 +37,8 @@ public:
         bool softmax = false;
         Json states = Json::array();
         for (auto row : old_states) {
-            need(row.is_object() && row.contains("axis") && row.contains("shape") && !row.contains("row_axis"),
+            need(row.is_object() && row.contains("axis") && row.contains("shape") && !row.contains("row_axis") &&
+                     !row.value("initial", Json()).is_number(),
                  TXL_BUNDLE, where_, ": a row of its state table is none of format 1; export the model again");
             row["row_axis"] = row["axis"], row["update"] = row.value("update", Json("rolled"));
             updates.insert(row["update"].dump());
@@ -113,4 +114,4 @@ private:
 
 Json upgraded(const Json &old, const std::string &where) { return Old(old, where).upgraded(); }
 
-}  // namespace txl
+}  // namespace txl_runtime

@@ -9,7 +9,7 @@
 #include "lives.hpp"
 #include "published.hpp"
 
-namespace txl {
+namespace txl_runtime {
 namespace {
 
 constexpr Known MODEL = {"the model", "1v 2b 3b 4b 5v 6b 7b", "8b 14b"};
@@ -587,4 +587,4 @@ void check_graph(const std::string &data, const std::string &where, const Progra
     }
 }
 
-}  // namespace txl
+}  // namespace txl_runtime

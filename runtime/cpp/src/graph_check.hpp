@@ -6,7 +6,7 @@
 
 #include "manifest.hpp"
 
-namespace txl {
+namespace txl_runtime {
 
 // What a step of a bundle may take, all of its programs together.
 struct Budget {
@@ -23,4 +23,4 @@ struct Budget {
 void check_graph(const std::string &data, const std::string &where, const Program &program, const Manifest &manifest,
                  Budget &budget);
 
-}  // namespace txl
+}  // namespace txl_runtime

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace txl {
+namespace txl_runtime {
 
 std::string said(Int number) {
     if (number > FAR_AWAY || number < -FAR_AWAY) return "too much";
@@ -114,4 +114,4 @@ Dims wider(const std::vector<Dims> &shapes) {
                                                                                                             : found;
 }
 
-}  // namespace txl
+}  // namespace txl_runtime

@@ -9,7 +9,7 @@
 
 #include "protobuf.hpp"
 
-namespace txl {
+namespace txl_runtime {
 
 __extension__ using Int = __int128;  // sums and products of two sizes always fit
 using Dims = std::vector<Int>;
@@ -81,4 +81,4 @@ const std::map<std::string, SizeRule> &module_rules();  // of what programs of k
 std::vector<GraphValue> reduced(GraphNode &node, const Dims &dims, const Dims &axes, bool keep);
 void products(GraphNode &node, double many);
 
-}  // namespace txl
+}  // namespace txl_runtime

@@ -7,7 +7,7 @@
 
 #include "error.hpp"
 
-namespace txl {
+namespace txl_runtime {
 namespace {
 
 constexpr int DEPTH = 64;
@@ -177,4 +177,4 @@ void hold_against(Json &document, const Json &schema, const std::string &definit
     need(problem.empty(), TXL_BUNDLE, where, ": ", problem, "; export the model again");
 }
 
-}  // namespace txl
+}  // namespace txl_runtime

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-namespace txl {
+namespace txl_runtime {
 
 using Json = nlohmann::json;
 
@@ -15,4 +15,4 @@ Json parse_json(std::string_view text, const std::string &where);
 // that bundle-format.schema.json uses, and refuses a schema with others by std::logic_error.
 void hold_against(Json &document, const Json &schema, const std::string &definition, const std::string &where);
 
-}  // namespace txl
+}  // namespace txl_runtime

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace txl {
+namespace txl_runtime {
 
 std::size_t Lives::add(std::vector<std::size_t> reads, double bytes, std::size_t values) {
     reads_.push_back(std::move(reads)), bytes_.push_back(bytes), values_.push_back(static_cast<double>(values));
@@ -48,4 +48,4 @@ std::pair<double, double> Lives::most() const {
     return found;
 }
 
-}  // namespace txl
+}  // namespace txl_runtime

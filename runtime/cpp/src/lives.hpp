@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace txl {
+namespace txl_runtime {
 
 class Lives {
 public:
@@ -21,4 +21,4 @@ private:
     std::vector<double> bytes_, values_;
 };
 
-}  // namespace txl
+}  // namespace txl_runtime

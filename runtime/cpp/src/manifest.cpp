@@ -6,7 +6,7 @@
 #include "error.hpp"
 #include "published.hpp"
 
-namespace txl {
+namespace txl_runtime {
 namespace {
 
 txl_dtype dtype_of(const Json &name) {
@@ -241,4 +241,4 @@ Manifest read_manifest(const std::string &text, const std::string &where) {
     return found;
 }
 
-}  // namespace txl
+}  // namespace txl_runtime

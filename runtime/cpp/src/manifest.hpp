@@ -8,7 +8,7 @@
 #include "array.hpp"
 #include "json.hpp"
 
-namespace txl {
+namespace txl_runtime {
 
 using Sizes = std::vector<std::int64_t>;  // TXL_SIZE_B, TXL_SIZE_L and TXL_SIZE_ROWS stand for what is open
 
@@ -131,4 +131,4 @@ void derive(Manifest &manifest);
 // agreement.cpp: refuses tables that contradict one another (§ 11).
 void check_agreement(const Manifest &manifest, const std::string &where);
 
-}  // namespace txl
+}  // namespace txl_runtime

@@ -7,7 +7,7 @@
 #include "safetensors.hpp"
 #include "sha256.hpp"
 
-namespace txl {
+namespace txl_runtime {
 namespace {
 
 constexpr std::uint64_t MOST_MANIFEST = 1U << 24;
@@ -185,4 +185,4 @@ std::uint64_t Model::state_bytes() const {
     return bytes;
 }
 
-}  // namespace txl
+}  // namespace txl_runtime

@@ -11,7 +11,7 @@
 #include "manifest.hpp"
 #include "words.hpp"
 
-namespace txl {
+namespace txl_runtime {
 
 struct Model {
     Model(std::unique_ptr<Files> files, const txl_load_options &options);
@@ -50,4 +50,4 @@ private:
 // selftest.cpp: replays the stored vectors; the largest difference, where 1 is what is allowed.
 double run_selftest(const std::shared_ptr<const Model> &model);
 
-}  // namespace txl
+}  // namespace txl_runtime

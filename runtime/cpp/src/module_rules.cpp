@@ -5,7 +5,7 @@
 
 #include "graph_values.hpp"
 
-namespace txl {
+namespace txl_runtime {
 namespace {
 
 using Results = std::vector<GraphValue>;
@@ -384,4 +384,4 @@ const std::map<std::string, SizeRule> &module_rules() {
     return RULES;
 }
 
-}  // namespace txl
+}  // namespace txl_runtime

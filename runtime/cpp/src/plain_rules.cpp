@@ -6,7 +6,7 @@
 
 #include "graph_values.hpp"
 
-namespace txl {
+namespace txl_runtime {
 namespace {
 
 using Results = std::vector<GraphValue>;
@@ -505,4 +505,4 @@ const std::map<std::string, SizeRule> &plain_rules() {
     return RULES;
 }
 
-}  // namespace txl
+}  // namespace txl_runtime

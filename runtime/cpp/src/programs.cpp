@@ -4,7 +4,7 @@
 
 #include "error.hpp"
 
-namespace txl {
+namespace txl_runtime {
 namespace {
 
 const Spec *spec_named(const std::vector<Spec> &specs, const std::string &name) {
@@ -190,4 +190,4 @@ void Runner::collect(Bound &bound, Route &route) {
     }
 }
 
-}  // namespace txl
+}  // namespace txl_runtime

@@ -6,7 +6,7 @@
 
 #include "states.hpp"
 
-namespace txl {
+namespace txl_runtime {
 
 struct Route;
 
@@ -39,4 +39,4 @@ private:
     std::vector<Bound> bound_;
 };
 
-}  // namespace txl
+}  // namespace txl_runtime

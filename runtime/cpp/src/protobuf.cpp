@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-namespace txl {
+namespace txl_runtime {
 namespace {
 
 [[noreturn]] void cut_off(const char *name) { throw GraphRefused{std::string(name) + " that is cut off", "all of it"}; }
@@ -68,4 +68,4 @@ std::vector<std::int64_t> varints(std::string_view packed) {
     return found;
 }
 
-}  // namespace txl
+}  // namespace txl_runtime

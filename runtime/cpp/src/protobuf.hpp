@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-namespace txl {
+namespace txl_runtime {
 
 // What in a graph was found, and what was expected.
 struct GraphRefused {
@@ -29,4 +29,4 @@ std::vector<Field> fields(std::string_view message, const Known &known);
 // Whole numbers one after the other, with signs.
 std::vector<std::int64_t> varints(std::string_view packed);
 
-}  // namespace txl
+}  // namespace txl_runtime

@@ -2,9 +2,9 @@
 #pragma once
 #include <string_view>
 
-namespace txl {
+namespace txl_runtime {
 
 std::string_view published_schema();
 std::string_view published_forms();
 
-}  // namespace txl
+}  // namespace txl_runtime

@@ -5,7 +5,7 @@
 
 #include "error.hpp"
 
-namespace txl {
+namespace txl_runtime {
 namespace {
 
 constexpr std::uint64_t MOST_HEADER = 100000000;  // as safetensors itself allows
@@ -132,4 +132,4 @@ const char *stored_name(txl_dtype dtype) {
     return NAMES[dtype];
 }
 
-}  // namespace txl
+}  // namespace txl_runtime

@@ -10,7 +10,7 @@
 #include "files.hpp"
 #include "json.hpp"
 
-namespace txl {
+namespace txl_runtime {
 
 struct Entry {
     std::string dtype;  // as safetensors names it, such as F32
@@ -49,4 +49,4 @@ std::string write_tensors(const std::map<std::string, View> &tensors, const std:
 
 const char *stored_name(txl_dtype dtype);
 
-}  // namespace txl
+}  // namespace txl_runtime

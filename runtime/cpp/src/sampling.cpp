@@ -7,7 +7,7 @@
 
 #include "error.hpp"
 
-namespace txl {
+namespace txl_runtime {
 
 Pcg64::Pcg64(const std::vector<std::uint32_t> &seed, std::uint32_t row) {
     auto words = seed;
@@ -104,4 +104,4 @@ std::int32_t Sampler::draw(std::size_t row, const float *logprobs, std::int64_t 
     return ids_[std::min<std::size_t>(static_cast<std::size_t>(at), count - 1)];
 }
 
-}  // namespace txl
+}  // namespace txl_runtime

@@ -5,7 +5,7 @@
 
 #include "txl.h"
 
-namespace txl {
+namespace txl_runtime {
 
 class Pcg64 {
 public:
@@ -33,4 +33,4 @@ private:
     std::vector<std::int32_t> ids_;
 };
 
-}  // namespace txl
+}  // namespace txl_runtime

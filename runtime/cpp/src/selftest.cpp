@@ -7,7 +7,7 @@
 #include "stream.hpp"
 #include "vectors.hpp"
 
-namespace txl {
+namespace txl_runtime {
 namespace {
 
 constexpr double ROUNDING = 1e-4, FURTHER = 2, MASK = 1e3;
@@ -222,4 +222,4 @@ double run_selftest(const std::shared_ptr<const Model> &model) {
     }
 }
 
-}  // namespace txl
+}  // namespace txl_runtime

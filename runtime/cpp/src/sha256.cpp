@@ -9,7 +9,7 @@
 #include <openssl/evp.h>
 #endif
 
-namespace txl {
+namespace txl_runtime {
 namespace {
 
 std::string hexadecimal(const unsigned char *bytes, std::size_t count) {
@@ -125,4 +125,4 @@ std::string sha256(const void *bytes, std::size_t count) {
     return digest.hex();
 }
 
-}  // namespace txl
+}  // namespace txl_runtime

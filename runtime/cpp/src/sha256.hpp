@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-namespace txl {
+namespace txl_runtime {
 
 class Sha256 {
 public:
@@ -22,4 +22,4 @@ private:
 
 std::string sha256(const void *bytes, std::size_t count);
 
-}  // namespace txl
+}  // namespace txl_runtime

@@ -5,7 +5,7 @@
 #include "safetensors.hpp"
 #include "stream.hpp"
 
-namespace txl {
+namespace txl_runtime {
 namespace {
 
 constexpr std::uint64_t MOST_HEADER = 1U << 20;
@@ -126,4 +126,4 @@ void Stream::restore(std::int32_t row, std::string_view bytes) {
     fed_ = fed_ && n < b_;
 }
 
-}  // namespace txl
+}  // namespace txl_runtime

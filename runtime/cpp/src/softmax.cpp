@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-namespace txl {
+namespace txl_runtime {
 namespace {
 
 constexpr std::int64_t CHUNK = 1 << 22;  // log-probabilities computed at a time: 16 MiB
@@ -58,4 +58,4 @@ void Softmax::logprobs(const float *rows, std::int64_t n, float *into, std::int6
     }
 }
 
-}  // namespace txl
+}  // namespace txl_runtime

@@ -4,7 +4,7 @@
 
 #include "model.hpp"
 
-namespace txl {
+namespace txl_runtime {
 
 class Softmax {
 public:
@@ -26,4 +26,4 @@ private:
     std::vector<OrtValue *> outputs_;
 };
 
-}  // namespace txl
+}  // namespace txl_runtime

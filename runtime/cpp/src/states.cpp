@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace txl {
+namespace txl_runtime {
 namespace {
 
 Shape start_shape(const State &state) {
@@ -220,4 +220,4 @@ void States::advance(std::int64_t rows) {
     for (std::int64_t row = 0; row < rows; ++row) sides_[static_cast<std::size_t>(row)] = 1 - side(row);
 }
 
-}  // namespace txl
+}  // namespace txl_runtime

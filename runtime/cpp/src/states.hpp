@@ -8,7 +8,7 @@
 
 #include "model.hpp"
 
-namespace txl {
+namespace txl_runtime {
 
 // The state of some sequences apart from any graph, as snapshots have it: memory rows are float32 [n, rows, ...], and
 // the oldest row stands first behind zeros; other tensors are as the table says, with n sequences. An absent one is
@@ -57,4 +57,4 @@ private:
     std::vector<Held> held_;
 };
 
-}  // namespace txl
+}  // namespace txl_runtime

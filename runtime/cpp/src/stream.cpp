@@ -4,7 +4,7 @@
 
 #include "error.hpp"
 
-namespace txl {
+namespace txl_runtime {
 namespace {
 
 // [b, T, ...]: the sequences first, then the positions; T is 1 where there are none.
@@ -366,4 +366,4 @@ std::vector<std::int32_t> Stream::sequences(std::int32_t row) const {
     return found;
 }
 
-}  // namespace txl
+}  // namespace txl_runtime

@@ -9,7 +9,7 @@
 #include "softmax.hpp"
 #include "states.hpp"
 
-namespace txl {
+namespace txl_runtime {
 
 class Stream {
 public:
@@ -70,4 +70,4 @@ private:
     bool fed_ = false;
 };
 
-}  // namespace txl
+}  // namespace txl_runtime

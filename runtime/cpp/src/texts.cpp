@@ -4,7 +4,7 @@
 #include "error.hpp"
 #include "stream.hpp"
 
-namespace txl {
+namespace txl_runtime {
 
 void Stream::refuse_text(const char *what) const {
     need(model_->text, TXL_USAGE, what,
@@ -76,4 +76,4 @@ void Stream::generate(const txl_sampling &sampling, const std::int32_t *tokens, 
     }
 }
 
-}  // namespace txl
+}  // namespace txl_runtime

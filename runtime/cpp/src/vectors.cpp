@@ -11,7 +11,7 @@
 #include <zlib.h>
 #endif
 
-namespace txl {
+namespace txl_runtime {
 namespace {
 
 constexpr std::uint64_t EXPANDED = 64,
@@ -178,4 +178,4 @@ Vectors read_vectors(std::string file, const std::string &where) {
     }
 }
 
-}  // namespace txl
+}  // namespace txl_runtime

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace txl {
+namespace txl_runtime {
 
 struct Stored {
     std::string dtype;  // as safetensors names it
@@ -28,4 +28,4 @@ struct Vectors {
 // Refuses, as TXL_BUNDLE, what is damaged or takes memory out of proportion to the file.
 Vectors read_vectors(std::string file, const std::string &where);
 
-}  // namespace txl
+}  // namespace txl_runtime

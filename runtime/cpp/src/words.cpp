@@ -4,7 +4,7 @@
 
 #include "error.hpp"
 
-namespace txl {
+namespace txl_runtime {
 namespace {
 
 // The length of the UTF-8 character at a place, and its number; 0 where there is none.
@@ -169,4 +169,4 @@ std::string Vocabulary::decode(const std::int32_t *tokens, std::size_t count) co
     return text;
 }
 
-}  // namespace txl
+}  // namespace txl_runtime

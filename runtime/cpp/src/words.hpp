@@ -8,7 +8,7 @@
 
 #include "json.hpp"
 
-namespace txl {
+namespace txl_runtime {
 
 class Vocabulary {
 public:
@@ -27,4 +27,4 @@ private:
     std::string delimiter_;
 };
 
-}  // namespace txl
+}  // namespace txl_runtime
