@@ -41,6 +41,7 @@ int main(int count, char **words) {
         return 2;
     }
     const int steps = count > 2 ? atoi(words[2]) : 500;
+    setenv("ORT_DISABLE_TELEMETRY", "1", 0); /* which newer builds of the engine look at when they are opened */
     txl_error error = TXL_NEW(txl_error);
     txl_load_options options = TXL_NEW(txl_load_options);
     options.threads = 1;

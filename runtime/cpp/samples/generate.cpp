@@ -49,6 +49,7 @@ int main(int count, char **words) {
         std::cerr << "usage: " << words[0] << " BUNDLE TEXT [TOKENS] [MEMORY]\n";
         return 2;
     }
+    setenv("ORT_DISABLE_TELEMETRY", "1", 0);  // which newer builds of the engine look at when they are opened
     try {
         run(words[1], words[2], count > 3 ? std::atoi(words[3]) : 200, count > 4 ? words[4] : "");
     } catch (const std::exception &error) {
