@@ -12,7 +12,7 @@ PYTHON_VERSION ?= 3.10
 # share what they made stay together. WORKERS=0 runs them in one process.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal --durations 30
 
-.PHONY: demo test sweep fuzz lint published outside packages versions clients triton browser cuda screenshots gpu-check wheel wheelhouse clean
+.PHONY: demo test sweep fuzz lint published outside cpp packages versions clients triton browser cuda screenshots gpu-check wheel wheelhouse clean
 .DEFAULT_GOAL := help
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo "make clients    the clients of the server and of Triton, and Ray, for the tests of these alone; they skip without"
 	@echo "make lint       ruff and mypy --strict"
 	@echo "make published  docs/*.json, which readers of bundles in other languages are made with, from this project's code"
+	@echo "make cpp        the runtime in C++, under the sanitizers, held to the conformance list; it says so where tools are missing"
 	@echo "make triton     Triton's server with its Python backend, for the tests of packages; they skip without"
 	@echo "make browser    what drives Chromium (Debian's own) in the tests of pages, and axe-core; they skip without"
 	@echo "make cuda       ONNX Runtime for GPUs and NVIDIA's headers, for the tests of these alone; they skip without"
@@ -57,6 +58,10 @@ lint: $(VENV)/ready
 
 published: $(VENV)/ready
 	$(BIN)/python tests/helpers/published.py
+
+# Debian's packages: cmake, ninja-build, g++, pkg-config, nlohmann-json3-dev, and libssl-dev and zlib1g-dev where they are.
+cpp: $(VENV)/ready
+	$(BIN)/python -m pytest -q -rs tests/cpp
 
 test: lint
 	$(PYTEST) -m "not slow"

@@ -1,0 +1,182 @@
+// txl.hpp: bundles of txl-deploy from C++17, over txl.h. SPDX-License-Identifier: Apache-2.0
+//
+// A Model and a Stream free what they hold; what fails throws txl::Error, whose text says what was found, what was
+// expected and what to do. Arrays are in the tables' order, as txl.h has them.
+#ifndef TXL_HPP
+#define TXL_HPP
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "txl.h"
+
+namespace txl {
+
+class Error : public std::runtime_error {
+public:
+    Error(txl_code why, const char *said) : std::runtime_error(said), code(why) {}
+    txl_code code;
+};
+
+namespace detail {
+
+template <typename Call>
+void checked(Call call) {
+    auto error = TXL_NEW(txl_error);
+    const auto code = call(&error);
+    if (code != TXL_OK) throw Error(code, error.message);
+}
+
+// Asks twice: for the size, and for the result.
+template <typename Result, typename Call>
+Result sized(Call call) {
+    std::size_t needed = 0;
+    auto error = TXL_NEW(txl_error);
+    auto code = call(nullptr, 0, &needed, &error);
+    Result found(needed, typename Result::value_type{});
+    if (code == TXL_ROOM) code = call(found.data(), found.size(), &needed, &error);
+    if (code != TXL_OK) throw Error(code, error.message);
+    return found;
+}
+
+}  // namespace detail
+
+class Model {
+public:
+    explicit Model(const std::string &path, const txl_load_options &options = TXL_NEW(txl_load_options)) {
+        txl_model *made = nullptr;
+        detail::checked([&](txl_error *error) { return txl_model_load(path.c_str(), &options, &made, error); });
+        model_.reset(made);
+    }
+    explicit Model(const std::vector<txl_file> &files, const txl_load_options &options = TXL_NEW(txl_load_options)) {
+        txl_model *made = nullptr;
+        detail::checked([&](txl_error *error) {
+            return txl_model_load_memory(files.data(), files.size(), &options, &made, error);
+        });
+        model_.reset(made);
+    }
+
+    [[nodiscard]] txl_model *get() const { return model_.get(); }
+    [[nodiscard]] txl_model_info info() const {
+        auto found = TXL_NEW(txl_model_info);
+        detail::checked([&](txl_error *error) { return txl_model_describe(get(), &found, error); });
+        return found;
+    }
+    [[nodiscard]] std::vector<std::int32_t> lengths() const {
+        std::vector<std::int32_t> found(txl_model_lengths(get(), nullptr, 0));
+        txl_model_lengths(get(), found.data(), found.size());
+        return found;
+    }
+    [[nodiscard]] std::vector<txl_tensor> table(txl_table which) const {
+        std::vector<txl_tensor> found(txl_model_count(get(), which), TXL_NEW(txl_tensor));
+        for (std::size_t i = 0; i < found.size(); ++i)
+            detail::checked([&](txl_error *error) { return txl_model_tensor(get(), which, i, &found[i], error); });
+        return found;
+    }
+    [[nodiscard]] std::vector<std::int32_t> encode(std::string_view text) const {
+        return detail::sized<std::vector<std::int32_t>>(
+            [&](std::int32_t *to, std::size_t room, std::size_t *needed, txl_error *error) {
+                return txl_encode(get(), text.data(), text.size(), to, room, needed, error);
+            });
+    }
+    [[nodiscard]] std::string decode(const std::vector<std::int32_t> &tokens) const {
+        return detail::sized<std::string>([&](char *to, std::size_t room, std::size_t *needed, txl_error *error) {
+            return txl_decode(get(), tokens.data(), tokens.size(), to, room, needed, error);
+        });
+    }
+    void selftest() const {  // throws, with TXL_CHECK, where it does not pass
+        detail::checked([&](txl_error *error) { return txl_model_selftest(get(), nullptr, error); });
+    }
+
+private:
+    struct Free {
+        void operator()(txl_model *model) const { txl_model_free(model); }
+    };
+    std::unique_ptr<txl_model, Free> model_;
+};
+
+class Stream;
+
+class Sampler {
+public:
+    explicit Sampler(const txl_sampling &sampling, std::int32_t b = 1) {
+        txl_sampler *made = nullptr;
+        detail::checked([&](txl_error *error) { return txl_sampler_open(&sampling, b, &made, error); });
+        sampler_.reset(made);
+    }
+    [[nodiscard]] txl_sampler *get() const { return sampler_.get(); }
+
+private:
+    struct Free {
+        void operator()(txl_sampler *sampler) const { txl_sampler_free(sampler); }
+    };
+    std::unique_ptr<txl_sampler, Free> sampler_;
+};
+
+class Stream {
+public:
+    explicit Stream(const Model &model, std::int32_t b = 1, std::int32_t memory_length = -1) {
+        txl_stream *made = nullptr;
+        detail::checked([&](txl_error *error) { return txl_stream_open(model.get(), b, memory_length, &made, error); });
+        stream_.reset(made);
+    }
+
+    [[nodiscard]] txl_stream *get() const { return stream_.get(); }
+    [[nodiscard]] std::int32_t batch() const { return txl_stream_batch(get()); }
+    [[nodiscard]] std::int32_t fill(std::int32_t row = 0) const { return txl_stream_fill(get(), row); }
+    void prepare() {
+        detail::checked([&](txl_error *error) { return txl_stream_prepare(get(), error); });
+    }
+    void run(std::int32_t T, const void *const *inputs, void *const *outputs, const std::int32_t *counts = nullptr,
+             bool commit = true) {
+        detail::checked(
+            [&](txl_error *error) { return txl_stream_run(get(), T, inputs, counts, outputs, commit, error); });
+    }
+    void feed(std::int32_t T, const void *const *inputs, void *const *outputs, const std::int32_t *counts = nullptr,
+              bool last = false) {
+        detail::checked(
+            [&](txl_error *error) { return txl_stream_feed(get(), T, inputs, counts, outputs, last, error); });
+    }
+    // Token ids of one sequence, or [b, T]; where a draw then goes on.
+    void feed(const std::vector<std::int32_t> &tokens) {
+        if (tokens.empty()) return;
+        const void *inputs[] = {tokens.data()};
+        feed(static_cast<std::int32_t>(tokens.size()) / batch(), inputs, nullptr);
+    }
+    [[nodiscard]] std::vector<std::int32_t> draw(Sampler &sampler) {
+        std::vector<std::int32_t> tokens(static_cast<std::size_t>(batch()));
+        detail::checked(
+            [&](txl_error *error) { return txl_sampler_draw(sampler.get(), get(), tokens.data(), nullptr, error); });
+        return tokens;
+    }
+    void reset(const std::uint8_t *which = nullptr) {
+        detail::checked([&](txl_error *error) { return txl_stream_reset(get(), which, error); });
+    }
+    void select(const std::vector<std::int32_t> &rows) {
+        detail::checked([&](txl_error *error) {
+            return txl_stream_select(get(), rows.data(), static_cast<std::int32_t>(rows.size()), error);
+        });
+    }
+    [[nodiscard]] std::string save(std::int32_t row = -1) const {
+        return detail::sized<std::string>([&](char *to, std::size_t room, std::size_t *needed, txl_error *error) {
+            return txl_stream_save(get(), row, to, room, needed, error);
+        });
+    }
+    void restore(std::string_view bytes, std::int32_t row = -1) {
+        detail::checked(
+            [&](txl_error *error) { return txl_stream_restore(get(), row, bytes.data(), bytes.size(), error); });
+    }
+
+private:
+    struct Free {
+        void operator()(txl_stream *stream) const { txl_stream_free(stream); }
+    };
+    std::unique_ptr<txl_stream, Free> stream_;
+};
+
+}  // namespace txl
+#endif

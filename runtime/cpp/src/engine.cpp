@@ -1,0 +1,264 @@
+#include "engine.hpp"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
+#include "error.hpp"
+
+namespace txl_runtime {
+namespace {
+
+constexpr const char *WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path";
+
+ONNXTensorElementDataType element_of(txl_dtype dtype) {
+    switch (dtype) {
+        case TXL_BOOL:
+            return ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL;
+        case TXL_INT32:
+            return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
+        case TXL_FLOAT32:
+            return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+        case TXL_FLOAT16:
+            return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
+        default:
+            return ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16;
+    }
+}
+
+txl_dtype dtype_of(ONNXTensorElementDataType element) {
+    for (auto dtype : {TXL_BOOL, TXL_INT32, TXL_FLOAT32, TXL_FLOAT16, TXL_BFLOAT16})
+        if (element_of(dtype) == element) return dtype;
+    return static_cast<txl_dtype>(0);
+}
+
+// The library stays open until the process ends: ONNX Runtime has threads and cannot be closed safely.
+const OrtApiBase *open_library(const char *asked) {
+    std::vector<std::string> names;
+    const char *told = std::getenv("TXL_ONNXRUNTIME");
+    if (asked) {
+        names = {asked};
+    } else if (told && *told) {
+        names = {told};
+    } else {
+        names = {"libonnxruntime.so.1", "libonnxruntime.so", "libonnxruntime.dylib"};
+    }
+    std::string said;
+    for (const auto &name : names) {
+        if (void *library = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+            void *symbol = ::dlsym(library, "OrtGetApiBase");
+            need(symbol != nullptr, TXL_BACKEND, name,
+                 ": has no OrtGetApiBase, expected ONNX Runtime's library; give another");
+            return reinterpret_cast<const OrtApiBase *(*)()>(symbol)();
+        }
+        said = ::dlerror();
+    }
+    refuse(TXL_BACKEND, "ONNX Runtime cannot be opened (", said,
+           "), expected its library; name it in options.engine or $TXL_ONNXRUNTIME");
+}
+
+// The engine would print otherwise; an application that wants to read it gives an OrtEnv of its own.
+void stay_silent(void *, OrtLoggingLevel, const char *, const char *, const char *, const char *) {}
+
+}  // namespace
+
+Engine::Engine(const txl_load_options &options) {
+    const auto *base =
+        options.ort_api_base ? static_cast<const OrtApiBase *>(options.ort_api_base) : open_library(options.engine);
+    version_ = base->GetVersionString();
+    std::sscanf(version_.c_str(), "%d.%d", &numbers_.first, &numbers_.second);
+    need(numbers_ >= std::pair(1, 21), TXL_BACKEND, "ONNX Runtime is ", version_,
+         ", expected 1.21 or newer; install that");
+    api_ = base->GetApi(ORT_API_VERSION);
+    need(api_ != nullptr, TXL_BACKEND, "ONNX Runtime ", version_, " has no API ", ORT_API_VERSION, "; install another");
+    if (options.ort_env) {
+        env_ = static_cast<OrtEnv *>(options.ort_env);
+    } else {
+        check(api_->CreateEnvWithCustomLogger(stay_silent, nullptr, ORT_LOGGING_LEVEL_ERROR, "txl", &env_), TXL_BACKEND,
+              "ONNX Runtime");
+        owned_ = true;
+        said(api_->DisableTelemetryEvents(env_));
+    }
+    check(api_->CreateCpuMemoryInfo(OrtDeviceAllocator, OrtMemTypeDefault, &memory_), TXL_BACKEND, "ONNX Runtime");
+}
+
+Engine::~Engine() {
+    if (memory_) api_->ReleaseMemoryInfo(memory_);
+    if (owned_) api_->ReleaseEnv(env_);
+}
+
+std::string Engine::wanted_for(std::int64_t opset) const {
+    const auto first = opset >= 24 ? std::pair(1, 25) : opset == 23 ? std::pair(1, 23) : std::pair(1, 21);
+    return numbers_ < first ? std::to_string(first.first) + "." + std::to_string(first.second) : "";
+}
+
+std::string Engine::said(OrtStatus *status) const {
+    if (!status) return "";
+    std::string text = api_->GetErrorMessage(status);
+    api_->ReleaseStatus(status);
+    return text.empty() ? "an error without words" : text;
+}
+
+void Engine::check(OrtStatus *status, txl_code code, const std::string &where) const {
+    const auto text = said(status);
+    need(text.empty(), code, where, ": ", text.substr(0, 600), "; look into the engine's log");
+}
+
+Value::Value(const Engine &engine, const View &view) : engine_(&engine) {
+    const auto bytes = static_cast<std::size_t>(view.shape.product()) * size_of(view.dtype);
+    engine.check(engine.api().CreateTensorWithDataAsOrtValue(engine.memory(), view.data, bytes, view.shape.begin(),
+                                                             static_cast<std::size_t>(view.shape.rank()),
+                                                             element_of(view.dtype), &value_),
+                 TXL_BACKEND, "an array");
+}
+
+Value &Value::operator=(Value &&other) noexcept {
+    std::swap(engine_, other.engine_), std::swap(value_, other.value_);
+    return *this;
+}
+
+Value::~Value() {
+    if (value_) engine_->api().ReleaseValue(value_);
+}
+
+View Value::view() const {
+    const auto &api = engine_->api();
+    OrtTensorTypeAndShapeInfo *info = nullptr;
+    engine_->check(api.GetTensorTypeAndShape(value_, &info), TXL_BACKEND, "a result");
+    const std::unique_ptr<OrtTensorTypeAndShapeInfo, void (*)(OrtTensorTypeAndShapeInfo *)> held(
+        info, api.ReleaseTensorTypeAndShapeInfo);
+    std::size_t rank = 0;
+    ONNXTensorElementDataType element{};
+    engine_->check(api.GetDimensionsCount(info, &rank), TXL_BACKEND, "a result");
+    Sizes sizes(rank);
+    engine_->check(api.GetDimensions(info, sizes.data(), rank), TXL_BACKEND, "a result");
+    engine_->check(api.GetTensorElementType(info, &element), TXL_BACKEND, "a result");
+    void *data = nullptr;
+    engine_->check(api.GetTensorMutableData(value_, &data), TXL_BACKEND, "a result");
+    return {data, dtype_of(element), Shape(sizes)};
+}
+
+Session::Session(const Engine &engine, const std::string &graph, const std::string &where,
+                 const SessionOptions &options)
+    : engine_(engine) {
+    const auto &api = engine.api();
+    OrtSessionOptions *made = nullptr;
+    const auto set = [&](OrtStatus *status) { engine.check(status, TXL_BACKEND, where); };
+    set(api.CreateSessionOptions(&made));
+    const std::unique_ptr<OrtSessionOptions, void (*)(OrtSessionOptions *)> held(made, api.ReleaseSessionOptions);
+    set(api.SetSessionLogSeverityLevel(made, ORT_LOGGING_LEVEL_ERROR));
+    set(api.SetInterOpNumThreads(made, 1));
+    if (options.threads) set(api.SetIntraOpNumThreads(made, options.threads));
+    set(options.arena ? api.EnableCpuMemArena(made) : api.DisableCpuMemArena(made));
+    // Shapes in the file have to be the ones that inference finds; without this a wrong declaration only warns.
+    set(api.AddSessionConfigEntry(made, "session.strict_shape_type_inference", "1"));
+    if (!options.spin) set(api.AddSessionConfigEntry(made, "session.force_spinning_stop", "1"));
+    if (options.lean) {
+        set(api.AddSessionConfigEntry(made, "session.disable_prepacking", "1"));
+        set(api.DisableMemPattern(made));
+    }
+    if (!options.folder.empty()) {
+        set(api.AddSessionConfigEntry(made, WEIGHTS_FOLDER, options.folder.c_str()));
+    } else if (!options.weights.empty()) {
+        const char *names[] = {options.name.c_str()};
+        char *data[] = {const_cast<char *>(options.weights.data())};
+        const std::size_t sizes[] = {options.weights.size()};
+        set(api.AddExternalInitializersFromFilesInMemory(made, names, data, sizes, 1));
+    }
+    const auto said =
+        engine.said(api.CreateSessionFromArray(engine.env(), graph.data(), graph.size(), made, &session_));
+    need(said.empty(), TXL_BUNDLE, where, ": ", said.substr(0, 600), "; expected a graph that ONNX Runtime ",
+         engine.version(), " can load");
+}
+
+Session::~Session() {
+    if (session_) engine_.api().ReleaseSession(session_);
+}
+
+std::vector<Session::Binding> Session::bindings(bool outputs) const {
+    const auto &api = engine_.api();
+    const auto ask = [&](OrtStatus *status) { engine_.check(status, TXL_BACKEND, "a graph's inputs and outputs"); };
+    OrtAllocator *allocator = nullptr;
+    ask(api.GetAllocatorWithDefaultOptions(&allocator));
+    std::size_t count = 0;
+    ask(outputs ? api.SessionGetOutputCount(session_, &count) : api.SessionGetInputCount(session_, &count));
+    std::vector<Binding> found(count);
+    for (std::size_t i = 0; i < count; ++i) {
+        char *name = nullptr;
+        ask(outputs ? api.SessionGetOutputName(session_, i, allocator, &name)
+                    : api.SessionGetInputName(session_, i, allocator, &name));
+        found[i].name = name;
+        ask(api.AllocatorFree(allocator, name));
+        OrtTypeInfo *type = nullptr;
+        ask(outputs ? api.SessionGetOutputTypeInfo(session_, i, &type)
+                    : api.SessionGetInputTypeInfo(session_, i, &type));
+        const std::unique_ptr<OrtTypeInfo, void (*)(OrtTypeInfo *)> held(type, api.ReleaseTypeInfo);
+        const OrtTensorTypeAndShapeInfo *info = nullptr;
+        ask(api.CastTypeInfoToTensorInfo(type, &info));
+        if (!info) continue;  // no tensor: it has no dtype, and is refused
+        ONNXTensorElementDataType element{};
+        std::size_t rank = 0;
+        ask(api.GetTensorElementType(info, &element));
+        ask(api.GetDimensionsCount(info, &rank));
+        found[i].dtype = dtype_of(element) ? name_of(dtype_of(element)) : "type " + std::to_string(element);
+        found[i].shape.resize(rank);
+        std::vector<const char *> names(rank);
+        ask(api.GetDimensions(info, found[i].shape.data(), rank));
+        ask(api.GetSymbolicDimensions(info, names.data(), rank));
+        for (const auto *one : names) found[i].names.emplace_back(one ? one : "");
+    }
+    return found;
+}
+
+void Session::hold_against(const Program &program, const Manifest &manifest, const std::string &where) const {
+    // The axis of sequences, which a graph with an open number of them calls "batch", by the tensors' names.
+    std::map<std::string, int> batch;
+    for (const auto &entry : manifest.inputs) batch[entry.name] = entry.axes.batch;
+    for (const auto &output : manifest.outputs) batch[output.name] = output.axes.batch;
+    if (program.kind == "hidden") batch[program.outputs[0].name] = 0;
+    for (const auto *state : manifest.states_of(program.update))
+        batch[state->input] = batch[state->output] = state->batch_axis;
+    for (const bool returned : {false, true}) {
+        const auto &specs = returned ? program.outputs : program.inputs;
+        const auto found = bindings(returned);
+        need(found.size() == specs.size(), TXL_BUNDLE, where, ": has ", found.size(), returned ? " outputs" : " inputs",
+             ", expected the ", specs.size(), " of the manifest; export the model again");
+        for (const auto &spec : specs) {
+            const auto has =
+                std::find_if(found.begin(), found.end(), [&](const Binding &one) { return one.name == spec.name; });
+            need(has != found.end(), TXL_BUNDLE, where, ": lacks ", brief(spec.name),
+                 ", expected it as in the manifest; export the model again");
+            bool fits = has->dtype == name_of(spec.dtype) && has->shape.size() == spec.shape.size();
+            for (std::size_t axis = 0; fits && axis < spec.shape.size(); ++axis) {
+                const auto wanted = spec.shape[axis], size = has->shape[axis];
+                const auto &name = has->names[axis];
+                const auto sequences = batch.find(spec.name);
+                if (program.open_batch && sequences != batch.end() && sequences->second == static_cast<int>(axis))
+                    fits = size < 0 && (name == "batch" || name == "segment");
+                else if (wanted == TXL_SIZE_ROWS)
+                    fits = returned || size < 0;
+                else
+                    fits = size == wanted || (size < 0 && name == "segment");
+            }
+            need(fits, TXL_BUNDLE, where, ": ", brief(spec.name), " is ", has->dtype, " ", listed(has->shape),
+                 ", expected ", name_of(spec.dtype), " ", listed(spec.shape),
+                 " as in the manifest; export the model again");
+        }
+    }
+}
+
+void Session::run(const std::vector<const char *> &input_names, const std::vector<const OrtValue *> &inputs,
+                  const std::vector<const char *> &output_names, std::vector<OrtValue *> &outputs,
+                  const std::string &program) const {
+    auto *status = engine_.api().Run(session_, nullptr, input_names.data(), inputs.data(), inputs.size(),
+                                     output_names.data(), output_names.size(), outputs.data());
+    if (status) {
+        const auto said = engine_.said(status);
+        refuse(TXL_BACKEND, "program ", program, " failed in ONNX Runtime: ", said.substr(0, 600),
+               "; reset the stream");
+    }
+}
+
+}  // namespace txl_runtime

@@ -1,0 +1,590 @@
+#include "graph_check.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "error.hpp"
+#include "graph_values.hpp"
+#include "lives.hpp"
+#include "published.hpp"
+
+namespace txl_runtime {
+namespace {
+
+constexpr Known MODEL = {"the model", "1v 2b 3b 4b 5v 6b 7b", "8b 14b"};
+constexpr Known GRAPH = {"the graph", "2b 10b", "1b 5b 11b 12b 13b"};
+constexpr Known NODE = {"a node", "3b 4b 6b 7b", "1b 2b 5b"};
+constexpr Known ATTRIBUTE = {"an attribute", "1b 2f 3v 4b 5b 13b 20v", "7b 7f 8b 8v"};
+constexpr Known TENSOR = {"a constant", "2v 8b 9b 12b 14v", "1b 1v 4b 4f 5b 5v 7b 7v 10b 10d 11b 11v 13b"};
+constexpr Known VALUE = {"a value", "1b 2b 3b", ""}, TYPE = {"a type", "1b 6b", ""},
+                TENSOR_TYPE = {"a type", "1v 2b", ""};
+constexpr Known SHAPE = {"a shape", "", "1b"}, SIZE = {"a size", "1v 2b 3b", ""}, PAIR = {"a pair", "1b 2b", ""},
+                OPSET = {"an opset", "1b 2v", ""};
+
+constexpr std::size_t NODES = 1U << 14, SIDES = 1U << 10;  // nodes, and a node's inputs or results
+constexpr double OPENING = 1 << 24;                        // what ONNX Runtime's opening takes time for: see `walk`
+constexpr double BASE = 536870912, EACH = 64;  // bytes of a step without a budget: BASE, and EACH for each of weights
+constexpr double WORK = 17179869184.0, WORK_EACH = 128;  // products: WORK, and WORK_EACH for each byte beside BASE
+
+struct Declared {
+    std::int64_t type = 0;
+    std::vector<std::int64_t> sizes;  // -1: open
+};
+
+std::string in_quotes(const std::string &name) { return "'" + brief(name) + "'"; }
+
+// The least and the number beyond the largest of a type whose numbers are written as whole ones of 64 bits.
+std::pair<Int, Int> range_of(std::int64_t type) {
+    const auto bits = [](int count) { return Int{1} << count; };
+    switch (type) {
+        case 2:
+            return {0, bits(8)};
+        case 3:
+            return {-bits(7), bits(7)};
+        case 5:
+            return {-bits(15), bits(15)};
+        case 6:
+            return {-bits(31), bits(31)};
+        case 9:
+            return {0, 2};
+        case 4:
+        case 10:
+        case 16:
+            return {0, bits(16)};
+        case 12:
+            return {0, bits(32)};
+        default:
+            return {-bits(63), bits(63)};
+    }
+}
+
+// Bytes of one number of what a node returns: engines compute in no fewer than 4.
+int item_returned(const GraphNode &node) {
+    const auto &op = node.op;
+    static const std::set<std::string> WIDE = {"ArgMax", "ArgMin", "NonZero", "Shape", "Size", "TopK"};
+    if (WIDE.count(op) || node.has("value_int") || node.has("value_ints") || (op == "MaxPool" && node.results > 1))
+        return 8;
+    const auto value = node.attributes.find("value");
+    if (value != node.attributes.end() && value->second.tensor) return std::max(4, value->second.tensor->item);
+    for (const auto *name : {"to", "dtype"})
+        if (node.has(name)) return std::max(4, item_of(node.whole(name, 0)));
+    if (op == "Constant" || op == "ConstantOfShape") return 4;
+    return std::max(4, node.value(op == "OneHot" ? 2 : op == "CastLike" || op == "Where" ? 1 : 0).item);
+}
+
+// One pass over a file; `values_` says of every value, by name, what is known of it.
+class Walk {
+public:
+    Walk(std::string_view data, const std::string &kind, std::map<std::string, Dims> sizes, const std::string &weights,
+         Budget &budget, const Json &published)
+        : size_(static_cast<Int>(data.size())),
+          kind_(kind),
+          sizes_(std::move(sizes)),
+          weights_(weights),
+          budget_(budget),
+          published_(published) {
+        std::string_view body;
+        for (const auto &field : fields(data, MODEL)) {
+            if (field.number == 1 && !among(published["ir_versions"], field.value))
+                refuse_graph("version " + std::to_string(field.value) + " of the format", "8 to 12");
+            if (field.number == 7) body = field.bytes;
+            if (field.number == 8) read_opset(field.bytes);
+            if (field.number == 14) fields(field.bytes, PAIR);
+        }
+        if (!imports.count("ai.onnx")) refuse_graph("no version of ONNX's operators", "18 to 24");
+        walk(body);
+    }
+    std::map<std::string, std::int64_t> imports;
+
+private:
+    static bool among(const Json &list, std::uint64_t number) {
+        return std::find(list.begin(), list.end(), Json(number)) != list.end();
+    }
+
+    static std::string text(std::string_view bytes) {
+        const std::string found(bytes);
+        if (found.empty()) return found;
+        // nlohmann's writer knows what UTF-8 is.
+        if (Json(found).dump(-1, ' ', false, Json::error_handler_t::ignore) !=
+            Json(found).dump(-1, ' ', false, Json::error_handler_t::replace))
+            refuse_graph("a name that is no UTF-8", "text");
+        return found;
+    }
+
+    void read_opset(std::string_view entry) {
+        std::string domain;
+        std::uint64_t version = 0;
+        for (const auto &field : fields(entry, OPSET))
+            field.number == 1 ? void(domain = text(field.bytes)) : void(version = field.value);
+        const bool microsoft = domain == published_["microsoft"];
+        const bool known = domain.empty() ? among(published_["opsets"], version) : microsoft && version == 1;
+        if (!known || !imports.emplace(domain.empty() ? "ai.onnx" : domain, version).second)
+            refuse_graph("operators of " + in_quotes(domain) + " in version " + std::to_string(version) + ", or twice",
+                         "ONNX's own in 18 to 24, and com.microsoft in 1");
+    }
+
+    void walk(std::string_view body) {
+        std::map<int, std::vector<std::string_view>> parts;
+        for (const auto &field : fields(body, GRAPH)) parts[field.number].push_back(field.bytes);
+        if (parts[1].size() > NODES || parts[5].size() > NODES)
+            refuse_graph(
+                std::to_string(parts[1].size()) + " nodes and " + std::to_string(parts[5].size()) + " constants",
+                "at most " + std::to_string(NODES));
+        for (auto entry : parts[5]) {
+            auto [name, value] = tensor(entry);
+            define(name, std::make_shared<GraphValue>(value));
+        }
+        for (auto entry : parts[11]) {
+            const auto [name, declared] = value_info(entry);
+            const auto found = std::make_shared<GraphValue>(input(name, declared));
+            define(name, found), hold(name, *found);
+        }
+        std::map<std::string, Declared> inner, returned;
+        for (auto entry : parts[13])
+            if (!inner.insert(value_info(entry)).second) refuse_graph("a value that is declared twice", "each once");
+        for (auto entry : parts[12])
+            if (!returned.insert(value_info(entry)).second) refuse_graph("a value that is declared twice", "each once");
+        for (const auto &[name, declared] : returned) inner[name] = declared;
+        double fixed = 0, fixed_work = 0, work = 0;
+        for (auto entry : parts[1]) {
+            double bytes = 0, here = 0;
+            const bool always = run_node(entry, inner, returned, bytes, here);
+            work += here;
+            if (always) fixed += bytes, fixed_work += here;
+            if (fixed > budget_.most / 8 || fixed_work > budget_.work() / 16)
+                throw GraphRefused{
+                    join("values of ", fixed, " bytes, by ", fixed_work, " products, that are always the same"),
+                    join("at most ", budget_.most / 8, " and ", budget_.work() / 16),
+                    std::max(8 * fixed, BASE + std::ceil((16 * fixed_work - WORK) / WORK_EACH))};
+        }
+        for (const auto &[name, _] : returned) {
+            if (!values_.count(name))
+                refuse_graph("an output " + in_quotes(name) + " that no node computes", "all of them computed");
+            hold(name, *values_[name]);
+        }
+        const auto [bytes, many] = lives_.most();
+        if (static_cast<double>(parts[1].size()) * (many + static_cast<double>(shapes_.size())) > OPENING)
+            refuse_graph(join(parts[1].size(), " nodes, ", many, " values at once and ", shapes_.size(), " sizes"),
+                         "fewer of them");
+        budget_.take(fixed + bytes, work);
+    }
+
+    // An array that the library keeps for a program, as large as it gets.
+    void hold(const std::string &name, const GraphValue &value) {
+        std::vector<std::int64_t> dims;
+        for (auto size : value.dims) dims.push_back(static_cast<std::int64_t>(size));
+        if (budget_.held.emplace(name, dims).second) budget_.taken += value.item * static_cast<double>(value.most);
+    }
+
+    void define(const std::string &name, ValuePtr value) {
+        if (name.empty() || !values_.emplace(name, std::move(value)).second)
+            refuse_graph("two values called " + in_quotes(name) + ", or one without a name", "a name for each");
+    }
+
+    std::pair<std::string, Declared> value_info(std::string_view entry) {
+        std::pair<std::string, Declared> found;
+        std::string_view kind;
+        for (const auto &field : fields(entry, VALUE)) {
+            if (field.number == 1) found.first = text(field.bytes);
+            if (field.number == 2) kind = field.bytes;
+        }
+        std::string_view of_tensor;
+        for (const auto &field : fields(kind, TYPE))
+            if (field.number == 1) of_tensor = field.bytes;
+        bool shaped = false;
+        for (const auto &field : fields(of_tensor, TENSOR_TYPE)) {
+            if (field.number == 1) found.second.type = static_cast<std::int64_t>(field.value);
+            if (field.number != 2) continue;
+            shaped = true;
+            for (const auto &size : fields(field.bytes, SHAPE)) {
+                int numbered = 0, named = 0;
+                std::int64_t number = -1;
+                for (const auto &part : fields(size.bytes, SIZE)) {
+                    numbered += part.number == 1, named += part.number == 2;
+                    if (part.number == 1) number = static_cast<std::int64_t>(part.value);
+                    if (part.number == 2) text(part.bytes);
+                }
+                if (numbered && named) refuse_graph("a size with a number and a name", "one of them");
+                if (numbered && number < 0) refuse_graph("a size below 0", "0 or more");
+                found.second.sizes.push_back(numbered ? number : -1);
+            }
+        }
+        if (!item_of(found.second.type) || !shaped)
+            refuse_graph("a value of no type of numbers, or without axes", "a tensor of numbers");
+        return found;
+    }
+
+    GraphValue input(const std::string &name, const Declared &declared) {
+        const auto most = sizes_.find(name);
+        if (most == sizes_.end() || most->second.size() != declared.sizes.size())
+            refuse_graph(brief(name) + " of " + std::to_string(declared.sizes.size()) + " axes among its inputs",
+                         "those of the manifest");
+        Dims dims;
+        bool exact = true;
+        for (std::size_t i = 0; i < declared.sizes.size(); ++i) {
+            exact = exact && declared.sizes[i] >= 0;
+            dims.push_back(declared.sizes[i] >= 0 ? Int{declared.sizes[i]} : most->second[i]);
+        }
+        auto found = sized(dims, exact);
+        found.item = item_of(declared.type);
+        return found;
+    }
+
+    // Enters what a node returns; whether it is always the same.
+    bool run_node(std::string_view entry, const std::map<std::string, Declared> &declared,
+                  const std::map<std::string, Declared> &returned, double &bytes, double &work) {
+        GraphNode node;
+        std::vector<std::string> outputs;
+        std::vector<std::string_view> attributes;
+        std::set<std::size_t> reads;
+        std::string domain;
+        for (const auto &field : fields(entry, NODE)) {
+            if (field.number == 5) {
+                attributes.push_back(field.bytes);
+                continue;
+            }
+            const auto name = text(field.bytes);
+            if (field.number == 1) {
+                const auto found = values_.find(name);
+                if (!name.empty() && found == values_.end())
+                    refuse_graph("a node that reads " + in_quotes(name) + " before it is there",
+                                 "nodes in their order");
+                node.inputs.push_back(name.empty() ? nullptr : found->second);
+                if (const auto maker = made_.find(name); maker != made_.end()) reads.insert(maker->second);
+            }
+            if (field.number == 2) outputs.push_back(name);
+            if (field.number == 4) node.op = name;
+            if (field.number == 7) domain = name;
+        }
+        if (std::max(node.inputs.size(), outputs.size()) > SIDES)
+            refuse_graph("a node of too many inputs or results", "at most " + std::to_string(SIDES));
+        node.results = outputs.size();
+        const auto at = " at " + node.op.substr(0, 60) + " " + (outputs.empty() ? "" : in_quotes(outputs[0]));
+        const auto results = returned_by(node, domain, attributes, at, bytes, work);
+        const bool asks = node.op == "Shape" || node.op == "Size";
+        bool always = asks && node.exact;
+        if (!always)
+            always = std::all_of(node.inputs.begin(), node.inputs.end(),
+                                 [](const ValuePtr &value) { return !value || value->fixed; });
+        double own = bytes;
+        for (std::size_t i = 0; i < outputs.size(); ++i)
+            if (returned.count(outputs[i])) own -= static_cast<double>(results[i].most) * results[i].item;
+        // What is always the same is there all the time. Sizes may be asked of another value that has the same.
+        const auto number = always ? 0 : lives_.add({reads.begin(), reads.end()}, own, outputs.size());
+        for (std::size_t i = 0; i < outputs.size(); ++i) {
+            if (outputs[i].empty()) continue;
+            auto found = std::make_shared<GraphValue>(results[i]);
+            found->fixed = always;
+            define(outputs[i], found);
+            if (!always && !asks) made_[outputs[i]] = number;
+            if (const auto said = declared.find(outputs[i]); said != declared.end())
+                agree(outputs[i], *found, said->second);
+        }
+        return always;
+    }
+
+    std::vector<GraphValue> returned_by(GraphNode &node, const std::string &domain,
+                                        const std::vector<std::string_view> &attributes, const std::string &at,
+                                        double &bytes, double &work) {
+        const auto &forms = published_["forms"];
+        const bool known = imports.count(domain.empty() ? "ai.onnx" : domain) && forms.contains(domain) &&
+                           forms[domain].contains(node.op) &&
+                           (kind_ == "step" || std::find(published_["plain"].begin(), published_["plain"].end(),
+                                                         node.op) != published_["plain"].end());
+        if (!known)
+            refuse_graph("the operator " + in_quotes(domain.empty() ? node.op : domain + "." + node.op),
+                         "one of the operators that graphs may have");
+        const auto &form = forms[domain][node.op];
+        for (auto entry : attributes) read_attribute(node, entry, form["attributes"]);
+        hold_against_form(node, form, at);
+        for (const auto &value : node.inputs)
+            node.loose = node.loose || (value && value->loose), node.exact = node.exact && (!value || value->exact);
+        const auto name = form["rule"].get<std::string>();
+        const auto plain = plain_rules().find(name), module = module_rules().find(name);
+        if (plain == plain_rules().end() && module == module_rules().end())
+            throw std::logic_error("no rule is called " + name);
+        std::vector<GraphValue> results;
+        try {
+            results = (plain != plain_rules().end() ? plain : module)->second(node);
+        } catch (GraphRefused &refused) {
+            refused.found += at;
+            throw;
+        } catch (const std::out_of_range &) {
+            refuse_graph(node.op.substr(0, 60) + at + " of values that it cannot take", "some that it can");
+        }
+        results.resize(node.results, results.at(0));
+        images_ = images_ || name == "conv" || name == "pool";
+        const auto item = item_returned(node);
+        double numbers = node.memory;
+        for (auto &result : results) {
+            known_ += result.content ? static_cast<Int>(result.content->size()) : 0;
+            if (known_ > 1024 + size_ / 8) result.content.reset();
+            shapes_.insert(result.dims);
+            if (known_ > 65536 + size_)
+                refuse_graph("sizes that are computed of more numbers than the file has bytes", "a few of each");
+            result.loose = node.loose, result.item = item;
+            numbers += laid_out(result);
+        }
+        work = numbers;
+        for (const auto &value : node.inputs) work += value ? static_cast<double>(value->most) : 0;
+        work = node.work + SLOW * work, bytes = numbers * item;
+        return results;
+    }
+
+    static void hold_against_form(const GraphNode &node, const Json &form, const std::string &at) {
+        const auto &wanted = form["inputs"];
+        const auto needed = static_cast<std::size_t>(std::count(wanted.begin(), wanted.end(), Json(true)));
+        if (node.inputs.size() < needed || node.inputs.size() > form["most_inputs"].get<std::size_t>())
+            refuse_graph(std::to_string(node.inputs.size()) + " inputs" + at, "as many as the operator has");
+        for (std::size_t i = 0; i < node.inputs.size(); ++i)
+            if (!node.inputs[i] && (wanted[std::min(i, wanted.size() - 1)].get<bool>() || i + 1 == node.inputs.size()))
+                refuse_graph("no input " + std::to_string(i) + at, "one");
+        if (node.results < 1 || node.results > form["most_results"].get<std::size_t>())
+            refuse_graph(std::to_string(node.results) + " results" + at, "as many as the operator has");
+        for (const auto &name : form["required"])
+            if (!node.attributes.count(name)) refuse_graph("no attribute " + name.get<std::string>() + at, "one");
+        for (const auto &[name, allowed] : form["values"].items()) {
+            const auto found = node.attributes.find(name);
+            if (found == node.attributes.end()) continue;
+            const auto value = found->second.type == 3 ? found->second.text : std::to_string(found->second.whole);
+            if (std::find(allowed.begin(), allowed.end(), Json(value)) == allowed.end())
+                refuse_graph(in_quotes(value) + " as " + name + at, "one that the operator has");
+        }
+    }
+
+    void read_attribute(GraphNode &node, std::string_view entry, const Json &allowed) {
+        Attribute found;
+        std::string name;
+        std::vector<Field> values;
+        for (const auto &field : fields(entry, ATTRIBUTE)) {
+            if (field.number == 1)
+                name = text(field.bytes);
+            else if (field.number == 20)
+                found.type = static_cast<std::int64_t>(field.value);
+            else if (field.number != 13)
+                values.push_back(field);
+        }
+        // By ONNX's number of a type: its letter in the forms, and the field that holds the value.
+        static const std::map<std::int64_t, std::pair<std::string, int>> TYPES = {
+            {1, {"f", 2}}, {2, {"ib", 3}}, {3, {"s", 4}}, {4, {"t", 5}}, {6, {"F", 7}}, {7, {"I", 8}}};
+        const auto type = TYPES.find(found.type);
+        const bool several = found.type == 6 || found.type == 7;
+        bool fits = type != TYPES.end() && (several || values.size() == 1);
+        for (const auto &field : values) fits = fits && field.number == type->second.second;
+        if (!fits)
+            refuse_graph("the attribute " + in_quotes(name) + " of type " + std::to_string(found.type),
+                         "a value of its type");
+        if (node.attributes.count(name) || !allowed.contains(name) ||
+            type->second.first.find(allowed[name].get<std::string>()) == std::string::npos)
+            refuse_graph("the attribute " + in_quotes(name) + " of " + node.op.substr(0, 60),
+                         "those that are its own, each once");
+        const auto whole = [](const Field &field) {
+            return field.bytes.data() ? varints(field.bytes) : std::vector{static_cast<std::int64_t>(field.value)};
+        };
+        for (const auto &field : values) {
+            if (found.type == 2) found.whole = static_cast<std::int64_t>(field.value);
+            if (found.type == 3) found.text = std::string(field.bytes);
+            if (found.type == 4) found.tensor = std::make_shared<GraphValue>(tensor(field.bytes).second);
+            if (found.type == 6 && field.bytes.size() % 4)
+                refuse_graph("the attribute " + in_quotes(name) + " with a part of a number", "whole ones");
+            if (found.type == 6) found.numbers += field.bytes.size() / 4;
+            if (found.type == 7)
+                for (auto number : whole(field)) found.wholes.push_back(number);
+        }
+        if (allowed[name] == "b" && found.whole != 0 && found.whole != 1)
+            refuse_graph(std::to_string(found.whole) + " as " + name, "0 or 1");
+        if ((found.type == 2 || found.type == 7) && node.op != "Constant" &&
+            node.op != "Shape") {  // what else an engine may cut off
+            auto numbers = found.wholes;
+            numbers.push_back(found.whole);
+            for (auto number : numbers)
+                if (number < -2147483648LL || number > 2147483647LL)
+                    refuse_graph(std::to_string(number) + " as " + name, "numbers of 32 bits");
+        }
+        node.attributes.emplace(name, std::move(found));
+    }
+
+    // Numbers of a value as an engine lays it out: channels of images in blocks of 16.
+    [[nodiscard]] double laid_out(const GraphValue &value) const {
+        const auto most = static_cast<double>(value.most);
+        if (value.dims.size() != 4 || !images_ || !value.dims[1]) return most;
+        const auto channels = static_cast<double>(value.dims[1]);
+        return std::floor(most * std::ceil(channels / 16) * 16 / channels);
+    }
+
+    // A declared size has to be the one that was found, or at most the bound.
+    static void agree(const std::string &name, const GraphValue &value, const Declared &declared) {
+        bool fits = declared.sizes.size() == value.dims.size();
+        for (std::size_t i = 0; fits && i < value.dims.size(); ++i)
+            fits = declared.sizes[i] < 0 || declared.sizes[i] == value.dims[i] ||
+                   (!value.exact && declared.sizes[i] <= value.dims[i]);
+        if (!fits)
+            refuse_graph(in_quotes(name) + " declared as " + listed(declared.sizes),
+                         "the sizes that follow from its inputs");
+    }
+
+    // Name and sizes of a constant, which lies in the graph whole, or in the weight file.
+    std::pair<std::string, GraphValue> tensor(std::string_view entry) {
+        std::string name;
+        std::int64_t kind = 0, outside = 0;
+        Dims dims;
+        std::vector<std::string_view> places;
+        std::optional<std::string_view> raw;
+        std::vector<Field> numbers;
+        const auto whole = [](const Field &field) {
+            return field.bytes.data() ? varints(field.bytes) : std::vector{static_cast<std::int64_t>(field.value)};
+        };
+        for (const auto &field : fields(entry, TENSOR)) {
+            if (field.number == 8) name = text(field.bytes);
+            if (field.number == 1)
+                for (auto size : whole(field)) dims.push_back(size);
+            if (field.number == 2) kind = static_cast<std::int64_t>(field.value);
+            if (field.number == 9) raw = field.bytes;
+            if (field.number == 13) places.push_back(field.bytes);
+            if (field.number == 14) outside = static_cast<std::int64_t>(field.value);
+            if (field.number == 4 || field.number == 5 || field.number == 7 || field.number == 10 || field.number == 11)
+                numbers.push_back(field);
+        }
+        const Int item = item_of(kind);
+        if (!item) refuse_graph("a constant of type " + std::to_string(kind), "numbers");
+        auto found = sized(dims);
+        found.fixed = true, found.item = static_cast<int>(item);
+        const Int length = found.most * item;
+        bool fits = outside == 1 && !raw && numbers.empty() && lies_outside(places, length);
+        const bool small = (kind == 6 || kind == 7) && found.most <= SMALL_VALUE;
+        Ranges content;
+        if (!fits && !outside && places.empty() && raw && numbers.empty()) {
+            fits = static_cast<Int>(raw->size()) == length;
+            if (kind == 9 && raw->find_first_not_of(std::string_view("\0\1", 2)) != std::string_view::npos)
+                refuse_graph("the constant " + in_quotes(name) + " with other truth values than 0 and 1", "those");
+            for (std::size_t at = 0; fits && small && at < raw->size(); at += static_cast<std::size_t>(item)) {
+                std::int64_t wide = 0;
+                std::int32_t narrow = 0;
+                item == 8 ? std::memcpy(&wide, raw->data() + at, 8) : std::memcpy(&narrow, raw->data() + at, 4);
+                content.emplace_back(item == 8 ? wide : narrow, item == 8 ? wide : narrow);
+            }
+            if (fits && kind == 1 && found.most <= 16) {
+                found.scales.resize(static_cast<std::size_t>(found.most));
+                if (!raw->empty()) std::memcpy(found.scales.data(), raw->data(), raw->size());
+            }
+        } else if (!fits && !outside && places.empty() && !raw) {
+            const int field_of = kind == 1 ? 4 : kind == 11 ? 10 : kind == 7 ? 7 : kind == 12 || kind == 13 ? 11 : 5;
+            Int count = 0;
+            fits = std::all_of(numbers.begin(), numbers.end(),
+                               [&](const Field &field) { return field.number == field_of; });
+            for (const auto &field : fits ? numbers : std::vector<Field>()) {
+                if (kind == 1 || kind == 11) {
+                    fits = fits && field.bytes.size() % static_cast<std::size_t>(item) == 0;
+                    count += static_cast<Int>(field.bytes.size()) / item;
+                    continue;
+                }
+                const auto [low, high] = range_of(kind);
+                for (Int number : whole(field)) {
+                    if (number < low || number >= high)
+                        refuse_graph("the constant " + in_quotes(name) + " with numbers beyond its type",
+                                     "numbers of it");
+                    if (small) content.emplace_back(number, number);
+                    ++count;
+                }
+            }
+            fits = fits && count == found.most;
+        }
+        if (!fits)
+            refuse_graph(
+                "the constant " + in_quotes(name) + ", whose numbers are not where or as many as they should be",
+                said(length) + " bytes of it, in the graph or in " + weights_);
+        if (small && !outside) found.content = content;
+        return {name, found};
+    }
+
+    // Whether a constant is a range of the weight file.
+    [[nodiscard]] bool lies_outside(const std::vector<std::string_view> &places, Int length) const {
+        std::map<std::string, std::string> found;
+        for (auto entry : places) {
+            std::string key, value;
+            for (const auto &field : fields(entry, PAIR)) (field.number == 1 ? key : value) = text(field.bytes);
+            if (!found.emplace(key, value).second) return false;
+        }
+        if (found.size() != 3 || found["location"] != weights_) return false;
+        const auto number = [&](const char *key) -> Int {
+            const auto &digits = found[key];
+            if (digits.empty() || digits.size() > 18 || digits.find_first_not_of("0123456789") != std::string::npos)
+                return -1;
+            return std::stoll(digits);
+        };
+        const auto offset = number("offset"), own = number("length");
+        return own == length && offset >= 0 && static_cast<double>(offset + length) <= budget_.weights;
+    }
+
+    Int size_, known_ = 0;
+    std::string kind_;
+    std::map<std::string, Dims> sizes_;
+    std::string weights_;
+    Budget &budget_;
+    const Json &published_;
+    std::map<std::string, ValuePtr> values_;
+    std::map<std::string, std::size_t> made_;
+    std::set<Dims> shapes_;
+    bool images_ = false;
+    Lives lives_;
+};
+
+// The sizes of a program's inputs, the largest where they are open: a state's rows, or all rows of a segment.
+void largest(const Program &program, const Manifest &m, std::map<std::string, Dims> &sizes) {
+    const Int rows = std::max<Int>(2, Int{m.B} * m.lengths()[0]);
+    for (const auto &spec : program.inputs) {
+        Dims dims;
+        for (std::size_t axis = 0; axis < spec.shape.size(); ++axis) {
+            Int size = spec.shape[axis];
+            if (size < 0) {
+                size = rows;
+                for (const auto *state : m.states_of(program.update))
+                    if (state->input == spec.name) size = state->shape[axis];
+            }
+            dims.push_back(size);
+        }
+        auto &held = sizes[spec.name];
+        if (held.size() != dims.size()) held = dims;
+        for (std::size_t axis = 0; axis < dims.size(); ++axis) held[axis] = std::max(held[axis], dims[axis]);
+    }
+}
+
+}  // namespace
+
+Budget::Budget(std::uint64_t bytes, std::uint64_t asked)
+    : weights(static_cast<double>(bytes)),
+      most(asked ? static_cast<double>(asked) : BASE + EACH * weights),
+      published(parse_json(published_forms(), "the forms")) {}
+
+double Budget::work() const { return WORK + WORK_EACH * std::max(most - BASE, 0.0); }
+
+void Budget::take(double size, double products_summed) {
+    taken += size;
+    const auto needed =
+        std::max(taken, products_summed > work() ? BASE + std::ceil((products_summed - WORK) / WORK_EACH) : 0);
+    if (needed > most)
+        throw GraphRefused{join("steps of ", taken, " bytes and ", products_summed, " products"),
+                           join("at most ", most, " and ", work()), needed};
+}
+
+void check_graph(const std::string &data, const std::string &where, const Program &program, const Manifest &manifest,
+                 Budget &budget) {
+    try {
+        std::map<std::string, Dims> sizes;
+        for (const auto &other : manifest.programs)
+            if (other.file == program.file) largest(other, manifest, sizes);
+        const Walk walk(data, program.kind, sizes, manifest.weights, budget, budget.published);
+        for (const auto &other : manifest.programs)
+            if (other.file == program.file && !other.opset.empty() && other.opset != walk.imports)
+                refuse_graph("operators of other versions", "those that the manifest says of " + brief(other.name));
+    } catch (const GraphRefused &refused) {
+        std::string advice = "export the model again";
+        if (refused.needed > 0)
+            advice = join("if you trust it, load it with options.budget = ",
+                          static_cast<std::uint64_t>(std::min(refused.needed, 9e18)));
+        refuse(TXL_BUNDLE, where, ": has ", refused.found, ", expected ", refused.expected, "; ", advice);
+    }
+}
+
+}  // namespace txl_runtime

@@ -1,0 +1,188 @@
+#include "model.hpp"
+
+#include <algorithm>
+
+#include "error.hpp"
+#include "graph_check.hpp"
+#include "safetensors.hpp"
+#include "sha256.hpp"
+
+namespace txl_runtime {
+namespace {
+
+constexpr std::uint64_t MOST_MANIFEST = 1U << 24;
+constexpr std::int64_t SMALL_SOFTMAX = 1 << 18;  // products per row up to which it is one thread's
+constexpr const char *MANIFEST = "manifest.json";
+
+Array number(double value, txl_dtype dtype) {
+    Array exact(dtype == TXL_INT32 ? TXL_INT32 : TXL_FLOAT32, Shape{}), found(dtype, Shape{});
+    if (dtype == TXL_INT32)
+        *exact.as<std::int32_t>() = static_cast<std::int32_t>(value);
+    else
+        *exact.as<float>() = static_cast<float>(value);
+    copy(found.view(), exact.view());
+    return found;
+}
+
+bool broadcasts(const Sizes &shape, const Sizes &over) {
+    if (shape.size() > over.size()) return false;
+    for (std::size_t i = 1; i <= shape.size(); ++i)
+        if (shape[shape.size() - i] != 1 && shape[shape.size() - i] != over[over.size() - i]) return false;
+    return true;
+}
+
+}  // namespace
+
+Model::Model(std::unique_ptr<Files> from, const txl_load_options &options) : files(std::move(from)), options_(options) {
+    const auto document = files->read(MANIFEST, MOST_MANIFEST);
+    const auto trusted = options.manifest_sha256 ? std::string(options.manifest_sha256) : std::string();
+    need(trusted.empty() || sha256(document.data(), document.size()) == trusted, TXL_BUNDLE, files->where(MANIFEST),
+         ": its SHA-256 is not the one that options.manifest_sha256 has; load the bundle that was meant");
+    manifest = read_manifest(document, files->where(MANIFEST));
+    check_files();
+    lengths = manifest.lengths(), given = manifest.given();
+    text = manifest.reads_text(), scoring = text && manifest.by_rows;
+    need(manifest.precision != "bf16", TXL_BACKEND, files->where(MANIFEST),
+         ": its precision is bf16, which ONNX Runtime cannot run on a CPU, expected fp32, fp16, int8 or int4; export "
+         "another");
+    if (!manifest.vocabulary.empty())
+        vocabulary = std::make_unique<Vocabulary>(read(manifest.vocabulary), manifest.vocab_size(),
+                                                  files->where(manifest.vocabulary));
+    engine_ = std::make_unique<Engine>(options);
+    engine_name = "ONNX Runtime " + engine_->version();
+    choose(options.update);
+    open_sessions();
+    read_initial();
+    options_ = {};  // what it pointed to is the caller's
+    options_.flags = options.flags;
+}
+
+void Model::check_files() const {
+    const auto used = manifest.used_files();
+    for (const auto &[name, record] : manifest.files) {
+        // The loss of an engine must not cost the model.
+        if (name.rfind("engines/", 0) == 0 && !std::binary_search(used.begin(), used.end(), name)) continue;
+        const auto size = files->size(name);
+        need(size == record.size, TXL_BUNDLE, files->where(name), ": ", size, " bytes, expected ", record.size,
+             "; copy the bundle again");
+        need((options_.flags & TXL_LOAD_UNHASHED) || files->hash(name) == record.sha256, TXL_BUNDLE, files->where(name),
+             ": its SHA-256 is another than the manifest's, so it was altered; copy the bundle again");
+    }
+}
+
+std::string Model::read(const std::string &name) const {
+    const auto &record = manifest.files.at(name);
+    auto content = files->read(name, record.size);
+    need((options_.flags & TXL_LOAD_UNHASHED) || sha256(content.data(), content.size()) == record.sha256, TXL_BUNDLE,
+         files->where(name),
+         ": was altered while the bundle was open, expected the file that it was opened with; load it again");
+    return content;
+}
+
+void Model::choose(const char *asked) {
+    const auto there = manifest.updates();
+    update = there[0];
+    if (asked) {
+        const auto found =
+            std::find_if(there.begin(), there.end(), [&](Rule rule) { return std::string(name_of(rule)) == asked; });
+        need(found != there.end(), TXL_USAGE, "update is ", brief(asked),
+             ", and the bundle has no programs of that rule; leave it out");
+        update = *found;
+        need(update != Rule::ring || engine_->runs_opset(24), TXL_UNSUPPORTED,
+             "update is ring, which needs ONNX Runtime 1.25 or newer, "
+             "and this is ",
+             engine_->version(), "; use rolled");
+    } else if (update == Rule::ring && there.size() > 1 && !engine_->runs_opset(24)) {
+        update = there[1];
+    }
+    states = manifest.states_of(update);
+    for (const auto &program : manifest.programs)
+        if (program.update == update) programs.push_back(&program);
+    std::stable_sort(programs.begin(), programs.end(), [](const Program *a, const Program *b) {
+        return std::pair(a->length, a->rows_open()) < std::pair(b->length, b->rows_open());
+    });
+    for (const auto *state : states) growing = growing || state->absent || state->rows;
+    leading = !growing &&
+              std::all_of(programs.begin(), programs.end(), [](const Program *program) { return program->open_batch; });
+    if (programs[0]->kind != "hidden") return;
+    const auto &axes = manifest.logprobs()->axes;
+    need(manifest.outputs.size() == 1 && manifest.logprobs()->dtype == TXL_FLOAT32 && axes.batch >= 0 &&
+             axes.positions.size() == 1,
+         TXL_UNSUPPORTED, files->where(MANIFEST),
+         ": has a softmax in parts and other outputs than float32 log-probabilities, which this "
+         "library cannot put together; use txl_runtime from Python");
+    for (std::size_t c = 0; c < manifest.logprobs()->clusters.size(); ++c)
+        for (const auto &program : manifest.programs)
+            if (program.kind == (c ? "tail." + std::to_string(c) : "head")) softmax.push_back(&program);
+}
+
+void Model::open_sessions() {
+    const bool lean = options_.flags & TXL_LOAD_LEAN;
+    const auto *logprobs = manifest.logprobs();
+    const bool small = !logprobs || logprobs->width * manifest.vocab_size() <= SMALL_SOFTMAX;
+    Budget budget(manifest.files.at(manifest.weights).size, options_.budget);
+    auto all = programs;
+    all.insert(all.end(), softmax.begin(), softmax.end());
+    for (const auto *program : all) {
+        const auto where = files->where(program->file);
+        if (!sessions_.count(program->file)) {
+            const auto graph = read(program->file);
+            if (!options_.manifest_sha256 && !(options_.flags & TXL_LOAD_TRUSTED))
+                check_graph(graph, where, *program, manifest, budget);
+            const auto opset = program->opset.find("ai.onnx");
+            const auto wanted = opset == program->opset.end() ? "" : engine_->wanted_for(opset->second);
+            need(wanted.empty(), TXL_BACKEND, where, ": needs opset ", opset->second, ", which ONNX Runtime has from ",
+                 wanted, " on, and this is ", engine_->version(), "; install that");
+            SessionOptions options{options_.threads, false, lean, !lean && small, files->folder(),
+                                   manifest.weights, {}};
+            options.threads = small && program->softmax() ? 1 : options_.threads;
+            // An arena holds on to the peak of a segment: worth it for layers, and too much for whole vocabularies.
+            options.arena = !lean && (program->kind == "hidden" || program->kind == "step");
+            if (options.folder.empty()) options.weights = files->held(manifest.weights);
+            sessions_[program->file] = std::make_unique<Session>(*engine_, graph, where, options);
+        }
+        sessions_[program->file]->hold_against(*program, manifest, where);
+    }
+}
+
+void Model::read_initial() {
+    for (const auto *state : states) {
+        if (!state->initial.is_string()) {
+            const auto value = state->initial.is_null() ? 0.0 : state->initial.get<double>();
+            initial.emplace(state->name, number(value, state->dtype));
+            continue;
+        }
+        const auto name = state->initial.get<std::string>();
+        const auto where = files->where(manifest.weights);
+        const auto header = read_header(*files, manifest.weights);
+        const auto found = header.entries.find(name);
+        need(found != header.entries.end(), TXL_BUNDLE, where, ": lacks ", brief(name),
+             ", expected it; export the model again");
+        const auto &entry = found->second;
+        const auto dtype = state->counted() ? TXL_FLOAT32 : state->dtype;
+        const auto over = state->counted() ? state->row_shape() : state->sequence_shape();
+        need(entry.dtype == stored_name(dtype) &&
+                 (state->counted() ? entry.shape == over : broadcasts(entry.shape, over)),
+             TXL_BUNDLE, where, ": ", brief(name), " is ", brief(entry.dtype), " ", listed(entry.shape), ", expected ",
+             name_of(dtype), " ", listed(over), " for ", brief(state->name), "; export the model again");
+        Array value(dtype, Shape(entry.shape));
+        need(entry.last - entry.first == value.bytes(), TXL_BUNDLE, where, ": ", brief(name),
+             " has another size than its shape; export again");
+        const auto bytes = files->part(manifest.weights, header.start + entry.first, entry.last - entry.first);
+        std::copy(bytes.begin(), bytes.end(), value.as<char>());
+        initial.emplace(state->name, std::move(value));
+    }
+}
+
+std::uint64_t Model::state_bytes() const {
+    std::uint64_t bytes = 0;
+    for (const auto *state : states) {
+        std::uint64_t values = state->counted() ? static_cast<std::uint64_t>(manifest.memory_length()) : 1;
+        for (auto size : state->counted() ? state->row_shape() : state->sequence_shape())
+            values *= static_cast<std::uint64_t>(size);
+        bytes += values * size_of(state->dtype);
+    }
+    return bytes;
+}
+
+}  // namespace txl_runtime

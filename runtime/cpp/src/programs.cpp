@@ -1,0 +1,193 @@
+#include "programs.hpp"
+
+#include <algorithm>
+
+#include "error.hpp"
+
+namespace txl_runtime {
+namespace {
+
+const Spec *spec_named(const std::vector<Spec> &specs, const std::string &name) {
+    const auto found = std::find_if(specs.begin(), specs.end(), [&](const Spec &spec) { return spec.name == name; });
+    return found == specs.end() ? nullptr : &*found;
+}
+
+Array array_of(const Spec &spec) {
+    const bool open = std::find(spec.shape.begin(), spec.shape.end(), TXL_SIZE_ROWS) != spec.shape.end();
+    return open ? Array() : Array(spec.dtype, Shape(spec.shape));
+}
+
+}  // namespace
+
+// One way to run a program.
+struct Route {
+    std::vector<const char *> input_names, output_names;
+    std::vector<Value> values;
+    std::vector<const OrtValue *> inputs;
+    std::vector<OrtValue *> outputs;
+    std::vector<Array> apart;                          // of sequences that do not lie together
+    std::vector<std::pair<View, View>> before, after;  // copies to and from those
+};
+
+Runner::Runner(const Model &model, States &states) : model_(model), states_(states) {
+    for (const auto *program : model.programs) {
+        Bound bound{program, {}, {}, {}};
+        for (const auto *entry : model.given)
+            bound.inputs.push_back(array_of(*spec_named(program->inputs, entry->name)));
+        if (program->kind == "hidden") {
+            bound.outputs.push_back(array_of(program->outputs[0]));
+        } else {
+            for (const auto &output : model.manifest.outputs)
+                bound.outputs.push_back(array_of(*spec_named(program->outputs, output.name)));
+        }
+        bound_.push_back(std::move(bound));
+    }
+}
+
+Runner::~Runner() = default;
+
+bool Runner::takes(const Program &program) const {
+    if (!model_.growing) return true;
+    const auto side = static_cast<std::size_t>(states_.side(0));
+    for (const auto &held : states_.held()) {
+        if (held.state->update != Rule::replace) continue;
+        const auto *spec = spec_named(program.inputs, held.state->input);
+        const auto &shape = held.sides[side].shape;
+        if (!spec || !held.there[side]) {
+            if (spec || (held.there[side] && shape.product())) return false;
+            continue;
+        }
+        bool fits = static_cast<int>(spec->shape.size()) == shape.rank();
+        for (int axis = 0; fits && axis < shape.rank(); ++axis) {
+            const auto wanted = spec->shape[static_cast<std::size_t>(axis)];
+            fits = wanted == TXL_SIZE_ROWS || wanted == shape[axis];
+        }
+        if (!fits) return false;
+    }
+    return true;
+}
+
+Runner::Bound &Runner::find(std::int64_t length) {
+    for (auto &bound : bound_) {
+        const auto own = bound.program->length;
+        if (own >= length && (own == length || !model_.manifest.exact) && takes(*bound.program)) return bound;
+    }
+    refuse(TXL_USAGE, "no program takes a segment of ", length,
+           " positions with the state as it is now, expected lengths of ", listed(model_.lengths),
+           "; reset the stream, or feed segments of one length");
+}
+
+std::unique_ptr<Route> Runner::route(Bound &bound, std::int64_t rows, int side) {
+    auto found = std::make_unique<Route>();
+    const auto &program = *bound.program;
+    const auto &manifest = model_.manifest;
+    const auto first = [&](const View &view, int batch) {
+        return batch < 0 || rows == manifest.B ? view : view.narrow(batch, 0, rows);
+    };
+    const auto add = [&](const View &part, bool returned) {
+        View own = part;
+        if (!part.together()) {
+            found->apart.emplace_back(part.dtype, part.shape);
+            own = found->apart.back().view();
+            (returned ? found->after : found->before).emplace_back(returned ? part : own, returned ? own : part);
+        }
+        found->values.emplace_back(model_.engine(), View(own.data, own.dtype, own.shape));
+        if (returned)
+            found->outputs.push_back(found->values.back().get());
+        else
+            found->inputs.push_back(found->values.back().get());
+    };
+    const auto state_of = [&](const std::string &name, bool returned) -> Held * {
+        for (auto &held : states_.held())
+            if (name == (returned ? held.state->output : held.state->input)) return &held;
+        return nullptr;
+    };
+    for (const auto &spec : program.inputs) {
+        found->input_names.push_back(spec.name.c_str());
+        if (const auto *held = state_of(spec.name, false)) {
+            const bool ring = held->state->update == Rule::ring;
+            add(first(held->sides[ring ? 0 : static_cast<std::size_t>(side)].view(), held->state->batch_axis), false);
+            continue;
+        }
+        std::size_t given = 0;
+        for (const auto &entry : manifest.inputs) {
+            const bool mine = given < model_.given.size() && model_.given[given] == &entry;
+            if (entry.name == spec.name)
+                add(first(mine ? bound.inputs[given].view() : states_.counts(entry.role), entry.axes.batch), false);
+            given += mine;
+        }
+    }
+    const bool open = program.rows_open();
+    for (const auto &spec : program.outputs) {
+        found->output_names.push_back(spec.name.c_str());
+        if (open) {
+            found->outputs.push_back(nullptr);
+            continue;
+        }
+        if (auto *held = state_of(spec.name, true)) {
+            const auto to = held->state->update == Rule::ring ? 0 : static_cast<std::size_t>(1 - side);
+            if (held->state->update == Rule::replace) held->sides[to].shape = Shape(spec.shape), held->there[to] = true;
+            add(first(held->sides[to].view(), held->state->batch_axis), true);
+            continue;
+        }
+        if (program.kind == "hidden") {
+            add(first(bound.outputs[0].view(), 0), true);
+            continue;
+        }
+        for (std::size_t i = 0; i < manifest.outputs.size(); ++i)
+            if (manifest.outputs[i].name == spec.name)
+                add(first(bound.outputs[i].view(), manifest.outputs[i].axes.batch), true);
+    }
+    return found;
+}
+
+Route &Runner::bind(Bound &bound, std::int64_t rows, int side) {
+    const std::pair key(rows, side);
+    auto kept = bound.routes.find(key);
+    if (kept == bound.routes.end()) kept = bound.routes.emplace(key, route(bound, rows, side)).first;
+    return *kept->second;
+}
+
+void Runner::run(Bound &bound, std::int64_t rows) {
+    const auto side = states_.side(0);
+    std::unique_ptr<Route> once;
+    if (model_.growing) once = route(bound, rows, side);  // shapes are others from step to step
+    auto &way = once ? *once : bind(bound, rows, side);
+    for (const auto &[to, from] : way.before) copy(to, from);
+    model_.session(*bound.program).run(way.input_names, way.inputs, way.output_names, way.outputs, bound.program->name);
+    for (const auto &[to, from] : way.after) copy(to, from);
+    if (bound.program->rows_open()) collect(bound, way);
+}
+
+// What the engine made where a program leaves sizes open.
+void Runner::collect(Bound &bound, Route &route) {
+    std::vector<Value> made;
+    for (auto *value : route.outputs) made.emplace_back(model_.engine(), value);
+    route.outputs.clear();
+    const auto &specs = bound.program->outputs;
+    const auto side = static_cast<std::size_t>(1 - states_.side(0));
+    for (std::size_t i = 0; i < specs.size(); ++i) {
+        const auto view = made[i].view();
+        Array *to = nullptr;
+        Shape shape = view.shape;
+        for (std::size_t o = 0; o < model_.manifest.outputs.size(); ++o)
+            if (model_.manifest.outputs[o].name == specs[i].name) to = &bound.outputs[o], shape = to->shape;
+        for (auto &held : states_.held()) {
+            if (held.state->output != specs[i].name) continue;
+            to = &held.sides[side];
+            shape = Shape(held.state->shape);
+            const auto axis = held.state->row_axis;
+            const bool fits =
+                view.shape.rank() == shape.rank() && (axis < 0 || !held.state->rows || view.shape[axis] <= shape[axis]);
+            if (fits && axis >= 0 && held.state->rows) shape[axis] = view.shape[axis];
+            held.there[side] = true;
+        }
+        need(to && view.dtype == to->dtype && view.shape == shape, TXL_BACKEND, "program ", brief(bound.program->name),
+             " returned ", brief(specs[i].name), " ", listed(view.shape), ", expected at most ", listed(shape),
+             "; export the model again");
+        to->shape = shape;
+        copy(to->view(), view);
+    }
+}
+
+}  // namespace txl_runtime

@@ -1,0 +1,107 @@
+#include "sampling.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+
+#include "error.hpp"
+
+namespace txl_runtime {
+
+Pcg64::Pcg64(const std::vector<std::uint32_t> &seed, std::uint32_t row) {
+    auto words = seed;
+    while (words.size() > 1 && words.back() == 0) words.pop_back();
+    while (words.size() < 4) words.push_back(0);
+    words.push_back(row);
+    std::uint32_t a = 0x43b0d7e5;
+    const auto hash = [&](std::uint32_t v) {
+        v ^= a, a *= 0x931e8875U, v *= a;
+        return v ^ (v >> 16);
+    };
+    const auto mix = [](std::uint32_t x, std::uint32_t y) {
+        const std::uint32_t r = x * 0xca01f9ddU - y * 0x4973f715U;
+        return r ^ (r >> 16);
+    };
+    std::array<std::uint32_t, 4> pool{};
+    for (std::size_t i = 0; i < 4; ++i) pool[i] = hash(words[i]);
+    for (std::size_t s = 0; s < 4; ++s)
+        for (std::size_t d = 0; d < 4; ++d)
+            if (s != d) pool[d] = mix(pool[d], hash(pool[s]));
+    for (std::size_t w = 4; w < words.size(); ++w)
+        for (auto &one : pool) one = mix(one, hash(words[w]));
+    std::uint32_t c = 0x8b51f9dd;
+    std::array<std::uint64_t, 4> q{};
+    for (std::size_t i = 0; i < 8; ++i) {
+        std::uint32_t v = pool[i % 4] ^ c;
+        c *= 0x58f38dedU, v *= c, v ^= v >> 16;
+        q[i / 2] |= static_cast<std::uint64_t>(v) << (i % 2 ? 32 : 0);
+    }
+    const auto wide = [](std::uint64_t high, std::uint64_t low) { return static_cast<Wide>(high) << 64 | low; };
+    inc_ = wide(q[2], q[3]) << 1 | 1;
+    state_ = inc_ + wide(q[0], q[1]);
+    step();
+}
+
+void Pcg64::step() {
+    constexpr auto MULT = static_cast<Wide>(0x2360ed051fc65da4ULL) << 64 | 0x4385df649fccf645ULL;
+    state_ = state_ * MULT + inc_;
+}
+
+double Pcg64::random() {
+    step();
+    const auto x = static_cast<std::uint64_t>(state_ >> 64) ^ static_cast<std::uint64_t>(state_);
+    const auto r = static_cast<unsigned>(state_ >> 122);
+    const auto turned = x >> r | x << ((64 - r) & 63U);
+    return static_cast<double>(turned >> 11) * 0x1p-53;
+}
+
+Sampler::Sampler(const txl_sampling &sampling, std::int32_t b)
+    : temperature_(sampling.temperature), top_p_(sampling.top_p), top_k_(sampling.top_k) {
+    need(b >= 1, TXL_USAGE, "a sampler is for ", b, " sequences, expected at least 1; give the stream's");
+    need(std::isfinite(temperature_) && temperature_ >= 0, TXL_USAGE, "temperature is ", temperature_,
+         ", expected a number of at least 0; 0 is greedy");
+    need(top_k_ >= 0, TXL_USAGE, "top_k is ", top_k_, ", expected at least 1, or 0 to keep every token");
+    need(top_p_ >= 0 && top_p_ <= 1, TXL_USAGE, "top_p is ", top_p_,
+         ", expected more than 0 and at most 1, or 0 to keep every token");
+    std::vector<std::uint32_t> seed = {static_cast<std::uint32_t>(sampling.seed),
+                                       static_cast<std::uint32_t>(sampling.seed >> 32)};
+    if (sampling.seed_words) seed.assign(sampling.seed_words, sampling.seed_words + sampling.seed_count);
+    for (std::int32_t row = 0; row < b; ++row) numbers_.emplace_back(seed, static_cast<std::uint32_t>(row));
+}
+
+std::int32_t Sampler::draw(std::size_t row, const float *logprobs, std::int64_t words) {
+    const auto *end = logprobs + words;
+    need(std::none_of(logprobs, end, [](float one) { return std::isnan(one); }), TXL_BACKEND, "sequence ", row,
+         " produced NaN, expected log-probabilities; reset the stream");
+    const auto *best = std::max_element(logprobs, end);  // of equal ones the first
+    if (temperature_ == 0) return static_cast<std::int32_t>(best - logprobs);
+    const auto uniform = numbers_[row].random(), highest = static_cast<double>(*best);
+    ids_.resize(static_cast<std::size_t>(words));
+    std::iota(ids_.begin(), ids_.end(), 0);
+    if (top_k_ || top_p_ > 0) {
+        const auto before = [&](std::int32_t x, std::int32_t y) {
+            return logprobs[x] > logprobs[y] || (logprobs[x] == logprobs[y] && x < y);
+        };
+        const auto count = top_k_ ? std::min(top_k_, words) : words;
+        std::partial_sort(ids_.begin(), ids_.begin() + count, ids_.end(), before);
+        ids_.resize(static_cast<std::size_t>(count));
+    }
+    // Cumulative sums of the weights, in this order.
+    weights_.resize(ids_.size());
+    double sum = 0;
+    for (std::size_t i = 0; i < ids_.size(); ++i) {
+        const auto apart = static_cast<double>(logprobs[ids_[i]]) - highest;
+        weights_[i] = sum += apart == 0 ? 1 : std::exp(apart / temperature_);
+    }
+    std::size_t count = ids_.size();
+    if (top_p_ > 0) {
+        const auto asked = top_p_ * sum;
+        for (count = 1; count < ids_.size() && weights_[count - 1] < asked;) ++count;
+    }
+    const auto last = weights_.begin() + static_cast<std::ptrdiff_t>(count);
+    const auto at = std::upper_bound(weights_.begin(), last, uniform * weights_[count - 1]) - weights_.begin();
+    return ids_[std::min<std::size_t>(static_cast<std::size_t>(at), count - 1)];
+}
+
+}  // namespace txl_runtime

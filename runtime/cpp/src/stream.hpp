@@ -1,0 +1,73 @@
+// b sequences of a model: segments run, positions fed, and what is made of token ids (§ 4, § 5).
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "programs.hpp"
+#include "sampling.hpp"
+#include "softmax.hpp"
+#include "states.hpp"
+
+namespace txl_runtime {
+
+class Stream {
+public:
+    Stream(std::shared_ptr<const Model> model, std::int64_t b, std::int64_t memory_length);
+
+    void prepare();
+    void run(std::int64_t length, const void *const *inputs, const std::int32_t *counts, void *const *outputs,
+             bool commit);
+    void feed(std::int64_t length, const void *const *inputs, const std::int32_t *counts, void *const *outputs,
+              bool last);
+    void score(const std::int32_t *tokens, std::int64_t length, const std::int32_t *counts, float *nll);
+    void generate(const txl_sampling &sampling, const std::int32_t *tokens, std::int64_t length,
+                  const std::int32_t *counts, std::int32_t count, std::int32_t *drawn, float *logprobs);
+    void draw(Sampler &sampler, std::int32_t *tokens, float *logprobs);
+
+    void reset(const std::uint8_t *which);
+    void select(const std::int32_t *rows, std::int64_t count);
+    [[nodiscard]] std::string save(std::int32_t row) const;
+    void restore(std::int32_t row, std::string_view bytes);
+
+    [[nodiscard]] std::int64_t b() const { return b_; }
+    [[nodiscard]] const Model &model() const { return *model_; }
+    [[nodiscard]] const States &states() const { return *states_; }
+
+private:
+    struct Segment {
+        std::int64_t first = 0, size = 0;
+        bool any = false;  // whether something counts in it
+    };
+    bool next(Segment &segment, std::int64_t length);
+    void set_batch(std::int64_t b);
+    void check_batch(std::int64_t b) const;
+    void read(std::int64_t length, const void *const *inputs, const std::int32_t *counts);
+    void read_counts(std::int64_t length, const std::int32_t *counts);
+    void read_tokens(std::int64_t length, const std::int32_t *tokens, const std::int32_t *counts);
+    void check_ids() const;
+    void check_segment(std::int64_t length, const std::vector<std::int32_t> &counts) const;
+    void check_feed(std::int64_t length);
+    bool step_tokens(std::int64_t first, std::int64_t length);        // of ids_
+    bool step(std::int64_t first, std::int64_t length, bool commit);  // of inputs_, the positions that inside_ counts
+    void clear_outputs(std::int64_t length, void *const *outputs, bool last);
+    void give(void *const *outputs, std::int64_t first, std::int64_t length, bool last);
+    void keep_last();
+    void refuse_text(const char *what) const;
+    [[nodiscard]] std::vector<std::int32_t> sequences(std::int32_t row) const;
+
+    std::shared_ptr<const Model> model_;
+    std::int64_t b_ = 0, given_length_ = 0;
+    std::size_t logprobs_ = 0;  // which output they are
+    std::unique_ptr<States> states_;
+    std::unique_ptr<Runner> runner_;
+    std::unique_ptr<Softmax> softmax_;           // of a model with log-probabilities
+    Runner::Bound *ran_ = nullptr;               // the program that ran last
+    std::vector<View> inputs_, outputs_;         // the caller's
+    View ids_;                                   // the caller's tokens [b, T]
+    std::vector<std::int32_t> counts_, inside_;  // of all that was given, and of the segment
+    Array last_, row_;  // what the softmax takes of each sequence's last position; log-probabilities
+    bool fed_ = false;
+};
+
+}  // namespace txl_runtime

@@ -1,0 +1,79 @@
+// What a stream does with token ids: what they cost, and which come next (§ 5, § 7).
+#include <algorithm>
+
+#include "error.hpp"
+#include "stream.hpp"
+
+namespace txl_runtime {
+
+void Stream::refuse_text(const char *what) const {
+    need(model_->text, TXL_USAGE, what,
+         " takes token ids alone and log-probabilities of the next one, which this model "
+         "does not read and return; use run or feed");
+    need(model_->scoring, TXL_USAGE, what,
+         " needs a state after every token, but this model's is that of whole segments of ", Listed{model_->lengths},
+         "; use run without commit, and feed for whole ones");
+}
+
+void Stream::score(const std::int32_t *tokens, std::int64_t length, const std::int32_t *counts, float *nll) {
+    refuse_text("score");
+    need(nll || length < 2, TXL_USAGE, "nll is NULL, expected room for [b, T - 1]; give an array");
+    read_tokens(length, tokens, counts);
+    const auto columns = length - 1;
+    std::fill_n(nll, b_ * columns, 0.0F);
+    for (auto &count : counts_) count = std::max(count - 1, 0);  // the last token is a target alone
+    check_feed(columns);
+    for (Segment segment; next(segment, columns);) {
+        if (!step_tokens(segment.first, segment.size)) continue;
+        const auto first = segment.first;
+        const auto hidden = ran_->program->kind == "hidden";
+        for (std::int64_t row = 0; row < b_; ++row) {
+            for (std::int64_t t = 0; t < inside_[static_cast<std::size_t>(row)]; ++t) {
+                const auto all = ran_->outputs[hidden ? 0 : logprobs_].view();
+                auto one = hidden || model_->given[0]->axes.batch == 0 ? all.at(0, row) : all.at(1, row);
+                if (one.shape.rank() == 2) one = one.at(0, t);
+                softmax_->logprobs(reinterpret_cast<const float *>(one.data), 1, row_.as<float>(), softmax_->words());
+                std::int32_t target;
+                std::copy_n(ids_.at(0, row).at(0, first + t + 1).data, sizeof target,
+                            reinterpret_cast<std::byte *>(&target));
+                nll[row * columns + first + t] = -row_.as<float>()[target];
+            }
+        }
+    }
+}
+
+void Stream::draw(Sampler &sampler, std::int32_t *tokens, float *logprobs) {
+    refuse_text("a draw");
+    need(tokens != nullptr, TXL_USAGE, "tokens are NULL, expected room for [b]; give an array");
+    need(fed_, TXL_USAGE, "nothing was fed, expected a prompt to draw after; feed one");
+    need(sampler.batch() == static_cast<std::size_t>(b_), TXL_USAGE, "the sampler is for ", sampler.batch(),
+         " sequences, expected ", b_, "; open another");
+    for (std::int64_t row = 0; row < b_; ++row) {
+        softmax_->logprobs(last_.as<float>() + row * softmax_->width(), 1, row_.as<float>(), softmax_->words());
+        tokens[row] = sampler.draw(static_cast<std::size_t>(row), row_.as<float>(), softmax_->words());
+        if (logprobs) logprobs[row] = row_.as<float>()[tokens[row]];
+    }
+}
+
+void Stream::generate(const txl_sampling &sampling, const std::int32_t *tokens, std::int64_t length,
+                      const std::int32_t *counts, std::int32_t count, std::int32_t *drawn, float *logprobs) {
+    refuse_text("generate");
+    Sampler sampler(sampling, static_cast<std::int32_t>(b_));
+    need(count >= 0 && (drawn || !count), TXL_USAGE, count,
+         " tokens were asked for, expected at least 0, and room for them");
+    read_tokens(length, tokens, counts);
+    for (std::size_t row = 0; row < counts_.size(); ++row)
+        need(counts_[row] >= 1, TXL_USAGE, "sequence ", row,
+             " has no prompt, expected at least one token to draw after; give one");
+    check_feed(length);
+    for (Segment segment; next(segment, length);) step_tokens(segment.first, segment.size);
+    for (std::int32_t n = 0; n < count; ++n) {
+        if (n) {
+            read_tokens(1, drawn + (n - 1) * b_, nullptr);
+            for (Segment segment; next(segment, 1);) step_tokens(segment.first, segment.size);
+        }
+        draw(sampler, drawn + n * b_, logprobs ? logprobs + n * b_ : nullptr);
+    }
+}
+
+}  // namespace txl_runtime

@@ -1,0 +1,112 @@
+/* What the conformance list cannot ask: older structs, missing arguments, errors without room, models from memory, and
+ * the order in which things are freed. Says what is wrong, and ends with 1 then.
+ *
+ *     txl-misuse BUNDLE FILE...      of a bundle with stored vectors; the names of all of its files */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "txl.h"
+
+enum { MOST_FILES = 32 };
+static int wrong = 0;
+
+static void expect(int holds, const char *what) {
+    if (!holds) fprintf(stderr, "wrong: %s\n", what), wrong = 1;
+}
+
+static txl_file read_file(const char *folder, const char *name) {
+    txl_file found = {name, NULL, 0};
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = fopen(path, "rb");
+    if (!file) return found;
+    fseek(file, 0, SEEK_END);
+    found.bytes = (size_t)ftell(file);
+    rewind(file);
+    void *data = malloc(found.bytes + 1);
+    if (fread(data, 1, found.bytes, file) != found.bytes) found.bytes = 0;
+    fclose(file);
+    found.data = data;
+    return found;
+}
+
+int main(int count, char **words) {
+    if (count < 3) return 2;
+    txl_error error = TXL_NEW(txl_error);
+    txl_load_options options = TXL_NEW(txl_load_options);
+    txl_model *model = NULL, *held = NULL;
+    txl_stream *stream = NULL;
+    txl_model_info info = TXL_NEW(txl_model_info);
+    options.threads = 1;
+
+    expect(txl_abi() == TXL_ABI, "the header and the library are of one ABI");
+    expect(txl_model_load(NULL, &options, &model, &error) == TXL_USAGE && !model, "no path is refused");
+    expect(txl_model_load("nowhere", &options, NULL, &error) == TXL_USAGE, "no place for the model is refused");
+    expect(txl_model_load("nowhere", NULL, &model, NULL) == TXL_BUNDLE, "an error may be NULL, and options too");
+    expect(txl_model_load("nowhere", &options, &model, &error) == TXL_BUNDLE && strstr(error.message, "nowhere"),
+           "a message names what was asked for");
+    error.size = 24; /* room for a few characters */
+    memset(error.message, 'x', sizeof error.message);
+    expect(txl_model_load("nowhere", &options, &model, &error) == TXL_BUNDLE && strlen(error.message) < 16,
+           "a message stays in its room");
+    error.size = sizeof error;
+
+    options.manifest_sha256 = "0000000000000000000000000000000000000000000000000000000000000000";
+    expect(txl_model_load(words[1], &options, &model, &error) == TXL_BUNDLE && !model,
+           "another manifest than the trusted one is refused");
+    options.manifest_sha256 = NULL;
+    options.engine = "no-such-library.so";
+    expect(txl_model_load(words[1], &options, &model, &error) == TXL_BACKEND, "a missing engine is refused");
+    options.engine = NULL;
+    options.size = offsetof(txl_load_options, update); /* a struct of an older header */
+    expect(txl_model_load(words[1], &options, &model, &error) == TXL_OK, "an older struct will do");
+    options.size = sizeof options;
+    if (!model) return fprintf(stderr, "%s\n", error.message), 1;
+
+    info.size = offsetof(txl_model_info, longest);
+    info.longest = -7;
+    expect(txl_model_describe(model, &info, &error) == TXL_OK && info.batch_size > 0 && info.longest == -7,
+           "only what an older struct has is written");
+    txl_tensor tensor = TXL_NEW(txl_tensor);
+    expect(txl_model_tensor(model, TXL_INPUTS, 1000, &tensor, &error) == TXL_USAGE,
+           "a row that there is not is refused");
+    expect(txl_model_tensor(model, 77, 0, &tensor, &error) == TXL_USAGE, "a table that there is not is refused");
+    expect(txl_stream_open(model, 0, -1, &stream, &error) == TXL_USAGE && !stream, "no sequences are refused");
+    expect(txl_stream_open(model, 1, -1, &stream, &error) == TXL_OK, error.message);
+    txl_model_free(model); /* the stream holds it */
+    expect(txl_stream_run(stream, 1, NULL, NULL, NULL, 1, &error) == TXL_USAGE, "missing inputs are refused");
+    expect(txl_stream_run(NULL, 1, NULL, NULL, NULL, 1, &error) == TXL_USAGE, "a missing stream is refused");
+    size_t needed = 0, again = 0;
+    expect(txl_stream_save(stream, -1, NULL, 0, &needed, &error) == TXL_ROOM && needed > 0,
+           "the size of a snapshot is told");
+    char *bytes = malloc(needed + 1);
+    expect(txl_stream_save(stream, -1, bytes, needed, &again, &error) == TXL_OK && again == needed,
+           "a snapshot fits where it said");
+    expect(txl_stream_restore(stream, -1, bytes, needed, &error) == TXL_OK, error.message);
+    for (size_t cut = 0; cut < needed; ++cut)
+        expect(txl_stream_restore(stream, -1, bytes, cut, &error) == TXL_USAGE,
+               "a snapshot that is cut off is refused");
+    expect(txl_stream_fill(stream, 99) == -1, "a sequence that there is not has no fill");
+    txl_stream_free(stream);
+    txl_stream_free(NULL), txl_model_free(NULL), txl_sampler_free(NULL);
+    free(bytes);
+
+    /* The same from memory. */
+    txl_file files[MOST_FILES];
+    size_t many = 0;
+    for (int i = 2; i < count && many < MOST_FILES; ++i) files[many++] = read_file(words[1], words[i]);
+    expect(txl_model_load_memory(files, many - 1, &options, &model, &error) == TXL_BUNDLE,
+           "a file that is missing in memory is refused");
+    for (int lean = 0; lean < 2; ++lean) {
+        options.flags = lean ? TXL_LOAD_LEAN : 0;
+        expect(txl_model_load_memory(files, many, &options, &held, &error) == TXL_OK, error.message);
+        double reached = -1;
+        expect(!held || (txl_model_selftest(held, &reached, &error) == TXL_OK && reached >= 0 && reached <= 1),
+               "a model from memory passes its self-test, lean or not");
+        txl_model_free(held);
+        held = NULL;
+    }
+    for (size_t i = 0; i < many; ++i) free((void *)files[i].data);
+    return wrong;
+}

@@ -1,0 +1,137 @@
+"""The runtime in C++: built with every warning an error and under the sanitizers, and held to the conformance list."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import txl_runtime
+from conforming import FOLDER
+from txl_runtime import StreamState
+
+from txl_deploy.conformance.messages import packed, unpacked, unpacked_bytes
+from txl_deploy.conformance.talking import Talk
+
+ROOT = Path(__file__).parents[2]
+CPP = ROOT / "runtime" / "cpp"
+MISSING = [name for name in ("cmake", "ninja", "c++", "pkg-config") if shutil.which(name) is None]
+CONSUMER = """
+cmake_minimum_required(VERSION 3.20)
+project(consumer LANGUAGES C CXX)
+find_package(txl REQUIRED)
+add_executable(consumer {source})
+target_link_libraries(consumer PRIVATE txl::txl)
+"""
+
+
+def done(command: Sequence[str | Path], **options: object) -> str:
+    """What a command says; a failure shows the end of it."""
+    found = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=540, check=False, **options)
+    assert found.returncode == 0, f"{command[0]}: {(found.stdout + found.stderr)[-3000:]}"
+    return found.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if MISSING:
+        pytest.skip(f"{', '.join(MISSING)} not installed, which the runtime in C++ is built with")
+    folder = tmp_path_factory.mktemp("build")
+    options = ["-DTXL_SANITIZE=ON", "-DTXL_WERROR=ON", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS=-O1"]
+    configured = subprocess.run(
+        ["cmake", "-S", CPP, "-B", folder, "-G", "Ninja", *options], capture_output=True, text=True, check=False
+    )
+    if "nlohmann_json" in configured.stderr and configured.returncode:
+        pytest.skip("nlohmann_json is not installed (nlohmann-json3-dev), which the runtime in C++ is built with")
+    assert configured.returncode == 0, configured.stderr[-2000:]
+    done(["cmake", "--build", folder, "-j", "2"])
+    return folder
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The library of the ONNX Runtime that Python has, so that results are equal to the bit."""
+    (library,) = (Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so*")
+    monkeypatch.setenv("TXL_ONNXRUNTIME", str(library))
+    return library
+
+
+def test_the_versions_of_the_package_and_of_the_library_are_one() -> None:
+    (package,) = re.findall(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    (library,) = re.findall(r"^project\(txl VERSION (\S+)", (CPP / "CMakeLists.txt").read_text(), re.MULTILINE)
+    assert library == package
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_it_keeps_the_conformance_list_to_the_bit(built: Path, engine: Path) -> None:
+    command = [sys.executable, "-m", "txl_deploy", "conformance", "--driver", built / "txl-driver", "--json"]
+    found = json.loads(done(command, cwd=ROOT))
+    assert {tally["failed"] for tally in found["bundles"]} == {0}
+    *vectors, bad = found["bundles"]
+    assert sum(tally["passed"] for tally in vectors) >= 429
+    assert [tally["name"] for tally in vectors if tally["same_bits"] is False] == []
+    assert (bad["passed"], bad["died"], bad["unsupported"]) == (bad["vectors"], 0, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["policy-1", "clusters"])
+def test_misuse_is_refused_and_memory_is_freed_in_any_order(built: Path, engine: Path, name: str) -> None:
+    folder = FOLDER / "bundles" / name
+    done([built / "txl-misuse", folder, *sorted(path.name for path in folder.iterdir())])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["policy-16", "ring", "clusters", "lockstep"])
+def test_a_prepared_step_takes_no_memory_of_its_own(built: Path, engine: Path, name: str) -> None:
+    assert done([built / "txl-real-time", FOLDER / "bundles" / name]) == "0 allocations\n"
+
+
+@pytest.mark.slow
+def test_what_it_saved_goes_on_in_python(built: Path, engine: Path) -> None:
+    path = FOLDER / "bundles" / "ring"
+    stream = txl_runtime.load(path, "cpu", threads=1).stream(2)
+    first, second = np.array([[[5, 3, 8, 1], [2, 7, 7, 4]], [[9, 1, 0, 6], [3, 3, 2, 8]]], np.int32)
+    with Talk([str(built / "txl-driver")], 60.0) as talk:
+        for request in (
+            {"do": "load", "path": str(path), "update": "ring"},
+            {"do": "open", "b": 2, "memory_length": None},
+            {"do": "run", "inputs": {"tokens": packed(first)}, "counts": [4, 3], "commit": True},
+        ):
+            assert "ok" in talk.ask(request)
+        saved = unpacked_bytes(talk.ask({"do": "save"})["ok"]["bytes"])
+        found = talk.ask({"do": "run", "inputs": {"tokens": packed(second)}, "counts": None, "commit": True})["ok"][
+            "outputs"
+        ]
+    stream.restore(StreamState.from_bytes(saved))
+    assert stream.fill.tolist() == [4, 3]
+    expected = stream.run({"tokens": second})
+    assert {name: unpacked(array).tobytes() for name, array in found.items()} == {
+        name: array.tobytes() for name, array in expected.items()
+    }
+
+
+@pytest.mark.slow
+def test_an_application_finds_what_was_installed(built: Path, engine: Path, tmp_path: Path) -> None:
+    done(["cmake", "--install", built, "--prefix", tmp_path / "there"])
+    (tmp_path / "CMakeLists.txt").write_text(CONSUMER.format(source=CPP / "samples" / "generate.cpp"))
+    flags = "-fsanitize=address,undefined"
+    prefix = [f"-DCMAKE_PREFIX_PATH={tmp_path / 'there'}", f"-DCMAKE_CXX_FLAGS={flags}"]
+    done(["cmake", "-S", tmp_path, "-B", tmp_path / "build", "-G", "Ninja", *prefix])
+    done(["cmake", "--build", tmp_path / "build"])
+    said = done([tmp_path / "build" / "consumer", FOLDER / "bundles" / "clusters", "abc", "5", tmp_path / "memory"])
+    assert said
+    assert StreamState.load(tmp_path / "memory").fill.tolist() == [6]
+    (folder,) = (tmp_path / "there").rglob("pkgconfig")
+    words = done(["pkg-config", "--libs", "--cflags", "txl"], env={**os.environ, "PKG_CONFIG_PATH": str(folder)})
+    assert "-ltxl" in words
+    control = done([built / "txl-control", FOLDER / "bundles" / "policy-1", "5"])
+    assert control.startswith("5 steps")
