@@ -11,7 +11,7 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.ladder import Rung, chain_limit, no_drift_limit, rung
 
 from txl_export.proof.bits import Bits
-from txl_export.proof.comparing import ChainErrors
+from txl_export.proof.comparing import ChainErrors, TensorErrors
 
 OUTPUTS, STATES = "outputs max abs (relative)", "state max abs (relative)"
 SMALL, APART = (5e-7, 1e-2), 0.1
@@ -55,10 +55,8 @@ def judge(
             if inexact:
                 yield _gate(f"{name} RMS error (of the standard deviation)", max(inexact), limits.deviation)
     else:
-        judged = [errors for name, errors in (*outputs, *states) if name not in logprobs and not errors.exact]
-        small = [errors.deviation for errors in judged if SMALL[0] < errors.usual.root_mean_square < SMALL[1]]
-        if small:
-            yield _gate("RMS error of small values (of the standard deviation)", max(small), APART)
+        yield from _small([(f"output {name}", errors) for name, errors in outputs if name not in logprobs])
+        yield from _small([(f"state {name}", errors) for name, errors in states])
     exact = [errors.largest for _, errors in (*outputs, *states) if errors.exact]
     if exact:
         yield _gate("whole numbers differing", sum(exact), 0.0)
@@ -73,6 +71,16 @@ def judge(
 def _gate(name: str, value: float | None, limit: float, judged: bool = True) -> Gate:
     """What is infinitely far has not passed, even where an early error as large makes the limit of drift infinite."""
     return Gate(name, value, limit, None if value is None or not judged else bool(value <= limit < math.inf))
+
+
+def _small(tensors: Sequence[tuple[str, TensorErrors]]) -> Iterator[Gate]:
+    """The worst chain of every tensor whose values are small."""
+    found: dict[str, float] = {}
+    for name, errors in tensors:
+        if not errors.exact and SMALL[0] < errors.usual.root_mean_square < SMALL[1]:
+            found[name] = max(found.get(name, 0.0), errors.deviation)
+    for name, value in found.items():
+        yield _gate(f"{name}, small, RMS error (of the standard deviation)", value, APART)
 
 
 def drifting(manifest: Manifest, precision: str, backend: str, chain: ChainErrors) -> bool:

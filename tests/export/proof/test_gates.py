@@ -171,5 +171,5 @@ def test_values_so_small_that_one_says_little_of_them_are_held_against_their_own
     errors.add((values, values * np.float32(apart)))
     gates = {gate.name: gate for gate in judge(MANIFEST, "fp32", "cpu", [chain], Bits(), real=True)}
     assert gates[OUTPUTS].passed or size > 1e-4
-    found = gates.get("RMS error of small values (of the standard deviation)")
+    found = gates.get("output y, small, RMS error (of the standard deviation)")
     assert (found and found.passed) is passed

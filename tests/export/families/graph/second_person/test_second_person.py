@@ -21,9 +21,6 @@ SMALL = "passes: an error is measured against 1, or against the largest value of
 FOUND = {
     "variance_by_difference": "refused: rounding of the module itself in float32 counts as drift of the file",
     "state_on_a_grid_of_127": "refused: the module's own float32 rounds to another step as often as the file does",
-    "small_units_with_the_other_sign": SMALL,
-    "many_probabilities_of_another_training": SMALL,
-    "power_of_quiet_sound_that_stays_zero": SMALL,
     "newtons_beside_metres_with_the_other_sign": SMALL,
     "observations_not_clipped": "passes: features are random numbers of N(0, 1), and nothing says what was not tried",
     "one_of_many_tokens": "passes: of 50,000 token ids few are tried, and a note says how many",
