@@ -16,6 +16,7 @@ import onnxruntime
 import pytest
 import txl_runtime
 from conforming import FOLDER
+from filelock import FileLock
 from txl_runtime import StreamState
 
 from txl_deploy.conformance.messages import packed, unpacked, unpacked_bytes
@@ -24,6 +25,7 @@ from txl_deploy.conformance.talking import Talk
 ROOT = Path(__file__).parents[2]
 CPP = ROOT / "runtime" / "cpp"
 MISSING = [name for name in ("cmake", "ninja", "c++", "pkg-config") if shutil.which(name) is None]
+pytestmark = pytest.mark.timeout(1200)  # whoever comes first builds
 CONSUMER = """
 cmake_minimum_required(VERSION 3.20)
 project(consumer LANGUAGES C CXX)
@@ -35,24 +37,27 @@ target_link_libraries(consumer PRIVATE txl::txl)
 
 def done(command: Sequence[str | Path], **options: object) -> str:
     """What a command says; a failure shows the end of it."""
-    found = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=540, check=False, **options)
+    found = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=1100, check=False, **options)
     assert found.returncode == 0, f"{command[0]}: {(found.stdout + found.stderr)[-3000:]}"
     return found.stdout
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the build, which processes that share the tests share as well: it takes a minute."""
     if MISSING:
         pytest.skip(f"{', '.join(MISSING)} not installed, which the runtime in C++ is built with")
-    folder = tmp_path_factory.mktemp("build")
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cpp"
     options = ["-DTXL_SANITIZE=ON", "-DTXL_WERROR=ON", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS=-O1"]
-    configured = subprocess.run(
-        ["cmake", "-S", CPP, "-B", folder, "-G", "Ninja", *options], capture_output=True, text=True, check=False
-    )
-    if "nlohmann_json" in configured.stderr and configured.returncode:
-        pytest.skip("nlohmann_json is not installed (nlohmann-json3-dev), which the runtime in C++ is built with")
-    assert configured.returncode == 0, configured.stderr[-2000:]
-    done(["cmake", "--build", folder, "-j", "2"])
+    with FileLock(f"{folder}.lock"):
+        configured = subprocess.run(
+            ["cmake", "-S", CPP, "-B", folder, "-G", "Ninja", *options], capture_output=True, text=True, check=False
+        )
+        if "nlohmann_json" in configured.stderr and configured.returncode:
+            pytest.skip("nlohmann_json is not installed (nlohmann-json3-dev), which the runtime in C++ is built with")
+        assert configured.returncode == 0, configured.stderr[-2000:]
+        done(["cmake", "--build", folder, "-j", "2"])
     return folder
 
 
@@ -71,7 +76,6 @@ def test_the_versions_of_the_package_and_of_the_library_are_one() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 def test_it_keeps_the_conformance_list_to_the_bit(built: Path, engine: Path) -> None:
     command = [sys.executable, "-m", "txl_deploy", "conformance", "--driver", built / "txl-driver", "--json"]
     found = json.loads(done(command, cwd=ROOT))

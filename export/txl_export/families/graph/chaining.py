@@ -12,7 +12,7 @@ from txl_runtime.errors import CheckError, UsageError
 from txl_runtime.selftest import relative_difference
 from txl_runtime.types import Array
 
-from txl_export.families.graph.stepping import Call, FileStep
+from txl_export.families.graph.file_module import Call, FileStep
 from txl_export.families.own_module.module_call import Eager
 from txl_export.families.own_module.sizes import fresh_states, random_inputs
 from txl_export.families.own_module.spec import StepSpec
@@ -24,7 +24,7 @@ WHOLE = 3
 """Segments that are also run in shorter ones, or as often as many as it takes for these to end with them."""
 
 
-def check_opened(spec: StepSpec, step: FileStep, batch: int, lengths: Sequence[int], whole: Call, opened: str) -> float:
+def check_opened(spec: StepSpec, step: FileStep, batch: int, lengths: Sequence[int], whole: Call, opened: str) -> None:
     """Hold the graph with its hidden states open against the file, which forgets them after each call.
 
     Args:
@@ -35,14 +35,10 @@ def check_opened(spec: StepSpec, step: FileStep, batch: int, lengths: Sequence[i
         whole: the file, for positions of several segments.
         opened: the states that were opened, for messages.
 
-    Returns:
-        The largest difference that was found.
-
     Raises:
         UsageError: the file takes one number of positions, so that nothing shows what a chain should return.
         CheckError: a chain returns something else.
     """
-    worst = 0.0
     if not any(entry.axes.positions for entry in spec.inputs):
         raise UsageError(
             f"--open made {opened} explicit, and nothing shows that a chain is right, because a call of the file is "
@@ -62,7 +58,6 @@ def check_opened(spec: StepSpec, step: FileStep, batch: int, lengths: Sequence[i
         found = _chained(spec, inputs, states, batch, length)
         for side in step.outputs:
             apart = _apart(found[side.spec.name], wanted[side.port])
-            worst = max(worst, apart)
             if not apart <= LIMIT:
                 raise CheckError(
                     f"with {opened} carried on, {side.port} of {SEGMENTS} segments of {length} is {apart:.1g} from the "
@@ -70,7 +65,6 @@ def check_opened(spec: StepSpec, step: FileStep, batch: int, lengths: Sequence[i
                     "positions one after another, or forgets something else as well; leave out --open, or export the "
                     "module that it was made of"
                 )
-    return worst
 
 
 def divisible(spec: StepSpec, batch: int, length: int, shorter: int) -> bool:

@@ -25,21 +25,13 @@ from txl_runtime.model import load as load_bundle
 
 from txl_export.families.graph.capturing import capturing
 from txl_export.families.graph.chaining import check_opened, divisible
+from txl_export.families.graph.file_module import Call, FileModule, FileStep, caller
 from txl_export.families.graph.fixing import drop_unread, fix, lengthen, load, save
 from txl_export.families.graph.hidden import Hidden, open_hidden
 from txl_export.families.graph.leapp import is_leapp, read_leapp
 from txl_export.families.graph.reading import Foreign, read_foreign
 from txl_export.families.graph.running import EndedError, RunError, Runner
-from txl_export.families.graph.stepping import (
-    NONE,
-    Call,
-    Choices,
-    FileModule,
-    FileStep,
-    caller,
-    find_step,
-    segment_axes,
-)
+from txl_export.families.graph.stepping import Choices, find_step, segment_axes
 from txl_export.families.own_module.family import FOR_CHECKPOINTS, PreparedStep, with_data
 from txl_export.families.own_module.plan import Plan, make_plan
 from txl_export.families.own_module.spec import StepSpec
@@ -196,7 +188,7 @@ def take(path: Path, choices: Choices, heard: Listener) -> Taken:
         pairs = {one.input: one.output for one in hidden}
         known = replace(choices, initial={**initial, **choices.initial})
         step = find_step(graph, known, pairs, segment, inner, heard)
-        call = caller(inner, path, NONE) if hidden else whole
+        call = caller(inner, path, {}) if hidden else whole
         number = int(hashlib.sha256(graph.read_bytes()).hexdigest()[:12], 16)
         module = FileModule(step, call, load(graph).graph, number)
     except BaseException as error:

@@ -1,38 +1,29 @@
-"""A foreign graph as a step with states: what `own_module` proves and writes, with a file in the place of a module.
-
-The module that stands for the file calls it in the helper process. So whatever is asked of a model of the user's own is
-asked of the file: which states are fed back, whether sequences are independent, what a chain of segments returns.
-"""
+"""What a foreign graph takes, returns and remembers, as the tables of a step: by runs, and by what the user says."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 import torch
-from torch import Tensor, nn
-from txl_runtime.errors import BackendError, UsageError, brief, printable, some
+from torch import Tensor
+from txl_runtime.errors import UsageError, brief, printable, some
 from txl_runtime.listener import Listener
 from txl_runtime.types import Array
 
 from txl_export.families.graph.behaviour import Axes, Behaviour, name_of_size, positions
+from txl_export.families.graph.file_module import FileStep, Side, kind_of
 from txl_export.families.graph.pairing import DECIDES, EXACT, PROOFS, State, pair
 from txl_export.families.graph.reading import Foreign, Port, read_foreign
-from txl_export.families.graph.running import EndedError, RunError, Runner
+from txl_export.families.graph.running import Runner
 from txl_export.families.graph.structure import read_structure
 from txl_export.families.graph.trying import Inputs
 from txl_export.families.own_module.sizes import in_bundle
-from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec, StepSpec
-
-NONE: Mapping[str, Any] = MappingProxyType({})
-Call = Callable[[dict[str, Array]], Mapping[str, Array]]
-"""Outputs by name for inputs by name."""
+from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec
 
 
 @dataclass(frozen=True)
@@ -52,105 +43,6 @@ class Choices:
     open: bool
     initial: Mapping[str, Array]
     batch_axes: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class Side:
-    """One tensor of a step, and what the graph calls it.
-
-    Attributes:
-        port: the graph's name.
-        dtype: the graph's.
-        spec: the step's.
-    """
-
-    port: str
-    dtype: str
-    spec: InputSpec | StateSpec | OutputSpec
-
-
-@dataclass(frozen=True)
-class FileStep:
-    """A graph as a step.
-
-    Attributes:
-        inputs, outputs: beside the states.
-        states: with the graph's names of what goes in and of what comes back.
-        sequences: B where it is fixed, else None.
-        positions: L where it is fixed or where there is none, else None.
-        shown: the graph's names of states that the file itself takes.
-    """
-
-    inputs: tuple[Side, ...]
-    outputs: tuple[Side, ...]
-    states: tuple[tuple[Side, str], ...]
-    sequences: int | None
-    positions: int | None
-    shown: frozenset[str]
-
-    def spec(self, module: nn.Module) -> StepSpec:
-        """The specification, for a module that takes inputs and states and returns outputs and states."""
-        return StepSpec(
-            module,
-            [side.spec for side in self.inputs],  # type: ignore[misc]
-            [side.spec for side, _ in self.states],  # type: ignore[misc]
-            [side.spec for side in self.outputs],  # type: ignore[misc]
-            segment_lengths=() if self.positions is None else (self.positions,),
-        )
-
-
-class FileModule(nn.Module):
-    """A graph as PyTorch's module, without gradients. Its tensors are the graph's.
-
-    Args:
-        step: what it takes and returns.
-        call: runs the graph on arrays by its names.
-        graph: whose larger constants are the parameters.
-        number: which graph it is.
-    """
-
-    def __init__(self, step: FileStep, call: Call, graph: ir.Graph, number: int) -> None:
-        super().__init__()
-        takes = [*step.inputs, *(side for side, _ in step.states)]
-        gives = [*((side.port, side) for side in step.outputs), *((port, side) for side, port in step.states)]
-        self.number = number
-        for name, value in graph.initializers.items():
-            tensor = value.const_value
-            if (
-                tensor is not None and tensor.dtype == ir.DataType.FLOAT
-            ):  # names may have dots, which torch's own way refuses
-                self._parameters[name] = nn.Parameter(torch.from_numpy(tensor.numpy().copy()), requires_grad=False)
-
-        def run(*given: Tensor) -> tuple[Tensor, ...]:
-            feeds = {side.port: tensor.numpy().astype(side.dtype) for side, tensor in zip(takes, given, strict=True)}
-            found = call(feeds)
-            return tuple(torch.from_numpy(np.array(found[port]).astype(own_dtype(side))) for port, side in gives)
-
-        self._run = run
-
-    def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
-        """Outputs, then states."""
-        return self._run(*given)
-
-
-def own_dtype(side: Side) -> str:
-    """What a step has for a graph's type."""
-    return side.spec.dtype if isinstance(side.spec, StateSpec) else kind_of(side.port, side.dtype)
-
-
-def caller(runner: Runner, path: Path, constants: Mapping[str, Array]) -> Call:
-    """Runs a file, with the same values for some of its inputs in each call; errors become this project's."""
-
-    def call(feeds: dict[str, Array]) -> Mapping[str, Array]:
-        try:
-            return runner.run({**constants, **feeds})
-        except RunError as error:
-            sizes = ", ".join(f"{name} {list(values.shape)}" for name, values in feeds.items())
-            raise UsageError(f"{path}: does not run with {sizes}: {error}") from None
-        except EndedError as error:
-            raise BackendError(f"{path}: {error}") from None
-
-    return call
 
 
 def find_step(
@@ -369,25 +261,6 @@ class _Tables:
         if port.name in self.choices.initial:
             initial = _first_value(port, self.choices.initial[port.name])
         return Side(port.name, port.dtype, StateSpec(name, shape, kind_of(port.name, port.dtype), initial))
-
-
-def kind_of(name: str, dtype: str) -> str:
-    """What a step has for a type of ONNX.
-
-    Raises:
-        UsageError: no bundle has it.
-    """
-    kinds = {
-        "float16": "float32",
-        "float32": "float32",
-        "float64": "float32",
-        "bool": "bool",
-        "int64": "int64",
-        "uint32": "int64",
-    }
-    if dtype not in kinds and not re.fullmatch(r"u?int(8|16|32)", dtype):
-        raise UsageError(f"{name} is {dtype or 'no tensor'}, expected numbers that float32, int32 or bool hold")
-    return kinds.get(dtype, "int32")
 
 
 def _first_value(port: Port, values: Array) -> Tensor:

@@ -1,0 +1,142 @@
+"""A file in the place of a module: what `own_module` proves and writes, with a graph that the helper process runs.
+
+So whatever is asked of a model of the user's own is asked of the file: which states are fed back, whether sequences are
+independent, what a chain of segments returns.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+from txl_runtime.errors import BackendError, UsageError
+from txl_runtime.types import Array
+
+from txl_export.families.graph.running import EndedError, RunError, Runner
+from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec, StepSpec
+
+Call = Callable[[dict[str, Array]], Mapping[str, Array]]
+"""Outputs by name for inputs by name."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One tensor of a step, and what the graph calls it.
+
+    Attributes:
+        port: the graph's name.
+        dtype: the graph's.
+        spec: the step's.
+    """
+
+    port: str
+    dtype: str
+    spec: InputSpec | StateSpec | OutputSpec
+
+
+@dataclass(frozen=True)
+class FileStep:
+    """A graph as a step.
+
+    Attributes:
+        inputs, outputs: beside the states.
+        states: with the graph's names of what goes in and of what comes back.
+        sequences: B where it is fixed, else None.
+        positions: L where it is fixed or where there is none, else None.
+        shown: the graph's names of states that the file itself takes.
+    """
+
+    inputs: tuple[Side, ...]
+    outputs: tuple[Side, ...]
+    states: tuple[tuple[Side, str], ...]
+    sequences: int | None
+    positions: int | None
+    shown: frozenset[str]
+
+    def spec(self, module: nn.Module) -> StepSpec:
+        """The specification, for a module that takes inputs and states and returns outputs and states."""
+        return StepSpec(
+            module,
+            [side.spec for side in self.inputs],  # type: ignore[misc]
+            [side.spec for side, _ in self.states],  # type: ignore[misc]
+            [side.spec for side in self.outputs],  # type: ignore[misc]
+            segment_lengths=() if self.positions is None else (self.positions,),
+        )
+
+
+class FileModule(nn.Module):
+    """A graph as PyTorch's module, without gradients. Its tensors are the graph's.
+
+    Args:
+        step: what it takes and returns.
+        call: runs the graph on arrays by its names.
+        graph: whose larger constants are the parameters.
+        number: which graph it is.
+    """
+
+    def __init__(self, step: FileStep, call: Call, graph: ir.Graph, number: int) -> None:
+        super().__init__()
+        takes = [*step.inputs, *(side for side, _ in step.states)]
+        gives = [*((side.port, side) for side in step.outputs), *((port, side) for side, port in step.states)]
+        self.number = number
+        for name, value in graph.initializers.items():
+            tensor = value.const_value
+            if tensor is not None and tensor.dtype == ir.DataType.FLOAT:
+                values = torch.from_numpy(tensor.numpy().copy())
+                self._parameters[name] = nn.Parameter(values, requires_grad=False)  # torch's own way allows no dots
+
+        def run(*given: Tensor) -> tuple[Tensor, ...]:
+            feeds = {side.port: tensor.numpy().astype(side.dtype) for side, tensor in zip(takes, given, strict=True)}
+            found = call(feeds)
+            return tuple(torch.from_numpy(np.array(found[port]).astype(own_dtype(side))) for port, side in gives)
+
+        self._run = run
+
+    def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
+        """Outputs, then states."""
+        return self._run(*given)
+
+
+def own_dtype(side: Side) -> str:
+    """What a step has for a graph's type."""
+    return side.spec.dtype if isinstance(side.spec, StateSpec) else kind_of(side.port, side.dtype)
+
+
+def caller(runner: Runner, path: Path, constants: Mapping[str, Array]) -> Call:
+    """Runs a file, with the same values for some of its inputs in each call; errors become this project's."""
+
+    def call(feeds: dict[str, Array]) -> Mapping[str, Array]:
+        try:
+            return runner.run({**constants, **feeds})
+        except RunError as error:
+            sizes = ", ".join(f"{name} {list(values.shape)}" for name, values in feeds.items())
+            raise UsageError(f"{path}: does not run with {sizes}: {error}") from None
+        except EndedError as error:
+            raise BackendError(f"{path}: {error}") from None
+
+    return call
+
+
+def kind_of(name: str, dtype: str) -> str:
+    """What a step has for a type of ONNX.
+
+    Raises:
+        UsageError: no bundle has it.
+    """
+    kinds = {
+        "float16": "float32",
+        "float32": "float32",
+        "float64": "float32",
+        "bool": "bool",
+        "int64": "int64",
+        "uint32": "int64",
+    }
+    if dtype not in kinds and not re.fullmatch(r"u?int(8|16|32)", dtype):
+        raise UsageError(f"{name} is {dtype or 'no tensor'}, expected numbers that float32, int32 or bool hold")
+    return kinds.get(dtype, "int32")
