@@ -60,7 +60,7 @@ def test_a_bundle_of_an_unknown_family_runs_and_is_not_verified(tmp_path: Path, 
     registry.FAMILIES.pop("averaging")
     run_selftest(txl_runtime.load(made.path)).require()
     assert registry.facts_of_bundle(open_bundle(made.path).manifest) == {}
-    with pytest.raises(UsageError, match="family is 'averaging', this version knows own_module, transformer_xl"):
+    with pytest.raises(UsageError, match="family is 'averaging', this version knows own_module, graph, transformer_xl"):
         txl_export.verify(made.path)
 
 

@@ -34,7 +34,7 @@ class Averaging(torch.nn.Module):
 
 def prepare(source: Average, options: ExportOptions, heard: Listener) -> PreparedStep:
     plan = make_plan(_spec(source), options.batch_sizes[0], options.segment_lengths, heard)
-    return _Prepared(plan, "fp32", "auto", "averaging", None, {"source": {"name": "an average"}})
+    return _Prepared(plan, "fp32", "auto", {"name": "averaging"}, None, {"source": {"name": "an average"}})
 
 
 def verify(request: VerifyRequest, heard: Listener) -> Parity:

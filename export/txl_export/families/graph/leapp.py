@@ -121,6 +121,8 @@ def _texts(path: Path) -> tuple[dict[Path, str], str]:
     (head, _, node), found = path.name.rpartition(":"), dict[Path, str]()
     with suppress(OSError):  # of a name that is too long
         path, node = (path.with_name(head), node) if head and not path.exists() else (path, "")
+        if (path / "config.json").exists():  # a folder of Hugging Face's, which is not looked through
+            return found, node
         for file in sorted(path.glob("*.yaml")) if path.is_dir() else [path]:
             with suppress(OSError, CheckpointError, UnicodeDecodeError):
                 text = read_regular(file, MOST_BYTES).decode()

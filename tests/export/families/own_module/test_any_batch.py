@@ -178,15 +178,14 @@ def test_one_sequence_and_those_that_run_all_or_none_keep_b_without_a_word(tmp_p
 
 
 @pytest.mark.parametrize("route", ["decomposed", "tracer"])
-def test_every_route_can_be_opened(route, monkeypatch):
+def test_every_route_can_be_opened(route):
     """Also the tracer's, which takes sizes for constants: two of its graphs show which of them follow from B."""
-    plan, real = make_plan(policy(), B, (2,), Silent()), building.capture
+    plan = make_plan(policy(), B, (2,), Silent())
 
     def by_route(network: Any, name: str, examples: Any, routes: Any) -> Captured:
-        return real(network, name, examples, (route,))
+        return capture(network, name, examples, (route,))
 
-    monkeypatch.setattr(building, "capture", by_route)
-    graphs = building._staged(plan, Silent(), capture)
+    graphs = building._staged(plan, Silent(), by_route)
     assert (graphs.fixed, graphs.routes) == ("", {"step-2": route})
     assert graphs.programs[0].open_batch
 
