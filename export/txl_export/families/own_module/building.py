@@ -25,6 +25,7 @@ from txl_export.families.own_module.trial import examples_for
 from txl_export.graphs.checking import check_graph
 from txl_export.graphs.half import HALF, HalfPrecision, to_half, weights_of_products
 from txl_export.graphs.keeping_nan import keep_nan
+from txl_export.graphs.passes.improving import improve
 from txl_export.graphs.shared_weights import SharedWeights
 
 Growth = Literal["auto", "symbolic", "stages"]
@@ -112,6 +113,7 @@ def write_step(
     written = _captured(plan, growth, heard, make)
     written.model_id = model_id(plan.spec, plan.inputs, plan.results, [model.graph for model in written.models])
     for model in written.models:  # behind the identity, which bundles of older versions have without it
+        improve(model)
         keep_nan(model)
     for name, tensor in plan.initial_tensors.items():
         written.weights.add(name, tensor)

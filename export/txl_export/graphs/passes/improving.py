@@ -1,0 +1,25 @@
+"""All passes over a step's graph, in their order.
+
+A pass replaces operators of the standard by operators of the standard, so that every engine reads the result. What a pass
+has made is not compared here: the ladder compares the whole bundle with the reference, step by step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from txl_export.graphs.settling import infer_shapes
+
+PASSES: tuple[Callable[[ir.Graph], None], ...] = ()
+"""Each changes a graph in place whose values have types and shapes; what it leaves unread is taken out afterwards."""
+
+
+def improve(model: ir.Model) -> None:
+    """Run all passes over a settled graph, in place."""
+    for one in PASSES:
+        one(model.graph)
+        RemoveUnusedNodesPass()(model)
+        infer_shapes(model)
