@@ -1,7 +1,7 @@
 """All passes over a step's graph, in their order.
 
-A pass replaces operators of the standard by operators of the standard, so that every engine reads the result. What a pass
-has made is not compared here: the ladder compares the whole bundle with the reference, step by step.
+A pass replaces operators of the standard by operators of the standard, so that every engine reads the result. What a
+pass has made is not compared here: the ladder compares the whole bundle with the reference, step by step.
 """
 
 from __future__ import annotations
