@@ -6,7 +6,6 @@ import json
 import statistics
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,8 +29,8 @@ class OperatorTimes(Struct, frozen=True, kw_only=True):
     Attributes:
         call: the median of a call, without the profiler.
         engine: the median of what the engine's own call takes of it, without the profiler.
-        operators: by type of operator, how many nodes of it run in a call and how long all of these take in the mean,
-            with the profiler's own time in it, the longest first.
+        operators: by type of operator, how many nodes of it run in a call and how long all of these take, with the
+            profiler's own time in it: the mean without the slowest quarter, in which others had the processor.
     """
 
     call: float
@@ -50,12 +49,17 @@ def operator_times(open_way: Callable[[], Competitor], call: Callable[[Competito
         for session in sessions:
             events += json.loads(Path(session.end_profiling()).read_text())
     runs = sorted(event["ts"] for event in events if event["name"] == "model_run")
-    took, nodes = Counter[str](), Counter[str]()
+    durations: dict[tuple[str, str], list[float]] = {}
     for event in events:
         if event["cat"] == "Node" and event["name"].endswith("_kernel_time") and event["ts"] >= runs[-calls]:
-            took[event["args"]["op_name"]] += event["dur"]
-            nodes[event["args"]["op_name"]] += 1
-    operators = {name: (nodes[name] / calls, spent / calls) for name, spent in took.most_common()}
+            durations.setdefault((event["args"]["op_name"], event["name"]), []).append(event["dur"])
+    operators: dict[str, tuple[float, float]] = {}
+    for (operator, _), spent in durations.items():
+        nodes, took = operators.get(operator, (0.0, 0.0))
+        operators[operator] = (
+            nodes + len(spent) / calls,
+            took + statistics.fmean(sorted(spent)[: -(len(spent) // 4) or None]),
+        )
     return OperatorTimes(call=whole, engine=engine, operators=operators)
 
 
