@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from timed_step import Step, frame_step
 from torch import Tensor, nn
-from txl_export import StateSpec
+from txl_export import InputSpec, StateSpec, StepSpec
 
 
 class LlamaLayer(nn.Module):
@@ -34,7 +34,7 @@ class LlamaLayer(nn.Module):
         values = torch.cat((values[:, :, 1:], self.value(normed).view(batch, self.shared, 1, self.size)), 2)
         grouped = query.view(batch, self.shared, self.heads // self.shared, self.size)
         visible = torch.arange(rows - 1, -1, -1) <= place[:, None]
-        scores = (grouped @ keys.mT) * self.size**-0.5
+        scores = (grouped @ keys.transpose(2, 3)) * self.size**-0.5
         scores = scores.masked_fill(~visible[:, None, None], -1e9)
         x = x + self.out((scores.softmax(-1) @ values).reshape(batch, -1))
         normed = self.norms[1](x)
@@ -203,8 +203,6 @@ class Zipformer(nn.Module):
 
 def zipformer() -> Step:
     """A block over 4 frames, of width 128."""
-    from txl_export import InputSpec, StepSpec
-
     caches = [StateSpec(name, (32, "B", 128)) for name in ("keys", "values")]
     states = [*caches, StateSpec("seen", ("B", 128, 14))]
     return Step(StepSpec(Zipformer(128, 4, 15).eval(), [InputSpec("x", ("B", 4, 128))], states, ["y"]))

@@ -16,6 +16,7 @@ tables of a run that `--out` has stored.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import sys
@@ -80,7 +81,7 @@ def bundle_of(name: str, step: Step, folder: Path) -> Path:
     return path
 
 
-def measure(name: str, step: Step, bundle: Path, folder: Path, threads: int, options: Any) -> Row:
+def measure(name: str, step: Step, bundle: Path, folder: Path, threads: int, options: argparse.Namespace) -> Row:
     """One step with so many threads: compare all ways with the bundle, and let those that agree take turns."""
     works = Works(_opened(bundle, threads))
     (task,) = works.tasks
@@ -101,14 +102,15 @@ def measure(name: str, step: Step, bundle: Path, folder: Path, threads: int, opt
     calls = {OURS: works.call(works.ours, task)} | {way: works.call(other, task) for way, other in others.items()}
     timed = in_turns(calls, options.rounds, options.seconds)
     row = Row(step=name, threads=threads, ways=timed, left_out=left_out)
-    slower, by_hand = row.against(BY_HAND), [way for way in BY_HAND if way in timed]
+    slower = row.against(BY_HAND)
     if options.profile is None or slower is None or slower <= options.profile:
         return row
-    best = min(by_hand, key=lambda way: timed[way].median)
-    calls_of = {way: max(200, min(3000, int(1e6 / timed[way].p50))) for way in (OURS, best)}
+    best = min((way for way in BY_HAND if way in timed), key=lambda way: timed[way].median)
     found = {
-        way: operator_times(opening[way], lambda other: works.call(other, task), calls)
-        for way, calls in calls_of.items()
+        way: operator_times(
+            opening[way], lambda other: works.call(other, task), max(200, min(3000, int(1e6 / timed[way].p50)))
+        )
+        for way in (OURS, best)
     }
     return msgspec.structs.replace(row, profiles=found)
 
@@ -163,9 +165,14 @@ def _profile(row: Row) -> Table:
     return table
 
 
-def main() -> int:
-    """Run the benchmark."""
-    options = parser(__doc__, seconds=0.1, threads="of each measurement (default 1)", several_threads=True)
+def _arguments() -> argparse.Namespace:
+    options = parser(
+        __doc__,
+        seconds=0.1,
+        quick="one short round: proves that it runs, measures nothing",
+        threads="of each measurement (default 1)",
+        several_threads=True,
+    )
     options.add_argument(
         "--only", nargs="+", metavar="NAME", help=f"steps to measure, or how their names begin: {', '.join(names())}"
     )
@@ -190,33 +197,38 @@ def main() -> int:
         "--reprint", type=Path, metavar="FILE", help="print the tables of a stored run, and do nothing else"
     )
     arguments = options.parse_args()
+    wanted = arguments.only or names()
+    if unknown := [only for only in wanted if not any(_called(name, only) for name in names())]:
+        options.error(f"--only has {unknown[0]!r}, expected some of {', '.join(names())}, or how they begin")
+    arguments.only = [name for name in names() if any(_called(name, only) for only in wanted)]
+    arguments.ways = tuple(arguments.ways)
+    if arguments.quick:
+        arguments.rounds, arguments.seconds = 1, 0.01
+    return arguments
+
+
+def _called(name: str, only: str) -> bool:
+    return name == only or name.startswith(f"{only}-")
+
+
+def main() -> int:
+    """Run the benchmark."""
+    arguments = _arguments()
     if arguments.reprint is not None:
         stored = msgspec.json.decode(arguments.reprint.read_bytes())
         print("\n\n".join(table.markdown() for table in tables(msgspec.convert(stored["results"], list[Row]))))
         print(f"\n{stored['conditions']}")
         return 0
-    arguments.ways = tuple(arguments.ways)
-    if arguments.quick:
-        arguments.rounds, arguments.seconds = 1, 0.01
-    chosen = [
-        name
-        for name in names()
-        if not arguments.only or any(name == only or name.startswith(f"{only}-") for only in arguments.only)
-    ]
-    if not chosen:
-        options.error(f"--only names none of {', '.join(names())}")
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as temporary:
         work = arguments.work or Path(temporary)
-        for name in chosen:
+        for name in arguments.only:
             try:
                 step = made(name, arguments.outside)
                 bundle = bundle_of(name, step, arguments.bundles or work)
                 for threads in arguments.threads:
                     rows.append(measure(name, step, bundle, work / name, threads, arguments))
-                    print(
-                        "; ".join(f"{way} {timed.median:.4g}" for way, timed in rows[-1].ways.items()), file=sys.stderr
-                    )
+                    log("  " + "; ".join(f"{way} {timed.median:.4g}" for way, timed in rows[-1].ways.items()))
             except (AbsentError, TxlError) as error:
                 log(f"{name} is left out: {error}")
     finish("rivals", arguments, tables(rows), rows)
