@@ -108,7 +108,7 @@ def measure(name: str, step: Step, bundle: Path, folder: Path, threads: int, opt
     best = min((way for way in BY_HAND if way in timed), key=lambda way: timed[way].median)
     found = {
         way: operator_times(
-            opening[way], lambda other: works.call(other, task), max(200, min(3000, int(1e6 / timed[way].p50)))
+            opening[way], lambda other: works.call(other, task), max(100, min(2000, int(2e5 / timed[way].p50)))
         )
         for way in (OURS, best)
     }
