@@ -10,10 +10,12 @@ published      the file that the publisher gives away, driven in the same way
 from __future__ import annotations
 
 import contextlib
-import io
+import ctypes
 import logging
+import os
+import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +173,7 @@ def _export(spec: StepSpec, step: Step, path: Path, dynamo: bool) -> None:
     module = spec.module if spec.step is None else _Positional(spec).eval()
     path.parent.mkdir(parents=True, exist_ok=True)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # that torchvision is absent
-    with warnings.catch_warnings(), torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):
+    with warnings.catch_warnings(), torch.no_grad(), _silence():
         warnings.simplefilter("ignore")
         torch.onnx.export(
             module,
@@ -181,6 +183,22 @@ def _export(spec: StepSpec, step: Step, path: Path, dynamo: bool) -> None:
             output_names=[entry.name for entry in output_specs(spec)] + [name + AFTER for name in states],
             dynamo=dynamo,
         )
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """The tracer prints whole graphs to the process's standard output, past Python."""
+    with Path(os.devnull).open("w") as nothing:
+        sys.stdout.flush()
+        kept = os.dup(1)
+        os.dup2(nothing.fileno(), 1)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            ctypes.CDLL(None).fflush(None)
+            os.dup2(kept, 1)
+            os.close(kept)
 
 
 def _first_states(step: Step) -> dict[str, Array]:
