@@ -1,7 +1,7 @@
 """Bundles of 14 kinds of steps against every other way to run them on a CPU: PyTorch, and ONNX Runtime by hand.
 
     python benchmarks/rivals/rivals.py [--only NAME …] [--ways WAY …] [--threads 1 2] [--work FOLDER] [--out FOLDER]
-    python benchmarks/rivals/rivals.py --reprint FILE.json
+    python benchmarks/rivals/rivals.py --reprint FILE.json …
 
 Each step is exported once, and runs in one process in turns with the module in PyTorch, with what `torch.onnx.export`
 makes of it, and with the file of its publisher where there is one (`ways.py` says what each is). First the outputs of
@@ -11,7 +11,7 @@ a step, all threads of the process together, the median over rounds; the ratios 
 
 `--work` keeps bundles and exported files under the step's name, and what lies there is used again; `--bundles` measures
 the bundles of another such folder. GTCRN and DTLN are looked for in the folder `--outside`. `--reprint` prints the
-tables of a run that `--out` has stored.
+tables of runs that `--out` has stored.
 """
 
 from __future__ import annotations
@@ -194,7 +194,11 @@ def _arguments() -> argparse.Namespace:
         help="list the time by operators of each step whose bundle takes more than this times the best ONNX",
     )
     options.add_argument(
-        "--reprint", type=Path, metavar="FILE", help="print the tables of a stored run, and do nothing else"
+        "--reprint",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="print the tables of stored runs, of which a later one has a step's newer figures, and do nothing else",
     )
     arguments = options.parse_args()
     wanted = arguments.only or names()
@@ -215,9 +219,11 @@ def main() -> int:
     """Run the benchmark."""
     arguments = _arguments()
     if arguments.reprint is not None:
-        stored = msgspec.json.decode(arguments.reprint.read_bytes())
-        print("\n\n".join(table.markdown() for table in tables(msgspec.convert(stored["results"], list[Row]))))
-        print(f"\n{stored['conditions']}")
+        stored = [msgspec.json.decode(file.read_bytes()) for file in arguments.reprint]
+        kept = [row for run in stored for row in msgspec.convert(run["results"], list[Row])]
+        newest = {(row.step, row.threads): row for row in kept}
+        print("\n\n".join(table.markdown() for table in tables([*newest.values()])))
+        print(f"\n{stored[-1]['conditions']}")
         return 0
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as temporary:

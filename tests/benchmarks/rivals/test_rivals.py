@@ -13,6 +13,7 @@ import rivals
 import torch
 from all_steps import made, names
 from foreign_steps import AbsentError
+from msgspec import to_builtins
 from turns import Timed, ratio
 
 SCRIPT = Path(rivals.__file__)
@@ -28,17 +29,21 @@ def test_the_ratio_is_taken_round_by_round_to_the_fastest_of_the_others() -> Non
     assert ratio(ours, []) is None
 
 
-def test_a_stored_run_is_printed_again(tmp_path, capsys, monkeypatch) -> None:
-    row = rivals.Row(step="lstm", threads=1, ways={"bundle": timed(30.0), "onnx": timed(20.0)}, left_out={"torch": "x"})
-    (tmp_path / "rivals.json").write_text(
-        json.dumps({"conditions": "A machine.", "results": rivals.msgspec.to_builtins([row])})
-    )
-    monkeypatch.setattr(sys, "argv", ["rivals.py", "--reprint", str(tmp_path / "rivals.json")])
+def test_stored_runs_are_printed_again_and_the_last_one_counts(tmp_path, capsys, monkeypatch) -> None:
+    files = []
+    for name, cpu in (("old", 90.0), ("new", 30.0)):
+        row = rivals.Row(
+            step="lstm", threads=1, ways={"bundle": timed(cpu), "onnx": timed(20.0)}, left_out={"torch": "x"}
+        )
+        files.append(tmp_path / f"{name}.json")
+        files[-1].write_text(json.dumps({"conditions": f"A {name} machine.", "results": to_builtins([row])}))
+    monkeypatch.setattr(sys, "argv", ["rivals.py", "--reprint", *map(str, files)])
     assert rivals.main() == 0
     said = capsys.readouterr().out
     assert "| lstm | 1 | 30 | 20 | 1.50 | – |" in said
     assert "| lstm | 1 | torch | x |" in said
-    assert said.endswith("A machine.\n")
+    assert said.endswith("A new machine.\n")
+    assert "| 90 |" not in said
 
 
 def test_every_name_is_of_a_step_that_says_what_it_needs_where_that_is_absent() -> None:
