@@ -27,8 +27,8 @@ class OperatorTimes(Struct, frozen=True, kw_only=True):
     """Of one way, in µs.
 
     Attributes:
-        call: the median of a call, without the profiler.
-        engine: the median of what the engine's own call takes of it, without the profiler.
+        call: processor time of a call without the profiler, the median.
+        engine: what the engine's own call takes of it, the median.
         operators: by type of operator, how many nodes of it run in a call and how long all of these take, with the
             profiler's own time in it: the mean without the slowest quarter, in which others had the processor.
     """
@@ -69,9 +69,9 @@ def _shares(open_way: Callable[[], Competitor], call: Callable[[Competitor], Wor
 
     def timed(run: Callable[..., Any]) -> Callable[..., Any]:
         def running(*given: Any, **named: Any) -> Any:
-            started = time.perf_counter()
+            started = time.process_time()
             found = run(*given, **named)
-            spent[-1] += time.perf_counter() - started
+            spent[-1] += time.process_time() - started
             return found
 
         return running
@@ -84,9 +84,9 @@ def _shares(open_way: Callable[[], Competitor], call: Callable[[Competitor], Wor
     whole: list[float] = []
     for number in range(WARM_UP + calls):
         spent.append(0.0)
-        started = time.perf_counter()
+        started = time.process_time()
         work(number)
-        whole.append(time.perf_counter() - started)
+        whole.append(time.process_time() - started)
     return 1e6 * statistics.median(whole[WARM_UP:]), 1e6 * statistics.median(spent[WARM_UP:])
 
 
