@@ -23,13 +23,20 @@ def parser(
     seconds: float | None = 3.0,
     quick: str = "tiny shapes: proves that it runs, measures nothing",
     threads: str = "of every competitor (default 2)",
+    several_threads: bool = False,
 ) -> argparse.ArgumentParser:
-    """Options of every benchmark; `quick` and `threads` say what these two do, where it is something else."""
+    """Options of every benchmark; `quick` and `threads` say what these two do, where it is something else.
+
+    With `several_threads` everything is measured with each number of threads that is given, 1 without any.
+    """
     summary = (description or "").strip().split("\n", maxsplit=1)[0]
     made = argparse.ArgumentParser(description=summary)
     made.add_argument("--quick", action="store_true", help=quick)
     made.add_argument("--out", type=Path, metavar="FOLDER", help="write the tables (.md) and all figures (.json) here")
-    made.add_argument("--threads", type=int, default=2, help=threads)
+    if several_threads:
+        made.add_argument("--threads", type=int, nargs="+", default=[1], help=threads)
+    else:
+        made.add_argument("--threads", type=int, default=2, help=threads)
     if seconds is not None:
         made.add_argument("--seconds", type=float, default=seconds, help="of timing, per competitor and kind of work")
     return made
@@ -52,6 +59,7 @@ def finish(name: str, arguments: argparse.Namespace, tables: Sequence[Table], do
 def _conditions(arguments: argparse.Namespace) -> str:
     packages = {name: version_of(name) for name in ("txl-deploy", "torch", "onnxruntime", "numpy")}
     versions = ", ".join(f"{name} {found}" for name, found in packages.items())
-    said = f"{cpu_name()}, {os.cpu_count()} cores, {arguments.threads} threads; Python {platform.python_version()}, "
+    threads = arguments.threads if isinstance(arguments.threads, int) else " and ".join(map(str, arguments.threads))
+    said = f"{cpu_name()}, {os.cpu_count()} cores, {threads} threads; Python {platform.python_version()}, "
     said += f"{versions}."
     return f"(--quick: tiny shapes, the figures mean nothing) {said}" if arguments.quick else said

@@ -1,0 +1,61 @@
+"""Every step that is timed, by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import foreign_steps as foreign
+import frame_steps as frames
+import mixer_steps as mixers
+import torch
+from timed_step import Step
+
+__all__ = ["made", "names"]
+
+_RECURRENT = {
+    f"{kind.__name__}-{layers}x{width}-b{batch}": partial(kind, layers, width, batch)
+    for kind in (frames.lstm, frames.gru)
+    for layers, width in ((2, 128), (1, 256))
+    for batch in (1, 16, 64)
+}
+
+
+def _steps(outside: Path | None) -> dict[str, Callable[[], Step]]:
+    return {
+        **_RECURRENT,
+        "gtrxl-b1": partial(foreign.gtrxl, 1),
+        "gtrxl-b64": partial(foreign.gtrxl, 64),
+        "voice": frames.voice,
+        "slices-layer": frames.layer_slices,
+        "slices-newest": frames.newest_slices,
+        "tcn-ring": frames.ring_tcn,
+        "llama-window": mixers.llama,
+        "retnet": mixers.retnet,
+        "rwkv": mixers.rwkv,
+        "zipformer": mixers.zipformer,
+        "emformer": foreign.emformer,
+        "mamba": foreign.mamba,
+        "x-transformers": foreign.x_transformers,
+        "gtcrn": partial(foreign.gtcrn, outside),
+        "gtcrn-file": partial(foreign.gtcrn, outside, "gtcrn"),
+        "gtcrn-simple-file": partial(foreign.gtcrn, outside, "gtcrn_simple"),
+        "dtln-1-file": partial(foreign.dtln, outside, 1),
+        "dtln-2-file": partial(foreign.dtln, outside, 2),
+    }
+
+
+def names() -> list[str]:
+    """What `--only` may name."""
+    return list(_steps(None))
+
+
+def made(name: str, outside: Path | None) -> Step:
+    """One step, with the same random weights in every process.
+
+    Raises:
+        AbsentError: of `foreign_steps`: its package or checkout is not there.
+    """
+    torch.manual_seed(0)
+    return _steps(outside)[name]()

@@ -1,0 +1,208 @@
+"""Small steps of token mixers: attention over a window, retention, RWKV's average, and a block of Zipformer's kind."""
+
+from __future__ import annotations
+
+import torch
+from timed_step import Step, frame_step
+from torch import Tensor, nn
+from txl_export import InputSpec, StateSpec, StepSpec
+
+
+class LlamaLayer(nn.Module):
+    """Attention of grouped heads with rotary places, then gated linear layers."""
+
+    turns: Tensor
+
+    def __init__(self, width: int, heads: int, shared: int, inner: int) -> None:
+        super().__init__()
+        self.heads, self.shared, self.size = heads, shared, width // heads
+        self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(2))
+        self.query, self.out = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+        self.key, self.value = (nn.Linear(width, shared * self.size, bias=False) for _ in range(2))
+        self.gate, self.up = (nn.Linear(width, inner, bias=False) for _ in range(2))
+        self.down = nn.Linear(inner, width, bias=False)
+        self.register_buffer("turns", 10000.0 ** (-torch.arange(0, self.size, 2) / self.size))
+
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor, place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, width], two windows [B, shared heads, rows, size] and the place int64 [B] → the same, a row newer."""
+        batch, rows = len(x), keys.shape[2]
+        angle = place[:, None, None] * self.turns
+        normed = self.norms[0](x)
+        query = self._turned(self.query(normed).view(batch, self.heads, self.size), angle)
+        key = self._turned(self.key(normed).view(batch, self.shared, self.size), angle)
+        keys = torch.cat((keys[:, :, 1:], key[:, :, None]), 2)
+        values = torch.cat((values[:, :, 1:], self.value(normed).view(batch, self.shared, 1, self.size)), 2)
+        grouped = query.view(batch, self.shared, self.heads // self.shared, self.size)
+        visible = torch.arange(rows - 1, -1, -1) <= place[:, None]
+        scores = (grouped @ keys.transpose(2, 3)) * self.size**-0.5
+        scores = scores.masked_fill(~visible[:, None, None], -1e9)
+        x = x + self.out((scores.softmax(-1) @ values).reshape(batch, -1))
+        normed = self.norms[1](x)
+        return x + self.down(nn.functional.silu(self.gate(normed)) * self.up(normed)), keys, values
+
+    def _turned(self, rows: Tensor, angle: Tensor) -> Tensor:
+        one, other = rows.chunk(2, -1)
+        return torch.cat((one * angle.cos() - other * angle.sin(), one * angle.sin() + other * angle.cos()), -1)
+
+
+class Llama(nn.Module):
+    """Two such layers."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(LlamaLayer(width, 8, 2, 3 * width) for _ in range(2))
+
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor, place: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """[B, width], [layers, B, shared heads, rows, size] twice and int64 [B] → the same."""
+        kept = []
+        for layer, key, value in zip(self.layers, keys.unbind(0), values.unbind(0), strict=True):
+            x, *new = layer(x, key, value, place)
+            kept.append(new)
+        return x, torch.stack([key for key, _ in kept]), torch.stack([value for _, value in kept]), place + 1
+
+
+def llama() -> Step:
+    """Llama with a window of 64 rows, of width 256."""
+    windows = [StateSpec(name, (2, "B", 2, 64, 32)) for name in ("keys", "values")]
+    return frame_step(Llama(256), 256, [*windows, StateSpec("place", ("B",), dtype="int64")])
+
+
+class RetNet(nn.Module):
+    """Layers of retention in its recurrent form: a matrix of each head fades and is added to."""
+
+    fade: Tensor
+
+    def __init__(self, width: int, heads: int, layers: int) -> None:
+        super().__init__()
+        self.heads, self.size = heads, width // heads
+        self.mixes = nn.ModuleList(nn.Linear(width, 4 * width, bias=False) for _ in range(layers))
+        self.outs = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(layers))
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(layers))
+        self.groups = nn.ModuleList(nn.GroupNorm(heads, width) for _ in range(layers))
+        self.wide = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+            for _ in range(layers)
+        )
+        self.register_buffer("fade", 1 - 2.0 ** (-5 - torch.arange(heads))[:, None, None])
+
+    def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, width] and [layers, B, heads, size, size] → the same."""
+        after = []
+        for old, mix, out, norm, group, wide in zip(
+            state.unbind(0), self.mixes, self.outs, self.norms, self.groups, self.wide, strict=True
+        ):
+            query, key, value, gate = mix(norm(x)).chunk(4, -1)
+            query, key, value = (part.view(-1, self.heads, self.size) for part in (query, key, value))
+            new = self.fade * old + key[..., :, None] * value[..., None, :] * self.size**-0.5
+            found = (query[..., None, :] @ new).flatten(1)
+            x = x + out(nn.functional.silu(gate) * group(found))
+            x = x + wide(x)
+            after.append(new)
+        return x, torch.stack(after)
+
+
+def retnet() -> Step:
+    """RetNet, 2 layers of width 128 with 4 heads."""
+    return frame_step(RetNet(128, 4, 2), 128, [StateSpec("state", (2, "B", 4, 32, 32))])
+
+
+class RwkvLayer(nn.Module):
+    """Time mixing by an average that is kept stable by its largest exponent, and channel mixing."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.mix_key, self.mix_value, self.mix_gate, self.mix_in, self.mix_open = (
+            nn.Parameter(torch.rand(width)) for _ in range(5)
+        )
+        self.first, self.decay = nn.Parameter(torch.randn(width)), nn.Parameter(-torch.rand(width))
+        self.key, self.value, self.gate, self.out, self.open = (nn.Linear(width, width, bias=False) for _ in range(5))
+        self.wide, self.narrow = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, width] and [B, 5, width] → the same."""
+        before, before_wide, top, bottom, largest = state.unbind(1)
+        now = self.norms[0](x)
+        key, value, gate = (
+            layer(torch.lerp(before, now, mix))
+            for layer, mix in ((self.key, self.mix_key), (self.value, self.mix_value), (self.gate, self.mix_gate))
+        )
+        most = torch.maximum(largest, self.first + key)
+        old, new = (largest - most).exp(), (self.first + key - most).exp()
+        x = x + self.out(torch.sigmoid(gate) * (old * top + new * value) / (old * bottom + new))
+        after = torch.maximum(largest + self.decay, key)
+        old, new = (largest + self.decay - after).exp(), (key - after).exp()
+        wide = self.norms[1](x)
+        inner = torch.relu(self.wide(torch.lerp(before_wide, wide, self.mix_in))).square()
+        x = x + torch.sigmoid(self.open(torch.lerp(before_wide, wide, self.mix_open))) * self.narrow(inner)
+        return x, torch.stack((now, wide, old * top + new * value, old * bottom + new, after), 1)
+
+
+class Rwkv(nn.Module):
+    """Two such layers."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(RwkvLayer(width) for _ in range(2))
+
+    def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, width] and [layers, B, 5, width] → the same."""
+        kept = []
+        for layer, old in zip(self.layers, state.unbind(0), strict=True):
+            x, new = layer(x, old)
+            kept.append(new)
+        return x, torch.stack(kept)
+
+
+def rwkv() -> Step:
+    """RWKV of the fourth version, 2 layers of width 128."""
+    first = torch.zeros(2, 1, 5, 128)
+    first[:, :, 4] = -1e30
+    return frame_step(Rwkv(128), 128, [StateSpec("state", (2, "B", 5, 128), initial=first)])
+
+
+class Zipformer(nn.Module):
+    """A block: half a feed-forward, attention over cached keys, a causal convolution, half a feed-forward, a bypass."""
+
+    def __init__(self, width: int, heads: int, taps: int) -> None:
+        super().__init__()
+        self.heads, self.taps = heads, taps
+        self.one, self.two = (
+            nn.Sequential(nn.Linear(width, 2 * width), nn.SiLU(), nn.Linear(2 * width, width)) for _ in range(2)
+        )
+        self.query_key, self.value, self.out = (
+            nn.Linear(width, 2 * width),
+            nn.Linear(width, width),
+            nn.Linear(width, width),
+        )
+        self.into, self.depth = nn.Linear(width, 2 * width), nn.Conv1d(width, width, taps, groups=width)
+        self.outof, self.bypass = nn.Linear(width, width), nn.Parameter(torch.full((width,), 0.5))
+        self.bias = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> tuple[Tensor, ...]:
+        """[B, T, width], two caches [rows, B, width] and [B, width, taps - 1] → the same."""
+        start, length = x, x.shape[1]
+        x = x + self.one(x)
+        query, key = self.query_key(x).chunk(2, -1)
+        every = torch.cat((keys, key.transpose(0, 1)))
+        held = torch.cat((values, self.value(x).transpose(0, 1)))
+        query, rows, cells = (
+            part.unflatten(-1, (self.heads, -1)).permute(order)
+            for part, order in ((query, (0, 2, 1, 3)), (every, (1, 2, 3, 0)), (held, (1, 2, 0, 3)))
+        )
+        found = (query @ rows * query.shape[-1] ** -0.5).softmax(-1) @ cells
+        x = x + self.out(found.transpose(1, 2).flatten(2))
+        value, gate = self.into(x).chunk(2, -1)
+        joined = torch.cat((seen, (value * torch.sigmoid(gate)).transpose(1, 2)), 2)
+        mixed = self.depth(joined).transpose(1, 2)
+        x = x + self.outof(mixed * torch.sigmoid(mixed - 1))
+        x = x + self.two(x)
+        x = x * (x.square().mean(-1, keepdim=True) + self.bias.exp()).rsqrt()
+        return start + (x - start) * self.bypass, every[length:], held[length:], joined[:, :, length:]
+
+
+def zipformer() -> Step:
+    """A block over 4 frames, of width 128."""
+    caches = [StateSpec(name, (32, "B", 128)) for name in ("keys", "values")]
+    states = [*caches, StateSpec("seen", ("B", 128, 14))]
+    return Step(StepSpec(Zipformer(128, 4, 15).eval(), [InputSpec("x", ("B", 4, 128))], states, ["y"]))

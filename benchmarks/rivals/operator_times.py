@@ -1,0 +1,115 @@
+"""Where the time of a step goes in ONNX Runtime, by operator: its own profile of every session that a way opens."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import onnxruntime
+from msgspec import Struct
+
+from txl_deploy.bench.competitor import Competitor
+from txl_deploy.bench.timing import Work
+
+__all__ = ["OperatorTimes", "operator_times"]
+
+WARM_UP = 50
+
+
+class OperatorTimes(Struct, frozen=True, kw_only=True):
+    """Of one way, in µs.
+
+    Attributes:
+        call: processor time of a call without the profiler, the median.
+        engine: what the engine's own call takes of it, the median.
+        operators: by type of operator, how many nodes of it run in a call and how long all of these take, with the
+            profiler's own time in it: the mean without the slowest quarter, in which others had the processor.
+    """
+
+    call: float
+    engine: float
+    operators: dict[str, tuple[float, float]]
+
+
+def operator_times(open_way: Callable[[], Competitor], call: Callable[[Competitor], Work], calls: int) -> OperatorTimes:
+    """What a call of a way takes in its sessions; it is opened anew, because the profiler has to be asked for then."""
+    whole, engine = _shares(open_way, call, calls)
+    with tempfile.TemporaryDirectory() as folder:
+        with _opening(Path(folder)) as sessions:
+            work = call(open_way())
+        _called(work, WARM_UP + calls)
+        events: list[dict[str, Any]] = []
+        for session in sessions:
+            events += json.loads(Path(session.end_profiling()).read_text())
+    runs = sorted(event["ts"] for event in events if event["name"] == "model_run")
+    durations: dict[tuple[str, str], list[float]] = {}
+    for event in events:
+        if event["cat"] == "Node" and event["name"].endswith("_kernel_time") and event["ts"] >= runs[-calls]:
+            durations.setdefault((event["args"]["op_name"], event["name"]), []).append(event["dur"])
+    operators: dict[str, tuple[float, float]] = {}
+    for (operator, _), spent in durations.items():
+        nodes, took = operators.get(operator, (0.0, 0.0))
+        operators[operator] = (
+            nodes + len(spent) / calls,
+            took + statistics.fmean(sorted(spent)[: -(len(spent) // 4) or None]),
+        )
+    return OperatorTimes(call=whole, engine=engine, operators=operators)
+
+
+def _shares(open_way: Callable[[], Competitor], call: Callable[[Competitor], Work], calls: int) -> tuple[float, float]:
+    """The medians of a call and of the engine's calls in it, in µs."""
+    spent: list[float] = []
+
+    def timed(run: Callable[..., Any]) -> Callable[..., Any]:
+        def running(*given: Any, **named: Any) -> Any:
+            started = time.process_time()
+            found = run(*given, **named)
+            spent[-1] += time.process_time() - started
+            return found
+
+        return running
+
+    with _opening(None) as sessions:
+        work = call(open_way())
+    for session in sessions:
+        for name in ("run", "run_with_iobinding", "run_with_ort_values"):
+            setattr(session, name, timed(getattr(session, name)))
+    whole: list[float] = []
+    for number in range(WARM_UP + calls):
+        spent.append(0.0)
+        started = time.process_time()
+        work(number)
+        whole.append(time.process_time() - started)
+    return 1e6 * statistics.median(whole[WARM_UP:]), 1e6 * statistics.median(spent[WARM_UP:])
+
+
+def _called(work: Work, calls: int) -> None:
+    for number in range(calls):
+        work(number)
+
+
+@contextmanager
+def _opening(profiles: Path | None) -> Iterator[list[Any]]:
+    """The sessions that are opened while this lasts; with a folder each writes a profile there."""
+    sessions: list[Any] = []
+    options, session = onnxruntime.SessionOptions, onnxruntime.InferenceSession
+
+    def recording() -> Any:
+        made = options()
+        if profiles is not None:
+            made.enable_profiling, made.profile_file_prefix = True, str(profiles / "profile")
+        return made
+
+    def opened(*given: Any, **named: Any) -> Any:
+        sessions.append(session(*given, **named))
+        return sessions[-1]
+
+    with patch.object(onnxruntime, "SessionOptions", recording), patch.object(onnxruntime, "InferenceSession", opened):
+        yield sessions

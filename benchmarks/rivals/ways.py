@@ -1,0 +1,219 @@
+"""The ways in which people run a step, each a competitor of its bundle.
+
+torch          PyTorch eager
+torch-compile  torch.compile of the same
+onnx           torch.onnx.export as it is called without options, in ONNX Runtime, states fed back by hand
+onnx-tracer    the same with the exporter before, which traces (`dynamo=False`)
+published      the file that the publisher gives away, driven in the same way
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+from timed_step import Step
+from torch import Tensor, nn
+from txl_export import StepSpec
+from txl_export.families.own_module.sizes import TORCH, fresh_states, output_specs
+from txl_runtime.listener import Silent
+from txl_runtime.model import Model
+from txl_runtime.types import Array, Arrays
+
+from txl_deploy.bench.competitor import Competitor, Maker
+from txl_deploy.bench.competitors.own_module import NAMES as TORCH_WAYS
+from txl_deploy.bench.competitors.own_module import own_competitors
+from txl_deploy.bench.floor import state_bytes
+
+__all__ = ["BY_HAND", "NAMES", "TORCH_WAYS", "HandDriven", "makers"]
+
+EXPORTED = {"onnx": True, "onnx-tracer": False}
+"""Whether the newer of PyTorch's exporters makes the file."""
+BY_HAND = (*EXPORTED, "published")
+"""Ways in ONNX Runtime, driven by hand."""
+NAMES = (*TORCH_WAYS, *BY_HAND)
+AFTER = "_out"
+"""What follows a state's name where it is a result."""
+NUMPY = {
+    "tensor(float)": np.float32,
+    "tensor(int32)": np.int32,
+    "tensor(int64)": np.int64,
+    "tensor(bool)": np.bool_,
+}
+
+
+class HandDriven(Competitor):
+    """An ONNX file as its user runs it: `session.run` with a dictionary, and new states fed back.
+
+    Args:
+        name: of the way.
+        path: of the file; its new states are called as the states, with `AFTER` behind.
+        model: the bundle, opened.
+        first: what states begin as, by name; zeros for the others.
+        threads: of the session.
+    """
+
+    def __init__(
+        self, name: str, path: Path, model: Model, first: Mapping[str, Array], threads: int, after: Mapping[str, str]
+    ) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = threads, 3
+        self.name, self.description = name, "ONNX Runtime by hand"
+        self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        given = {entry.name: entry for entry in self._session.get_inputs()}
+        self._kinds = {entry.name: NUMPY[given[entry.name].type] for entry in model.manifest.given}
+        results = [entry.name for entry in self._session.get_outputs()]
+        self._outputs = [(entry.name, results.index(entry.name)) for entry in model.manifest.outputs]
+        self._fed = [
+            (state, results.index(after.get(state, state + AFTER))) for state in given if state not in self._kinds
+        ]
+        self._first: dict[str, Array] = {
+            state: np.array(first[state] if state in first else np.zeros(given[state].shape), NUMPY[given[state].type])
+            for state, _ in self._fed
+        }
+        self._bytes = path.stat().st_size + state_bytes(model.manifest)
+        self.reset()
+
+    def reset(self) -> None:
+        self._states = dict(self._first)
+
+    def run(self, inputs: Arrays) -> Mapping[str, Array]:
+        feed: dict[str, Any] = dict(self._states)
+        for name, kind in self._kinds.items():
+            array = inputs[name]
+            feed[name] = array if array.dtype == kind else array.astype(kind)
+        found = self._session.run(None, feed)
+        self._states = {state: found[place] for state, place in self._fed}
+        return {name: found[place] for name, place in self._outputs}
+
+    def step_bytes(self, length: int) -> int:
+        return self._bytes
+
+
+class _Positional(nn.Module):
+    """A step as one function of tensors in order, as an exporter wants it."""
+
+    def __init__(self, spec: StepSpec) -> None:
+        super().__init__()
+        self.module, self._spec = spec.module, spec
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        spec = self._spec
+        assert spec.step is not None
+        given = {entry.name: tensor for entry, tensor in zip(spec.inputs, tensors, strict=False)}
+        states = {entry.name: tensor for entry, tensor in zip(spec.states, tensors[len(given) :], strict=True)}
+        outputs, after = spec.step(self.module, given, states)
+        return *outputs.values(), *(after[name] for name in states)
+
+
+def makers(names: tuple[str, ...], step: Step, model: Model, folder: Path, threads: int) -> dict[str, Maker]:
+    """Makers of the ways of these names that there are for a step.
+
+    Args:
+        names: some of `NAMES`.
+        step: what is timed.
+        model: its bundle, opened.
+        folder: where exported files are kept, and found again.
+        threads: of PyTorch and of ONNX Runtime.
+    """
+    found: dict[str, Maker] = {}
+    torch.set_num_threads(threads)
+    if isinstance(step.source, StepSpec):
+        spec = step.source
+        torch_ways = tuple(name for name in names if name in TORCH_WAYS)
+        found |= own_competitors(torch_ways, spec, None, model, threads, Silent())[0]  # type: ignore[arg-type]
+        first = _first_states(step)
+        for name, dynamo in EXPORTED.items():
+            if name in names:
+                found[name] = _exported(name, spec, step, model, folder, first, threads, dynamo)
+    else:
+        first = {}
+    if step.published is not None and "published" in names:
+        file, after = step.published, _paired(model)
+        found["published"] = lambda: (HandDriven("published", file, model, first, threads, after), "fp32")
+    return found
+
+
+def _exported(
+    name: str,
+    spec: StepSpec,
+    step: Step,
+    model: Model,
+    folder: Path,
+    first: dict[str, Array],
+    threads: int,
+    dynamo: bool,
+) -> Maker:
+    def make() -> tuple[Competitor, str]:
+        path = folder / f"{name}.onnx"
+        if not path.exists():
+            _export(spec, step, path, dynamo)
+        return HandDriven(name, path, model, first, threads, {}), "fp32"
+
+    return make
+
+
+def _export(spec: StepSpec, step: Step, path: Path, dynamo: bool) -> None:
+    """What `torch.onnx.export` makes of a step, its names given and everything else left as it is."""
+    states = [entry.name for entry in spec.states]
+    examples = [
+        torch.zeros(entry.axes.sizes(step.batch, step.length), dtype=TORCH[entry.module_dtype]) for entry in spec.inputs
+    ]
+    examples += [torch.from_numpy(array) for array in _first_states(step).values()]
+    module = spec.module if spec.step is None else _Positional(spec).eval()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # that torchvision is absent
+    with warnings.catch_warnings(), torch.no_grad(), _silence():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module,
+            tuple(examples),
+            str(path),
+            input_names=[entry.name for entry in spec.inputs] + states,
+            output_names=[entry.name for entry in output_specs(spec)] + [name + AFTER for name in states],
+            dynamo=dynamo,
+        )
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """The tracer prints whole graphs to the process's standard output, past Python."""
+    with Path(os.devnull).open("w") as nothing:
+        sys.stdout.flush()
+        kept = os.dup(1)
+        os.dup2(nothing.fileno(), 1)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            ctypes.CDLL(None).fflush(None)
+            os.dup2(kept, 1)
+            os.close(kept)
+
+
+def _first_states(step: Step) -> dict[str, Array]:
+    """What states begin as, in the types that the module takes."""
+    assert isinstance(step.source, StepSpec)
+    fresh = fresh_states(step.source, step.batch)
+    found: dict[str, Array] = {}
+    for entry in step.source.states:
+        tensor = fresh[entry.name]
+        assert tensor is not None, f"state {entry.name} is absent at first"
+        found[entry.name] = tensor.to(TORCH[entry.dtype]).numpy()
+    return found
+
+
+def _paired(model: Model) -> dict[str, str]:
+    """By state, the result that is fed back to it, where the bundle was made of a file."""
+    pairs = (model.manifest.family or {}).get("states")
+    return {str(state): str(told) for state, told in pairs.items()} if isinstance(pairs, dict) else {}
