@@ -1,0 +1,35 @@
+"""GELU, and norms by the root of a mean square, as ONNX Runtime knows them, so that each is one operator there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+from onnxscript.rewriter.pattern import RewriteRule, RewriteRuleSet
+
+
+def write_what_fuses(graph: ir.Graph) -> None:
+    """Bring x (0.5 (1 + erf)) and x (1 / root) into the forms x (1 + erf) 0.5 and x / root."""
+    RULES.apply_to_model(ir.Model(graph, ir_version=10))
+
+
+def _gelu(op: Any, x: Any, root: Any, one: Any, half: Any) -> Any:
+    return op.Mul(x, op.Mul(half, op.Add(op.Erf(op.Div(x, root)), one)))
+
+
+def _gelu_known(op: Any, x: Any, root: Any, one: Any, half: Any) -> Any:
+    return op.Mul(op.Mul(x, op.Add(op.Erf(op.Div(x, root)), one)), half)
+
+
+def _norm(op: Any, x: Any, two: Any, axes: Any, small: Any) -> Any:
+    mean = op.ReduceMean(op.Pow(x, two), axes, _outputs=["mean"])
+    return op.Mul(x, op.Reciprocal(op.Sqrt(op.Add(mean, small))))
+
+
+def _norm_known(op: Any, x: Any, two: Any, axes: Any, small: Any, mean: Any) -> Any:
+    keeps = mean.producer().attributes.get_int("keepdims", 1)
+    mean = op.ReduceMean(op.Pow(x, two), axes, keepdims=keeps)
+    return op.Div(x, op.Sqrt(op.Add(mean, small)))
+
+
+RULES = RewriteRuleSet([RewriteRule(_gelu, _gelu_known), RewriteRule(_norm, _norm_known)], commute=True)

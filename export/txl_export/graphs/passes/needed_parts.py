@@ -1,0 +1,105 @@
+"""Products of which only some rows and columns are read are computed for these alone.
+
+A code that makes queries, keys and values in one product makes queries of all rows, though only those of the last rows
+are read. That costs a third of the product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from txl_export.graphs.passes.views import MOVING, OPEN, Axis, Builder, View, product_of, sizes, view_of
+
+MOST = 0.7
+"""The share of a product's multiplications that may be left."""
+
+
+def compute_what_is_read(graph: ir.Graph) -> None:
+    """Replace such a product by one for each part that is read."""
+    for node in list(graph):
+        value = node.outputs[0]
+        product = product_of(value)
+        if product is None:
+            continue
+        ends = list(_ends(value))
+        parts = [part for part in map(_part, ends) if part is not None]
+        if not parts or len(parts) < len(ends):
+            continue
+        if sum(part.size for part in parts) <= MOST * parts[0].view.row_count * product.columns:
+            for end, part in zip(ends, parts, strict=True):
+                _replace(graph, end, part)
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """Of an axis of a product's rows: its size, the first that is read, how many are, and the view's axis of these."""
+
+    size: int
+    first: int
+    count: int
+    axis: Axis | None
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What is read of a product, with a cut for each axis of its rows."""
+
+    view: View
+    cuts: tuple[_Cut, ...]
+
+    @property
+    def size(self) -> int:
+        """Its elements."""
+        return int(np.prod([*(cut.count for cut in self.cuts), *(axis.size for axis in self.view.columns)]))
+
+
+def _ends(value: ir.Value) -> Iterator[ir.Value]:
+    """What of a value something reads that does more than move it."""
+    readers = [use.node for use in value.uses()]
+    if value.is_graph_output() or any(node.op_type not in MOVING for node in readers):
+        yield value
+        return
+    for node in readers:
+        for output in node.outputs:
+            yield from _ends(output)
+
+
+def _part(end: ir.Value) -> _Part | None:
+    """What a value shows of a product, if that is one block of it."""
+    view = view_of(end)
+    if view is None:
+        return None
+    lead, cuts = [size if isinstance(size, int) else OPEN for size in sizes(view.product.rows)[:-1]], list[_Cut]()
+    for place, size in enumerate(lead):
+        step = int(np.prod(lead[place + 1 :], dtype=np.int64))
+        axis = next((one for one in view.rows if one.step == step and size > 1), None)
+        first, count = view.first_row // step % size, 1 if axis is None else axis.size
+        is_open = not isinstance(sizes(view.product.rows)[place], int)
+        if first + count > size or (is_open and count < size):
+            return None
+        cuts.append(_Cut(size, first, count, axis))
+    return _Part(view, tuple(cuts)) if sum(cut.axis is not None for cut in cuts) == len(view.rows) else None
+
+
+def _replace(graph: ir.Graph, end: ir.Value, part: _Part) -> None:
+    node, view = end.producer(), part.view
+    assert node is not None
+    build, rows = Builder(graph, node), view.product.rows
+    for place, cut in enumerate(part.cuts):
+        if cut.count < cut.size:
+            rows = build.slice(rows, place, cut.first, cut.first + cut.count)
+    weight, bias = build.columns_of(view)
+    made = build.op("MatMul", [rows, build.transpose(weight, (1, 0))])
+    if bias is not None:
+        made = build.op("Add", [made, bias])
+    kept = [cut.axis for cut in part.cuts if cut.axis is not None]
+    shape = [-1 if not isinstance(sizes(end)[axis.place], int) else axis.size for axis in (*kept, *view.columns)]
+    places = [axis.place for axis in (*kept, *view.columns)]
+    made = build.transpose(build.reshape(made, shape), list(np.argsort(places)))
+    if len(places) < len(view.shape):
+        made = build.reshape(made, [size if isinstance(size, int) else -1 for size in sizes(end)])
+    build.replace(end, build.scaled(made, view.factor), "read")
