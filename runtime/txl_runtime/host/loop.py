@@ -1,7 +1,8 @@
 """The loop on the CPU: programs are bound to arrays of NumPy once, and states mostly stay where they are.
 
-A state is copied between segments in three cases: its graphs leave B open and its sequences stand on both sides; its
-axis of sequences is not the first one; or rows of a ring were written behind its end.
+A state is copied between segments in four cases: its graphs leave B open and its sequences stand on both sides; its
+axis of sequences is not the first one; a sequence is idle, of a state whose mask was taken out of the graph
+(`idle_masks`); or rows of a ring were written behind its end.
 
 Where graphs leave B open, a segment is computed up to the last sequence that is not idle. A sequence that is left out
 keeps its side of the state; when it next runs beside one of the other side, it is copied there before: at most once for

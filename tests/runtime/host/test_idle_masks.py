@@ -14,7 +14,7 @@ from opcodes import bits, interrupted_at
 from step_models import B, Graph, StepModel, state
 from support import FIXTURES
 from two_forms import both_forms, kept, play
-from txl_runtime import TxlError, UsageError, load
+from txl_runtime import BackendError, TxlError, UsageError, load
 from txl_runtime.bundle.tables import Input, Output
 from txl_runtime.guard.graph_check import GRAPH, MODEL, NODE, check_graph
 from txl_runtime.guard.protobuf import fields, message
@@ -264,6 +264,38 @@ def test_whatever_the_mask_is_every_bit_is_what_the_graph_gives(odd, seed, tmp_p
         assume(False)
     fast = load(path, "cpu", threads=1)
     play(fast, plain, seed, 8)
+
+
+def spreading() -> StepModel:
+    """The last sequence's state spread over all, by sizes that nothing says before a step runs."""
+    model = StepModel(
+        inputs=(
+            Input(name="x", dtype="float32", shape=("B", WIDTH), role="feature"),
+            Input(name="valid", dtype="int32", shape=("B",), role="valid"),
+        ),
+        outputs=(Output(name="y", dtype="float32", shape=("B", WIDTH)),),
+        states=(state("h", (B, WIDTH), 0, initial=0.5),),
+    )
+    graph = Graph()
+    live = graph.add("Greater", ["valid", graph.constant(0, np.int32)])
+    live = graph.add("Reshape", [live, graph.constant([-1, 1], np.int64)])
+    node = graph.add("Add", ["state.h.in", "x"], "y")
+    last = graph.add("Sub", [graph.add("Shape", [node], end=1), graph.constant([1], np.int64)])
+    ends, axes = graph.constant([9], np.int64), graph.constant([0], np.int64)
+    graph.add("Where", [live, graph.add("Slice", [node, last, ends, axes]), "state.h.in"], "state.h.out")
+    model.add("step-1", 1, graph)
+    return model.leave_open()
+
+
+def test_a_value_whose_size_nobody_knows_before_fails_as_a_whole_and_runs_in_the_plain_form(tmp_path):
+    fast, plain = both_forms(spreading().write(tmp_path / "own.txl"))
+    assert kept(fast) == {"step-1": ["state.h.out"]}
+    inputs, stream = {"x": np.ones((B, WIDTH), np.float32)}, fast.stream()
+    before = bits(stream)
+    with pytest.raises(BackendError, match=r"^program step-1 failed in ONNX Runtime: "):
+        stream.run(inputs)
+    assert bits(stream) == before
+    assert plain.stream().run(inputs)["y"].tolist() == [[1.5] * WIDTH] * B
 
 
 @pytest.mark.parametrize("wrong", ["slow", "", None, 1, ["fast"]])
