@@ -71,7 +71,8 @@ THIRD_PARTIES = {
 
 CARRIED = {"bundle", "errors", "files", "guard", "host", "installing", "model", "streaming", "types", "update_rules"}
 """The rooms that an application enters which loads any bundle on the CPU and streams: whoever embeds the runtime reads
-these. `guard` stands apart from the rest: only the engine's module enters it, to have a graph checked."""
+these. `guard` stands apart from the rest: only the engine's module enters it, to have a graph checked, and what makes
+another graph of one that was checked."""
 DOORS = {
     "bundle.manifest": {"bundle.format1"},
     "bundle.reading": {"bundle.vocabulary"},
@@ -295,6 +296,7 @@ def test_the_guard_is_entered_where_an_engine_gets_a_graph():
     inside = {module for module, targets in IMPORTS.items() if any("txl_runtime.guard" in name for name, _ in targets)}
     assert {name for name in inside if name.startswith("txl_runtime") and ".guard" not in name} == {
         "txl_runtime.device.onnxruntime_cuda",
+        "txl_runtime.host.idle_masks",
         "txl_runtime.host.onnxruntime_cpu",
     }
 
@@ -382,6 +384,7 @@ def test_the_documented_interface_is_there():
         "update": None,
         "lean": False,
         "budget": None,
+        "forms": "fast",
     }
 
 

@@ -60,6 +60,10 @@ class NoEngine:
 
         return call
 
+    def kept(self, program: Any) -> Any:
+        """No state."""
+        return ()
+
     def run(self, program: Any, inputs: Any) -> Any:
         """What no model here needs."""
         raise NotImplementedError(f"{program.name} leaves sizes open, expected a program of fixed sizes")

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "cpu", "rtx", "tensorrt", "cuda")
+FORMS = ("fast", "plain")
 
 
 class Model:
@@ -56,6 +57,7 @@ class Model:
         threads: int | None = None,
         update: str | None = None,
         lean: bool = False,
+        forms: str = "fast",
     ) -> None:
         if not isinstance(backend, str) or backend not in BACKENDS:
             raise BackendError(f"backend {shown(backend)} is unknown, expected one of {', '.join(BACKENDS)}")
@@ -63,6 +65,8 @@ class Model:
             raise BackendError(
                 f"threads is {shown(threads)}, expected a whole number of 1 … 1024, or None for all cores"
             )
+        if not isinstance(forms, str) or forms not in FORMS:
+            raise UsageError(f"forms is {shown(forms)}, expected one of {', '.join(FORMS)}")
         lean, held = check_flag(lean, "lean"), bundle.manifest.updates
         if update is not None and (not isinstance(update, str) or update not in held):
             raise UsageError(f"update is {shown(update)}, this bundle has programs for {', '.join(held)}; use one")
@@ -71,7 +75,7 @@ class Model:
         self._streams = WeakSet[Stream]()
         self._initial = initial_values(bundle)
         self.backend: Backend
-        self.backend, self.backend_notes = _open(backend, bundle, update, threads, lean)
+        self.backend, self.backend_notes = _open(backend, bundle, update, threads, lean, forms)
         for name, note in self.backend_notes.items():
             logger.info("backend %s is not taken: %s", name, note)
 
@@ -200,6 +204,7 @@ def load(
     update: str | None = None,
     lean: bool = False,
     budget: int | None = None,
+    forms: str = "fast",
 ) -> Model:
     """Load a bundle.
 
@@ -216,6 +221,8 @@ def load(
         lean: leave the weights where the file is mapped into memory instead of keeping a copy laid out for speed.
         budget: bytes that a step may take, states and values together, before anything is computed. None for what
             TXL_DEPLOY_BUDGET says, or half a gigabyte and 64 bytes for each byte of weights. Weights are not counted.
+        forms: fast, what the CPU runs fastest: steps whose states of idle sequences the loop keeps itself, the same to
+            the bit; or plain, the graphs as they lie in the bundle.
 
     Raises:
         BundleError: the bundle is missing, altered, inconsistent or too new, it was replaced again and again, or its
@@ -228,7 +235,7 @@ def load(
         raise UsageError(f"budget is {shown(budget)}, expected bytes that a step may take, or None for the default")
     model = undisturbed(
         bundle_path(path),
-        lambda folder: Model(read_bundle(folder, verify_files, budget), backend, threads, update, lean),
+        lambda folder: Model(read_bundle(folder, verify_files, budget), backend, threads, update, lean, forms),
     )
     seconds = time.monotonic() - started
     logger.info("loaded %s in %.2f s: %r, %s", path, seconds, model, model.backend.description)
@@ -236,7 +243,7 @@ def load(
 
 
 def _open(
-    name: str, bundle: Bundle, update: str | None, threads: int | None, lean: bool
+    name: str, bundle: Bundle, update: str | None, threads: int | None, lean: bool, forms: str
 ) -> tuple[Backend, dict[str, str]]:
     """The backend that was asked for, or the best that opens the bundle; and why others were not taken."""
     notes: dict[str, str] = {}
@@ -249,6 +256,6 @@ def _open(
         if device is not None:
             return device, notes
     try:
-        return open_host(bundle, update, threads, lean), notes
+        return open_host(bundle, update, threads, lean, forms), notes
     except BackendError as error:
         raise BackendError("; ".join([str(error), *(f"{name}: {reason}" for name, reason in notes.items())])) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Collection
 from dataclasses import replace
 
 from txl_report.schema.measurement import Overhead, Percentiles
@@ -34,6 +35,9 @@ class _Null(Engine):
 
     def bind(self, program: Program, inputs: Arrays, outputs: Arrays) -> Call:
         return lambda: None
+
+    def kept(self, program: Program) -> Collection[str]:
+        return self._real.kept(program)
 
     def run(self, program: Program, inputs: Arrays) -> Arrays:
         key = program.name, *(array.shape for array in inputs.values())

@@ -14,6 +14,7 @@ KEPT = "commit=False keeps the state (bits)"
 IDLE = "idle rows (bits)"
 INDEPENDENT = "independent sequences (bits)"
 RESTORED = "restored snapshot (bits)"
+FORMS = "fast form of the graphs (bits)"
 
 
 class Bits:

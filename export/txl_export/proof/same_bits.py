@@ -2,26 +2,29 @@
 
 A sequence computes the same whether its neighbours run, are idle, or hold nothing but NaN, in segments that compute
 equally many sequences; a stream that goes back to a snapshot computes the same as the first time; so does one that was
-only looked into. No reference is needed for this.
+only looked into; and so do the graphs as they lie in the bundle, where the loop runs another form of them. No reference
+is needed for this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.host.backend import HostBackend
 from txl_runtime.model import Model
 from txl_runtime.streaming.snapshot import StreamState
 from txl_runtime.streaming.state import RowState
 from txl_runtime.streaming.stream import Stream
 from txl_runtime.types import Array, Ids
 
-from txl_export.proof.bits import IDLE, INDEPENDENT, REPEATED, RESTORED, Bits, named, rows_of
+from txl_export.proof.bits import FORMS, IDLE, INDEPENDENT, REPEATED, RESTORED, Bits, named, rows_of
 from txl_export.proof.input_source import POISON, InputSource, poisoned
 
 SEGMENTS, FEW = 6, 2
@@ -45,6 +48,24 @@ def compare_bits(model: Model, samples: Mapping[str, Any] | None, bits: Bits, fo
         some = {0, model.batch_size // 2, model.batch_size - 1}
         for row in sorted(some) if not few else [model.batch_size - 1]:
             _among_neighbours(model, row, calls[:segments], bits)
+
+
+def compare_forms(model: Model, samples: Mapping[str, Any] | None, bits: Bits) -> Callable[[], None]:
+    """Run segments in which some sequences are idle; what comes back compares them with the graphs as they lie there.
+
+    It does not hold the model, and is called when that is gone: two would have to hold their weights at once.
+    """
+    backend, manifest, draws = model.backend, model.manifest, np.random.default_rng(11)
+    if not isinstance(backend, HostBackend) or not any(map(backend.engine.kept, backend.programs)):
+        return lambda: None
+    source, calls = InputSource(manifest, samples, draws, few=True), list[Call]()
+    for number in range(SEGMENTS):
+        length = model.segment_lengths[number % len(model.segment_lengths)]
+        live = (draws.random(model.batch_size) < 0.5) | (np.arange(model.batch_size) == number % model.batch_size)
+        calls.append((source.take(model.batch_size, length), np.where(live, length, 0).astype(np.int32)))
+    expected = list(_run(model.stream(), calls))
+    plain = partial(Model, model.bundle, "cpu", model._threads, model.update, forms="plain")
+    return lambda: _compare_runs(FORMS, expected, _run(plain().stream(), calls), bits)
 
 
 def _repeated(model: Model, calls: Sequence[Call], bits: Bits) -> None:

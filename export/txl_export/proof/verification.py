@@ -27,7 +27,7 @@ from txl_export.proof.parity import AMPLIFIES, Parity, failing
 from txl_export.proof.perplexity import compare_text
 from txl_export.proof.references import Reference
 from txl_export.proof.rounding import own_rounding, told_apart
-from txl_export.proof.same_bits import compare_bits
+from txl_export.proof.same_bits import compare_bits, compare_forms
 from txl_export.proof.threads import engine_threads, few_threads
 from txl_export.proof.unused_states import idle_states
 from txl_export.proof.unusual_inputs import far_gates, nan_gates
@@ -93,6 +93,7 @@ def verify_model(
         found = _run(trial, chains)
         heard.stage("compare bits of sequences and snapshots")
         compare_bits(model, samples, bits, trial.folder, reference.together)
+        compare_plain = compare_forms(model, samples, bits)
         compared = None if text is None else compare_text(model, reference, text, heard)
         judged = partial(judge, manifest, precision, backend, bits=bits, real=bool(samples), text=compared)
         if rung(precision, backend).deviation is not None and manifest.reach is None:
@@ -108,6 +109,7 @@ def verify_model(
                 advice = told or advice
         _warn(trial, held, found[0].chain, [name for name in idle_states(model, samples) if name not in idle])
         del model, trial
+        compare_plain()
         for opener in others:
             trial = Trial(_opened(opener, heard), reference, samples, bits, Path(place), heard)
             brief = planned(manifest, segments, held, brief=True)

@@ -101,7 +101,7 @@ def check_graph(
     manifest: Manifest,
     advice: str = "export the model again",
     budget: Budget | None = None,
-) -> None:
+) -> Walk:
     """Check a program's graph.
 
     Args:
@@ -112,6 +112,9 @@ def check_graph(
         advice: what to do about a graph that is refused.
         budget: what its bundle's steps may take; this graph's part is entered.
 
+    Returns:
+        What was found in it.
+
     Raises:
         BundleError: it may not be given to an engine.
     """
@@ -121,8 +124,9 @@ def check_graph(
             sizes[name] = tuple(map(max, dims, sizes.get(name, dims)))
     budget = budget or Budget(manifest.weight_bytes)
     try:
-        Walk(data, program.kind, sizes, manifest.weights, budget)
+        walk = Walk(data, program.kind, sizes, manifest.weights, budget)
         _check_opset(imported_opset(data), program, manifest)
+        return walk
     except RefusedError as refused:
         found, expected, *needed = refused.args
         if needed:
@@ -179,7 +183,14 @@ class Names(dict[bytes, str]):
 
 
 class Walk:
-    """One pass over a file; `values` says of every value, by name, what is known of it."""
+    """One pass over a file.
+
+    Attributes:
+        values: what is known of every value, by name.
+        model, body: the fields of the file and of the graph in it, by their numbers, in their order.
+        nodes: of every node its operator, and the names of what it reads and what it returns.
+        returned: the names of the graph's outputs.
+    """
 
     def __init__(
         self, data: bytes, kind: str, sizes: Mapping[str, tuple[int, ...]], weights: str, budget: Budget
@@ -196,8 +207,9 @@ class Walk:
         self._names = Names()
         self._operators = dict[str, dict[str, Form]]()
         self.values: dict[str, Value] = {}
-        body = b""
-        for number, value in _fields(data, MODEL, "the model"):
+        self.nodes: list[tuple[str, list[str], list[str]]] = []
+        self.model, body = _fields(data, MODEL, "the model"), b""
+        for number, value in self.model:
             if number == 1 and value not in IR_VERSIONS:
                 raise RefusedError(f"version {value} of the format", f"{IR_VERSIONS[0]} to {IR_VERSIONS[-1]}")
             if number == 7:
@@ -222,7 +234,8 @@ class Walk:
 
     def _walk(self, body: bytes) -> None:
         parts: dict[int, list[Any]] = {number: [] for number in (1, 2, 5, 10, 11, 12, 13)}
-        for number, value in _fields(body, GRAPH, "the graph"):
+        self.body = _fields(body, GRAPH, "the graph")
+        for number, value in self.body:
             parts[number].append(value)
         if max(len(parts[1]), len(parts[5])) > NODES:
             raise RefusedError(f"{len(parts[1])} nodes and {len(parts[5])} constants", f"at most {NODES}")
@@ -239,6 +252,7 @@ class Walk:
         if len(returned) != len(parts[12]) or len(declared) != len(parts[13]):
             raise RefusedError("a value that is declared twice", "each once")
         declared.update(returned)
+        self.returned = returned.keys()
         budget = self._budget
         work = fixed = fixed_work = 0
         for entry in parts[1]:
@@ -324,7 +338,7 @@ class Walk:
         self, entry: bytes, declared: Mapping[str, tuple[int, tuple[int | str, ...]]], returned: Container[str]
     ) -> tuple[int, int, bool]:
         """Enter what a node returns; how many bytes, how much work, and whether it is always the same."""
-        names, values, made, reads = self._names, self.values, self._made, set[int]()
+        names, values, made, reads, read = self._names, self.values, self._made, set[int](), list[str]()
         inputs, outputs, attributes, op, domain = list[Value | None](), list[str](), list[bytes](), "", ""
         for number, value in _fields(entry, NODE, "a node"):
             if number == 5:
@@ -335,6 +349,7 @@ class Walk:
                 if text and text not in values:
                     raise RefusedError(f"a node that reads {text[:60]!a} before it is there", "nodes in their order")
                 inputs.append(values[text] if text else None)
+                read.append(text)
                 if text in made:
                     reads.add(made[text])
             elif number == 2:
@@ -345,6 +360,7 @@ class Walk:
                 domain = text
         if max(len(inputs), len(outputs)) > SIDES:
             raise RefusedError(f"a node of {len(inputs)} inputs and {len(outputs)} results", f"at most {SIDES}")
+        self.nodes.append((f"{domain}.{op}" if domain else op, read, outputs))
         # A model's layers are alike: what has been found of one node is true of all that differ in names alone.
         key = (domain, op, len(outputs), *attributes, *map(id, inputs))
         if key not in self._alike:

@@ -7,6 +7,7 @@ Here a field is one of a table or refused, and one that can be there once is the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeAlias
 
 VARINT, BYTES, FIXED32, FIXED64 = 0, 2, 5, 1
@@ -65,6 +66,20 @@ def fields(message: bytes, known: Table, name: str) -> list[tuple[int, int | byt
     if at > end:
         raise RefusedError(f"{name} that is cut off", "all of it")
     return found
+
+
+def message(found: Iterable[tuple[int, int | bytes]]) -> bytes:
+    """The message of which `fields` gives these numbers and values: byte for byte, where none has 4 or 8 bytes."""
+    written = bytearray()
+    for number, value in found:
+        kind, figure, rest = (VARINT, value, b"") if isinstance(value, int) else (BYTES, len(value), value)
+        for left in (number << 3 | kind, figure):
+            while left > 127:
+                written.append(left & 127 | 128)
+                left >>= 7
+            written.append(left)
+        written += rest
+    return bytes(written)
 
 
 def varint(message: bytes, at: int) -> tuple[int, int]:

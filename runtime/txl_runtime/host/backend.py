@@ -37,13 +37,13 @@ class HostBackend(Backend):
         self.engine.release_pages()
 
 
-def open_host(bundle: Bundle, update: str | None, threads: int | None, lean: bool) -> HostBackend:
+def open_host(bundle: Bundle, update: str | None, threads: int | None, lean: bool, forms: str) -> HostBackend:
     """Open a bundle on the CPU.
 
     Args:
         bundle: to open.
         update: the rule asked for; None for the best that this ONNX Runtime has.
-        threads, lean: see `txl_runtime.load`.
+        threads, lean, forms: see `txl_runtime.load`.
 
     Raises:
         BackendError: the engine is not installed, or cannot run the bundle.
@@ -53,5 +53,5 @@ def open_host(bundle: Bundle, update: str | None, threads: int | None, lean: boo
     segments = tuple(program for program in bundle.manifest.programs if program.update == rule)
     softmax = tuple(program for program in bundle.manifest.programs if not program.segment_length)
     used = (*segments, *(softmax if segments[0].kind == "hidden" else ()))
-    engine = OnnxRuntimeCpu(bundle, used, threads, lean)
+    engine = OnnxRuntimeCpu(bundle, used, threads, lean, forms)
     return HostBackend(engine, rule, segments, engine.description)

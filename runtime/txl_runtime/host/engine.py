@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 from txl_runtime.bundle.tables import Program
@@ -29,6 +30,9 @@ class Engine(Protocol):
         Arrays of a softmax program may have any number of rows. Outputs may not overlap inputs, but for the state of
         a ring: there one array is both.
         """
+
+    def kept(self, program: Program) -> Collection[str]:
+        """The states' outputs of a program in which the caller has to keep what idle sequences had."""
 
     def run(self, program: Program, inputs: Arrays) -> Arrays:
         """Run a program that leaves sizes open; what it returns is in new arrays, by the names of its outputs.

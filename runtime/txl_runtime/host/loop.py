@@ -1,7 +1,8 @@
 """The loop on the CPU: programs are bound to arrays of NumPy once, and states mostly stay where they are.
 
-A state is copied between segments in three cases: its graphs leave B open and its sequences stand on both sides; its
-axis of sequences is not the first one; or rows of a ring were written behind its end.
+A state is copied between segments in four cases: its graphs leave B open and its sequences stand on both sides; its
+axis of sequences is not the first one; a sequence is idle, of a state whose mask was taken out of the graph
+(`idle_masks`); or rows of a ring were written behind its end.
 
 Where graphs leave B open, a segment is computed up to the last sequence that is not idle. A sequence that is left out
 keeps its side of the state; when it next runs beside one of the other side, it is copied there before: at most once for
@@ -41,12 +42,14 @@ class _Route(NamedTuple):
         call: runs the program.
         reads: the caller's inputs by name, the part of an array that each goes to, and the array where that is larger.
         behind: results of sequences that are not computed.
+        kept: of the states whose idle sequences no graph keeps, what there is and what is written, [B, ...] each.
         rows, given: of the result, as `SegmentResult` has them.
     """
 
     call: Call
     reads: tuple[tuple[str, Array, Array | None], ...]
     behind: tuple[Array, ...]
+    kept: tuple[tuple[Array, Array], ...]
     rows: Floats | None
     given: Arrays
 
@@ -113,6 +116,8 @@ class HostLoop(LoopState):
                 whole.fill(0)
             part[...] = given[name]
         route.call()
+        if route.kept:
+            self._keep(route.kept, rows)
         for array in route.behind:
             array.fill(0)
         self._computed = rows
@@ -128,6 +133,15 @@ class HostLoop(LoopState):
                 for placement in self.placements:
                     placement.join(row, int(sides[0]))
                 sides[row] = sides[0]
+
+    def _keep(self, states: Sequence[tuple[Array, Array]], rows: int) -> None:
+        """Let the first sequences that are idle be, where the program wrote, what they were before."""
+        counts = self.counters.valid[:rows].tolist()
+        if 0 in counts:
+            idle = [row for row, count in enumerate(counts) if not count]
+            for before, after in states:
+                for row in idle:
+                    after[row] = before[row]
 
     def _open_route(self, key: Key) -> _Route:
         """The way of segments like this one."""
@@ -153,9 +167,11 @@ class HostLoop(LoopState):
             if rows < b and entry.name in returned and entry.axes.batch is not None
         )
         call = self._calls.get((program.name, side, rows)) or self._bind(program, side, rows)
+        names = self._engine.kept(program) if rows > 1 else ()  # of one sequence alone that one runs
+        kept = tuple(pair for placement in self.placements for pair in placement.kept(names, side) if names)
         if len(self._routes) > 4096:  # states that grow row by row have ever new shapes
             self._routes.clear()
-        self._routes[key] = _Route(call, tuple(reads), behind, row_view, given)
+        self._routes[key] = _Route(call, tuple(reads), behind, kept, row_view, given)
         return self._routes[key]
 
     def _exchanged(self, program: Program) -> tuple[dict[str, Array], dict[str, Array]]:

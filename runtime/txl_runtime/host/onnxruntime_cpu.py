@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from txl_runtime.errors import BackendError, BundleError, one_line
 from txl_runtime.guard.external_data import external_tensors
 from txl_runtime.guard.graph_check import Budget, check_graph, imported_opset
 from txl_runtime.host.engine import Engine
+from txl_runtime.host.idle_masks import without_idle_masks
 from txl_runtime.installing import pip_line
 from txl_runtime.types import Arrays, Call
 from txl_runtime.update_rules import wanted_version
@@ -40,9 +41,16 @@ class OnnxRuntimeCpu(Engine):
     """One session per graph, opened with the bundle; arrays are bound once and never copied.
 
     Programs that share a file share its session, and with it one copy of the weights.
+
+    Args:
+        bundle: whose programs they are.
+        programs: to open.
+        threads, lean, forms: see `txl_runtime.load`.
     """
 
-    def __init__(self, bundle: Bundle, programs: Sequence[Program], threads: int | None, lean: bool) -> None:
+    def __init__(
+        self, bundle: Bundle, programs: Sequence[Program], threads: int | None, lean: bool, forms: str = "plain"
+    ) -> None:
         try:
             import onnxruntime
         except ImportError:
@@ -55,7 +63,7 @@ class OnnxRuntimeCpu(Engine):
             )
         self._ort = onnxruntime
         self._takes_bytes = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 21)
-        self._bundle, self._threads, self._lean = bundle, threads, lean
+        self._bundle, self._threads, self._lean, self._forms = bundle, threads, lean, forms
         self._budget = Budget(bundle.manifest.weight_bytes, bundle.budget)
         self._small_softmax = bundle.manifest.softmax_products <= SMALL
         # Lean: one mapping of the weight file for all sessions, which would each make their own.
@@ -64,6 +72,7 @@ class OnnxRuntimeCpu(Engine):
         self._shared: list[Any] = []  # lives as long as the sessions that read it
         # All at once, so that a graph that is not what the manifest says is found now and not in mid-stream.
         self._sessions: dict[str, Any] = {}
+        self._kept: dict[str, Collection[str]] = {}
         for program in programs:
             if program.file not in self._sessions:
                 self._sessions[program.file] = self._open(program)
@@ -87,6 +96,9 @@ class OnnxRuntimeCpu(Engine):
                 raise _failed(program, error) from None
 
         return call
+
+    def kept(self, program: Program) -> Collection[str]:
+        return self._kept[program.file]
 
     def run(self, program: Program, inputs: Arrays) -> Arrays:
         names = [spec.name for spec in program.outputs]
@@ -131,11 +143,14 @@ class OnnxRuntimeCpu(Engine):
             options.add_session_config_entry("session.disable_prepacking", "1")
             options.enable_mem_pattern = False  # one block for all that a run needs, as large as it gets
         path, graph = self._bundle.file(program.file), self._bundle.read(program.file)
-        check_graph(graph, str(path), program, self._bundle.manifest, budget=self._budget)
+        found = check_graph(graph, str(path), program, self._bundle.manifest, budget=self._budget)
+        self._kept[program.file] = ()
+        # An engine that is too old to be told where the weights lie gets the file's path, so the file as it is.
+        if self._takes_bytes and self._forms == "fast":
+            graph, self._kept[program.file] = without_idle_masks(graph, found, self._bundle.manifest)
         for name, tensor in self._parameters(graph).items():
             self._shared.append(self._value(tensor))
             options.add_initializer(name, self._shared[-1])
-        # The engine gets the bytes that were checked, unless it is too old to be told where the weights lie.
         if self._takes_bytes:
             options.add_session_config_entry(WEIGHTS_FOLDER, os.fsencode(self._bundle.folder.place))
         try:

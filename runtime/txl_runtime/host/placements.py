@@ -46,6 +46,10 @@ class HostPlacement(Placement):
         """Arrays of all B sequences to bind as a program's inputs and outputs, where sequences stand on this side."""
         raise NotImplementedError
 
+    def kept(self, outputs: Collection[str], side: int) -> Iterable[tuple[Array, Array]]:
+        """Of the states that programs return by these names, what stands on this side and what is written, [B, ...]."""
+        return ()
+
     def call(self, engine: Engine, program: Program, side: int, taken: Arrays, returned: Arrays) -> Call:
         """The call of a program where shapes may change; what it takes and returns beside these states is given."""
         raise NotImplementedError
@@ -71,6 +75,13 @@ class Replaced(HostPlacement):
     def bound(self, program: Program, side: int) -> tuple[Arrays, Arrays]:
         inputs = {state.input: array for state, array in self._there(side)}
         return inputs, {state.output: array for state, array in self._there(1 - side)}
+
+    def kept(self, outputs: Collection[str], side: int) -> Iterable[tuple[Array, Array]]:
+        for state, array in self._there(side):
+            if state.output in outputs and state.batch_axis is not None:
+                pair = (np.moveaxis(one, state.batch_axis, 0) for one in (array, self.sides[1 - side][state.name]))
+                before, after = (one[..., None] for one in pair)  # so that one sequence's part is an array, too
+                yield before, after
 
     def join(self, row: int, side: int) -> None:
         # A tensor that all sequences share never comes here: `agreement` lets no such model leave B open.

@@ -88,6 +88,9 @@ class Engine:
 
         return call
 
+    def kept(self, program: Program) -> tuple[str, ...]:
+        return ()
+
 
 def opened(mixture: str, open_batch: bool, streams: str = "independent") -> tuple[HostLoop, Engine]:
     states = tuple(STATES[name] for name in MIXTURES[mixture])

@@ -6,7 +6,7 @@ Its states are fed back here. A sequence that is idle keeps its state, whatever 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from operator import gt
 from weakref import WeakSet
@@ -112,6 +112,9 @@ class FileEngine(Engine):
                 outputs[name][...] = values
 
         return call
+
+    def kept(self, program: Program) -> Collection[str]:
+        return ()  # `_next` keeps them
 
     def run(self, program: Program, inputs: Arrays) -> Arrays:
         states = self._manifest.states

@@ -1,0 +1,99 @@
+"""The masks of idle sequences, taken out of a graph that was checked: the loop on the CPU keeps idle states itself.
+
+A step returns the state of an idle sequence as it was, by `Where(Reshape(valid > 0), new, old)` at each state's output.
+That is a pass over every state in every step, though seldom is a sequence idle. Without the mask, what computes `new`
+writes the output, and the loop copies what idle sequences had. A mask that is not exactly this stays, and so does one
+whose result is read within the graph. Nothing else of the graph changes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.tables import StateTensor
+from txl_runtime.guard.graph_check import NODE, Walk
+from txl_runtime.guard.protobuf import fields, message
+from txl_runtime.guard.values import Value
+
+BODY, NODES = 7, 1
+"""The field of a model that is its graph, and that of a graph that is a node."""
+Made: TypeAlias = "Mapping[str, tuple[int, str, list[str]]]"
+"""Of every value that a node returns: the node's place, its operator, and the names of what it reads."""
+
+
+def without_idle_masks(graph: bytes, found: Walk, manifest: Manifest) -> tuple[bytes, frozenset[str]]:
+    """A graph without masks of idle sequences, and the outputs whose idle sequences the caller has to keep.
+
+    Args:
+        graph: an ONNX file.
+        found: what its check found.
+        manifest: of its bundle.
+    """
+    states = manifest.states_of("replace")
+    valid = next((entry.name for entry in manifest.inputs if entry.role == "valid"), "")
+    if manifest.streams != "independent" or any(state.absent or state.rows is not None for state in states):
+        return graph, frozenset()
+    made = {name: (place, op, read) for place, (op, read, names) in enumerate(found.nodes) for name in names}
+    reads = Counter(name for _, read, _ in found.nodes for name in read)
+    new, gone, spare = dict[str, str](), set[int](), set[int]()
+    for state in states:
+        mask = _mask(state, made, found.values, valid)
+        value = found.nodes[mask[0]][1][1] if mask and not reads[state.output] else ""
+        if value and value not in found.returned and value not in new:
+            new[value] = state.output
+            gone.add(mask[0])
+            spare.update(mask[1:])
+    if not new:
+        return graph, frozenset()
+    for place in sorted(gone | spare, reverse=True):  # a node stands behind what it reads
+        _, read, names = found.nodes[place]
+        if place in gone or not any(reads[name] or name in found.returned for name in names):
+            gone.add(place)
+            reads.subtract(read)
+    body, place = list[tuple[int, Any]](), 0
+    for number, part in found.body:
+        if number == NODES:
+            _, read, names = found.nodes[place]
+            if place not in gone:
+                body.append((number, part if new.keys().isdisjoint(read + names) else _renamed(part, new)))
+            place += 1
+        else:
+            body.append((number, part))
+    whole = message((number, message(body) if number == BODY else part) for number, part in found.model)
+    return whole, frozenset(new.values())
+
+
+def _mask(state: StateTensor, made: Made, values: Mapping[str, Value], valid: str) -> list[int]:
+    """The places of the nodes of the mask that a state's output is, its end first; none where it has to stay.
+
+    What it lets through has to be computed by a node, in the state's shape: a mask also spreads smaller values.
+    """
+    place, op, read = made.get(state.output, (0, "", []))
+    if op != "Where" or read[2] != state.input or read[1] not in made or state.batch_axis is None:
+        return []
+    new, old = values[read[1]], values[state.input]
+    if (new.dims, new.exact, new.loose) != (old.dims, old.exact, False):
+        return []
+    chain, rank = [place], len(state.shape)
+    place, op, read = made.get(read[0], (0, "", []))
+    if op == "Reshape":
+        along = tuple((-1, -1) if axis == state.batch_axis else (1, 1) for axis in range(rank))
+        if values[read[1]].content != along:
+            return []
+        chain.append(place)
+        place, op, read = made.get(read[0], (0, "", []))
+    elif rank != 1:
+        return []
+    zero = values[read[1]] if op == "Greater" and read[0] == valid else None
+    known = zero is not None and zero.content == ((0, 0),) and zero.exact and len(zero.dims) < 2
+    return [*chain, place] if known else []
+
+
+def _renamed(node: bytes, names: Mapping[str, str]) -> bytes:
+    """A node with other names of what it reads and returns."""
+    known: dict[Any, Any] = {name.encode(): other.encode() for name, other in names.items()}
+    parts: list[tuple[int, Any]] = fields(node, NODE, "a node")
+    return message((number, known.get(part, part) if number in (1, 2) else part) for number, part in parts)
