@@ -101,10 +101,10 @@ class HostLoop(LoopState):
         length, targets, rows = self._programs.length_of(given), given.get("targets"), self.count(counts)
         if not rows:
             return idle_result(self._manifest, self.output, self._width, counts, length, targets)
-        if self.leading:
-            self._join(rows)
-        else:
+        if not self.leading:
             rows = self._batch
+        elif rows > 1:
+            self._join(rows)
         side = self.counters.side
         key = length, len(counts), rows, side, self._shapes[side]
         route = self._routes.get(key) or self._open_route(key)
@@ -123,7 +123,8 @@ class HostLoop(LoopState):
     def _join(self, rows: int) -> None:
         """Bring the first sequences to one side, the first one's. A sequence's state is the same before and after."""
         sides = self.counters.sides[:rows]
-        if max(sides.tolist()) != min(sides.tolist()):  # Python's max of B numbers is faster than NumPy's
+        held = sides.tolist()  # a list is searched faster than an array of B numbers
+        if held.count(held[0]) < rows:
             for row in np.flatnonzero(sides != sides[0]).tolist():
                 for placement in self.placements:
                     placement.join(row, int(sides[0]))

@@ -50,7 +50,7 @@ class Result(Protocol):
     def nll(self) -> Floats:
         """Negative log-likelihoods in nats of the targets that were among the inputs, [b, T]."""
 
-    def outputs(self) -> Mapping[str, Array]:
+    def outputs(self) -> dict[str, Array]:
         """Copies of all outputs as the output table declares them, with b and T; zero where nothing counts."""
 
 

@@ -83,7 +83,8 @@ class SequenceCounters:
     @property
     def side(self) -> int:
         """Which of two sets of tensors holds the first sequence; 0 where there is one set alone."""
-        return 0 if self._next_sides is None else int(self.sides[0])
+        side: int = 0 if self._next_sides is None else self.sides.item(0)
+        return side
 
     def advance(self, computed: int, spill: Callable[[int, int], None]) -> None:
         """Let a segment be done whose positions `valid` counts, in one assignment.
@@ -93,10 +94,18 @@ class SequenceCounters:
         ring has R >= M + L slots.
 
         Args:
-            computed: how many sequences the step computed, from the first on; only these change sides.
+            computed: how many sequences the step computed, from the first on: they stood on one side, and these alone
+                change it.
             spill: of the ring's tensors.
         """
-        if self._counts:
+        if self._counts and len(self.valid) == 1:  # a few numbers are faster in Python than in NumPy
+            valid = self.valid.item()
+            self._next_fill[0] = min(self.fill.item() + valid, self.most.item())
+            if self._next_head is not None and self.ring is not None:
+                lap, self._next_head[0] = divmod(self.head.item() + valid, self.ring)
+                if lap:
+                    spill(0, self._next_head.item())
+        elif self._counts:
             np.add(self._now, self.valid, out=self._next)  # the row of sides, too, which is overwritten below
             np.minimum(self._next_fill, self.most, out=self._next_fill)
             head, ring = self._next_head, self.ring
@@ -107,9 +116,12 @@ class SequenceCounters:
                     spill(row, int(head[row]))
         after = self._next_sides
         if after is not None:
-            if computed < len(after):
+            other = 1 - self.sides.item(0)
+            if computed == len(after):
+                after.fill(other)
+            else:
                 after[...] = self.sides
-            np.subtract(1, self.sides[:computed], out=after[:computed])
+                after[:computed] = other
         self._now[...] = self._next
 
     def clear(self, rows: Indices) -> None:
