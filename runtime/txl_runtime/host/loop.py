@@ -103,7 +103,7 @@ class HostLoop(LoopState):
             return idle_result(self._manifest, self.output, self._width, counts, length, targets)
         if not self.leading:
             rows = self._batch
-        elif rows > 1:
+        elif self.counters.apart:
             self._join(rows)
         side = self.counters.side
         key = length, len(counts), rows, side, self._shapes[side]
@@ -123,8 +123,7 @@ class HostLoop(LoopState):
     def _join(self, rows: int) -> None:
         """Bring the first sequences to one side, the first one's. A sequence's state is the same before and after."""
         sides = self.counters.sides[:rows]
-        held = sides.tolist()  # a list is searched faster than an array of B numbers
-        if held.count(held[0]) < rows:
+        if max(sides.tolist()) != min(sides.tolist()):  # Python's max of B numbers is faster than NumPy's
             for row in np.flatnonzero(sides != sides[0]).tolist():
                 for placement in self.placements:
                     placement.join(row, int(sides[0]))

@@ -153,7 +153,7 @@ class SegmentResult:
         """See `loop.Result`."""
         given = self.given()
         results: dict[str, Array] = {}
-        partly = min(self._counts.tolist()) < self._columns
+        partly = self._counts.tolist().count(self._columns) < len(self._counts)
         for entry in self._table:
             if (array := given.get(entry.name)) is not None:
                 results[entry.name] = array.copy()

@@ -62,6 +62,7 @@ class SequenceCounters:
         most: int32 [B], how many may exist: M, or fewer where that is limited.
         head: int32 [B], the slot of each sequence's next row in a ring; likewise. Zeros without a ring.
         sides: int32 [B], which of two sets of tensors holds each sequence; zeros where there is one set alone.
+        apart: whether sequences may stand on different sides.
         read: int32 [2 or 3, B], what programs read of these: valid, fill, and the head of a ring.
     """
 
@@ -78,6 +79,7 @@ class SequenceCounters:
         self.valid, self.fill, self.read = now["valid"], now["fill"], table[: 3 if "head" in now else 2]
         self.head, self.sides = now.get("head", absent), now.get("sides", absent)
         self._next_fill, self._next_head, self._next_sides = after["fill"], after.get("head"), after.get("sides")
+        self.apart = False
         self.most, self._fresh = np.full_like(self.fill, manifest.memory_length), manifest.fresh_fill
 
     @property
@@ -116,12 +118,12 @@ class SequenceCounters:
                     spill(row, int(head[row]))
         after = self._next_sides
         if after is not None:
-            other = 1 - self.sides.item(0)
-            if computed == len(after):
-                after.fill(other)
-            else:
+            other, self.apart = 1 - self.sides.item(0), computed < len(after)
+            if self.apart:
                 after[...] = self.sides
                 after[:computed] = other
+            else:
+                after.fill(other)
         self._now[...] = self._next
 
     def clear(self, rows: Indices) -> None:

@@ -294,7 +294,7 @@ class Stream(CarriedState):
                 self._feed_drawn(token, running, heat)
             ends.take(token, running, index == max_new_tokens - 1)
             yield token.copy()
-            if not running.any():
+            if not np.count_nonzero(running):  # faster than `any` of a few
                 return
 
     def _feed_drawn(self, token: Ids, running: NDArray[np.bool_], heat: Mapping[str, Array]) -> None:
