@@ -51,6 +51,9 @@ def check_tokens(
 
 def ids_fit(found: NDArray[Any], vocab_size: int) -> bool:
     """Whether all of some whole numbers are ids of a vocabulary."""
+    if found.size == 1:
+        value: int = found.item()
+        return 0 <= value < vocab_size
     if 0 < found.size <= FEW:
         values: list[int] = found.ravel().tolist()
         return min(values) >= 0 and max(values) < vocab_size
