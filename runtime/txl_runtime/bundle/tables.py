@@ -286,7 +286,7 @@ class Tables:
         """Whether it has a program that tells where the model looks; see `Stream.attention`."""
         return any(program.kind == "attention" for program in self.programs)
 
-    @property
+    @cached_property
     def segment_lengths(self) -> tuple[int, ...]:
         """L of the programs, largest first."""
         return tuple(sorted({p.segment_length for p in self.programs if p.segment_length}, reverse=True))
@@ -307,18 +307,18 @@ class Tables:
         """What a step reads and returns beside its state."""
         return (*self.inputs, *self.outputs)
 
-    @property
+    @cached_property
     def given(self) -> tuple[Input, ...]:
         """The inputs that callers give; counts are the runtime's."""
         return tuple(entry for entry in self.inputs if entry.role in ("tokens", "feature"))
 
-    @property
+    @cached_property
     def tokens(self) -> Input | None:
         """The input that takes token ids, if the model has one and no other input but counts."""
         read = self.given
         return read[0] if len(read) == 1 and read[0].role == "tokens" else None
 
-    @property
+    @cached_property
     def logprobs(self) -> Output | None:
         """The output of log-probabilities, if the model has one."""
         return next((output for output in self.outputs if output.role == "logprobs"), None)

@@ -104,10 +104,10 @@ class HostLoop(LoopState):
         length, targets, rows = self._programs.length_of(given), given.get("targets"), self.count(counts)
         if not rows:
             return idle_result(self._manifest, self.output, self._width, counts, length, targets)
-        if self.leading:
-            self._join(rows)
-        else:
+        if not self.leading:
             rows = self._batch
+        elif self.counters.apart:
+            self._join(rows)
         side = self.counters.side
         key = length, len(counts), rows, side, self._shapes[side]
         route = self._routes.get(key) or self._open_route(key)

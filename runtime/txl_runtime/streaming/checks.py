@@ -15,6 +15,8 @@ from txl_runtime.errors import UsageError, brief, one_line
 
 MOST_NAMED = 2**16
 """Sequences that a list may name, and ids that may end one, however often it names each."""
+FEW = 16
+"""Numbers up to which Python's min and max are faster than NumPy's."""
 Texts: TypeAlias = str | bytes | Sequence[str | bytes]
 """In place of tokens: the text of one sequence, or one for each."""
 
@@ -41,13 +43,21 @@ def check_tokens(
             "one row per stream, `tokens[None]` for a single one"
         )
     counts = check_lengths(lengths, batch_size, found.shape[1])
-    bad = found.astype(np.uint64) >= vocab_size  # what is negative becomes large
-    if lengths is not None:
-        counted = np.arange(found.shape[1]) < counts[:, None]
-        bad &= counted
-    check_ids(found, bad, vocab_size, what)
-    kept = found if lengths is None else np.where(counted, found, 0)
+    kept = found if lengths is None else np.where(np.arange(found.shape[1]) < counts[:, None], found, 0)
+    if not ids_fit(kept, vocab_size):
+        check_ids(found, kept.astype(np.uint64) >= vocab_size, vocab_size, what)  # what is negative becomes large
     return kept.astype(np.int32), counts
+
+
+def ids_fit(found: NDArray[Any], vocab_size: int) -> bool:
+    """Whether all of some whole numbers are ids of a vocabulary."""
+    if found.size == 1:
+        value: int = found.item()
+        return 0 <= value < vocab_size
+    if 0 < found.size <= FEW:
+        values: list[int] = found.ravel().tolist()
+        return min(values) >= 0 and max(values) < vocab_size
+    return not np.count_nonzero(found.astype(np.uint64) >= vocab_size)  # what is negative becomes large
 
 
 def check_ids(found: NDArray[Any], bad: NDArray[np.bool_], vocab_size: int, what: str) -> None:
@@ -62,6 +72,9 @@ def check_ids(found: NDArray[Any], bad: NDArray[np.bool_], vocab_size: int, what
 
 def cut_at(edges: Sequence[int], counts: NDArray[np.int32]) -> Iterator[tuple[int, int, NDArray[np.int32]]]:
     """Segments [first, last) between edges, with the lengths that count in each; segments nobody has are left out."""
+    if len(edges) == 2 and np.count_nonzero(counts):  # one segment, as mostly: no sequence has more than it
+        yield edges[0], edges[1], counts
+        return
     for first, last in pairwise(edges):
         inside = np.clip(counts - first, 0, last - first).astype(np.int32)
         if inside.any():

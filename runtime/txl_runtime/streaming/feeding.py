@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from txl_runtime.bundle.axes import Axes
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.streaming.inputs import check_cuttable, check_inputs, strict_cuts
+from txl_runtime.streaming.inputs import Checked, check_cuttable, strict_cuts
 from txl_runtime.types import Array, Arrays, Ids
 
-Segment = Callable[[Arrays, Ids], Mapping[str, Array]]
+Segment = Callable[[Arrays, Ids], dict[str, Array]]
 """Runs one segment of checked inputs."""
 
 
-def feed_arrays(
-    inputs: object, lengths: ArrayLike | None, manifest: Manifest, batch_size: int, run: Segment, last: bool
-) -> dict[str, Array]:
+def feed_arrays(found: Checked, manifest: Manifest, batch_size: int, run: Segment, last: bool) -> dict[str, Array]:
     """Feed inputs by name.
 
     Args:
-        inputs: by name, T positions (and look-ahead) along the axis of each that has positions. Those without such an
-            axis are given to every segment.
-        lengths: int [b], the positions that count.
+        found: inputs by name, T positions (and look-ahead) along the axis of each that has positions. Those without
+            such an axis are given to every segment.
         manifest: of the bundle.
         batch_size: b.
         run: what runs a segment.
@@ -34,9 +30,11 @@ def feed_arrays(
         Outputs by name; those without positions are of the last segment in which a sequence had any.
 
     Raises:
-        UsageError: what is given does not fit the tables, or cannot be cut into segments; nothing was run then.
+        UsageError: what is given cannot be cut into segments; nothing was run then.
     """
-    arrays, counts, columns = check_inputs(inputs, lengths, manifest, batch_size)
+    arrays, counts, columns, whole = found
+    if whole and not last:
+        return run(arrays, counts)
     cuts = strict_cuts(columns, counts, manifest)
     axes = {entry.name: entry.axes for entry in manifest.inputs}
     check_cuttable(cuts, manifest, "run its segments one by one with run({...})")
@@ -45,9 +43,9 @@ def feed_arrays(
         for output in manifest.outputs
     }
     for first, end, inside in cuts:
-        found = run({name: array[axes[name].window(first, end)] for name, array in arrays.items()}, inside)
+        some = run({name: array[axes[name].window(first, end)] for name, array in arrays.items()}, inside)
         for output in manifest.outputs:
-            _place(output.axes, found[output.name], results[output.name], first, inside, last)
+            _place(output.axes, some[output.name], results[output.name], first, inside, last)
     return results
 
 

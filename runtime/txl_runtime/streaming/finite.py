@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from txl_runtime.bundle.manifest import Manifest
@@ -12,7 +10,7 @@ from txl_runtime.streaming.loop import Loop
 from txl_runtime.types import Array, Arrays, Ids
 
 
-def run_finite(loop: Loop, manifest: Manifest, inputs: Arrays, counts: Ids, commit: bool) -> Mapping[str, Array]:
+def run_finite(loop: Loop, manifest: Manifest, inputs: Arrays, counts: Ids, commit: bool) -> dict[str, Array]:
     """The outputs of a segment, which did not happen if it is refused: see `Stream.run`."""
     for entry in manifest.inputs:
         if entry.name in inputs:

@@ -50,7 +50,7 @@ class Result(Protocol):
     def nll(self) -> Floats:
         """Negative log-likelihoods in nats of the targets that were among the inputs, [b, T]."""
 
-    def outputs(self) -> Mapping[str, Array]:
+    def outputs(self) -> dict[str, Array]:
         """Copies of all outputs as the output table declares them, with b and T; zero where nothing counts."""
 
 
@@ -168,6 +168,7 @@ class LoopState(Loop):
         }
         self._batch, self._together = manifest.batch_size, manifest.streams == "lockstep"
         self._lock, self._computed = lock, 0
+        self._counted: tuple[Ids | None, int] = None, 0
 
     @property
     def fill(self) -> Ids:
@@ -183,6 +184,11 @@ class LoopState(Loop):
 
         These are the first ones, up to the last that is not idle; 0 where all are.
         """
+        self._computed = 0  # until the segment has run, there is nothing to commit
+        counted, rows = self._counted
+        if counts is counted:
+            return rows
+        self._counted = None, 0
         values, valid = counts.tolist(), self.counters.valid
         b = rows = len(values)
         while rows and not values[rows - 1]:
@@ -191,7 +197,8 @@ class LoopState(Loop):
             valid[b:] = max(values) if self._together else 0
             valid = valid[:b]
         valid[...] = counts
-        self._computed = 0  # until the segment has run, there is nothing to commit
+        if counts.base is None and not counts.flags.writeable:  # what cannot change need not be read again
+            self._counted = counts, rows
         return rows
 
     def commit(self) -> None:

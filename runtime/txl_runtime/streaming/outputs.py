@@ -63,8 +63,8 @@ class WholeSoftmax(StreamSoftmax):
         np.copyto(out, features)
 
     def counted(self, features: Floats, counts: Ids, out: Floats) -> None:
-        if min(counts.tolist(), default=0) == features.shape[1]:  # Python's min of B numbers is faster than NumPy's
-            np.copyto(out, features)
+        if counts.tolist().count(features.shape[1]) == len(counts):  # faster than to compare so few in NumPy
+            out[...] = features
         else:
             super().counted(features, counts, out)
 
@@ -151,11 +151,12 @@ class SegmentResult:
 
     def outputs(self) -> dict[str, Array]:
         """See `loop.Result`."""
-        given, results = self.given(), dict[str, Array]()
-        partly = min(self._counts.tolist()) < self._columns
+        given = self.given()
+        results: dict[str, Array] = {}
+        partly = self._counts.tolist().count(self._columns) < len(self._counts)
         for entry in self._table:
-            if entry.name in given:
-                results[entry.name] = given[entry.name].copy()
+            if (array := given.get(entry.name)) is not None:
+                results[entry.name] = array.copy()
                 if partly:
                     entry.axes.clear_uncounted(results[entry.name], self._counts)
             else:

@@ -62,6 +62,7 @@ class SequenceCounters:
         most: int32 [B], how many may exist: M, or fewer where that is limited.
         head: int32 [B], the slot of each sequence's next row in a ring; likewise. Zeros without a ring.
         sides: int32 [B], which of two sets of tensors holds each sequence; zeros where there is one set alone.
+        apart: whether sequences may stand on different sides.
         read: int32 [2 or 3, B], what programs read of these: valid, fill, and the head of a ring.
     """
 
@@ -78,12 +79,14 @@ class SequenceCounters:
         self.valid, self.fill, self.read = now["valid"], now["fill"], table[: 3 if "head" in now else 2]
         self.head, self.sides = now.get("head", absent), now.get("sides", absent)
         self._next_fill, self._next_head, self._next_sides = after["fill"], after.get("head"), after.get("sides")
+        self.apart = False
         self.most, self._fresh = np.full_like(self.fill, manifest.memory_length), manifest.fresh_fill
 
     @property
     def side(self) -> int:
         """Which of two sets of tensors holds the first sequence; 0 where there is one set alone."""
-        return 0 if self._next_sides is None else int(self.sides[0])
+        side: int = 0 if self._next_sides is None else self.sides.item(0)
+        return side
 
     def advance(self, computed: int, spill: Callable[[int, int], None]) -> None:
         """Let a segment be done whose positions `valid` counts, in one assignment.
@@ -93,10 +96,18 @@ class SequenceCounters:
         ring has R >= M + L slots.
 
         Args:
-            computed: how many sequences the step computed, from the first on; only these change sides.
+            computed: how many sequences the step computed, from the first on: they stood on one side, and these alone
+                change it.
             spill: of the ring's tensors.
         """
-        if self._counts:
+        if self._counts and len(self.valid) == 1:  # a few numbers are faster in Python than in NumPy
+            valid = self.valid.item()
+            self._next_fill[0] = min(self.fill.item() + valid, self.most.item())
+            if self._next_head is not None and self.ring is not None:
+                lap, self._next_head[0] = divmod(self.head.item() + valid, self.ring)
+                if lap:
+                    spill(0, self._next_head.item())
+        elif self._counts:
             np.add(self._now, self.valid, out=self._next)  # the row of sides, too, which is overwritten below
             np.minimum(self._next_fill, self.most, out=self._next_fill)
             head, ring = self._next_head, self.ring
@@ -107,9 +118,12 @@ class SequenceCounters:
                     spill(row, int(head[row]))
         after = self._next_sides
         if after is not None:
-            if computed < len(after):
+            other, self.apart = 1 - self.sides.item(0), computed < len(after)
+            if self.apart:
                 after[...] = self.sides
-            np.subtract(1, self.sides[:computed], out=after[:computed])
+                after[:computed] = other
+            else:
+                after.fill(other)
         self._now[...] = self._next
 
     def clear(self, rows: Indices) -> None:

@@ -25,7 +25,7 @@ from txl_runtime.streaming.checks import (
     zeros,
 )
 from txl_runtime.streaming.feeding import feed_arrays
-from txl_runtime.streaming.inputs import check_segment, require_tokens, run_segment, strict_cuts, token_inputs
+from txl_runtime.streaming.inputs import Segments, check_segment, require_tokens, strict_cuts, token_inputs
 from txl_runtime.streaming.loop import Closed, Loop, Resident, Result
 from txl_runtime.streaming.outputs import DrawCount, SegmentResult
 from txl_runtime.streaming.programs import Want
@@ -72,7 +72,7 @@ class Stream(CarriedState):
         self._longest, self._vocab_size = manifest.segment_lengths[0], manifest.vocab_size
         tokens = manifest.tokens
         self._fluent = tokens.name if tokens is not None and manifest.can.feed_freely else ""
-        self.draws = DrawCount()
+        self._segments, self.draws = Segments(manifest), DrawCount()
         self._latest: Result | None = None  # of a generation; it stands here so that closing the model finds it
 
     def run(
@@ -96,7 +96,7 @@ class Stream(CarriedState):
         Raises:
             UsageError: an input is missing, unknown, or of another kind or shape; or this is no segment of the model.
         """
-        return run_segment(self._ready(), self._manifest, self._b, inputs, lengths, commit, require_finite)
+        return self._segments.run(self._ready(), self._b, inputs, lengths, commit, require_finite)
 
     def step(self, tokens: ArrayLike, lengths: ArrayLike | None = None) -> Floats:
         """Run ONE segment in the smallest program that holds it.
@@ -145,16 +145,13 @@ class Stream(CarriedState):
         Raises:
             UsageError: as `step` or `run`; a rest that no segment of a model with exact lengths holds.
         """
-        last = check_flag(last, "last")
+        if last is not False:
+            last = check_flag(last, "last")
         if isinstance(tokens, Mapping):
             loop = self._ready()
+            found = self._segments.check(tokens, lengths, self._b)
             return feed_arrays(
-                tokens,
-                lengths,
-                self._manifest,
-                self._b,
-                lambda arrays, counts: loop.run(arrays, counts).outputs(),
-                last,
+                found, self._manifest, self._b, lambda arrays, counts: loop.run(arrays, counts).outputs(), last
             )
         ids, counts = self._tokens("feed", tokens, lengths)
         if last:
@@ -297,7 +294,7 @@ class Stream(CarriedState):
                 self._feed_drawn(token, running, heat)
             ends.take(token, running, index == max_new_tokens - 1)
             yield token.copy()
-            if not running.any():
+            if not np.count_nonzero(running):  # faster than `any` of a few
                 return
 
     def _feed_drawn(self, token: Ids, running: NDArray[np.bool_], heat: Mapping[str, Array]) -> None:

@@ -43,6 +43,20 @@ def test_a_segment_that_is_not_committed_leaves_every_bit(open_loop, update):
 
 
 @both
+def test_counts_are_what_they_are_at_each_call_also_where_one_array_is_given_again(open_loop, update):
+    loop, fixed, changing = open_loop(update), counts(4, 4, 4), counts(1, 2, 0)
+    fixed.flags.writeable = False
+    for turn in range(3):
+        assert [loop.count(fixed), loop.count(fixed)] == [B, B]
+        assert loop.counters.valid.tolist() == [4, 4, 4]
+        assert loop.count(changing) == 2 + (turn > 0)
+        assert loop.counters.valid.tolist() == changing.tolist()
+        changing[2] = 3
+        assert loop.count(changing) == B
+        assert loop.counters.valid.tolist() == changing.tolist()
+
+
+@both
 def test_a_sequence_moves_from_loop_to_loop(open_loop, update):
     one, other = open_loop(update), open_loop(update)
     for seed in range(7):

@@ -12,6 +12,7 @@ from txl_runtime.bundle.tables import Output
 from txl_runtime.sessions import Limits, Request
 from txl_runtime.sessions.request_checks import check_request
 from txl_runtime.streaming.feeding import feed_arrays
+from txl_runtime.streaming.inputs import Segments
 
 
 def opened(model, tmp_path, **fields):
@@ -166,7 +167,7 @@ def test_what_has_two_axes_of_positions_is_not_cut(tmp_path):
         raise AssertionError("nothing runs before it is refused")
 
     with pytest.raises(UsageError, match=r"pairs has shape .*, expected one axis of positions to cut along; run its"):
-        feed_arrays(inputs_of(6), None, manifest, B, run, False)
+        feed_arrays(Segments(manifest).check(inputs_of(6), None, B), manifest, B, run, False)
 
     def asked(columns: int) -> Request:
         inputs = inputs_of(columns)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from stand_ins.steps import AHEAD, FRAME, looking, speaking, spoken, write
 from step_models import FEATURES, VOCABULARY, B, counting, growing, recurrent
 from txl_runtime import Model, Stream, UsageError, load
@@ -43,6 +46,19 @@ FRAMES = {
     "marks": np.zeros((B, 4), np.int64),
     "gain": np.ones(FRAME),
 }
+
+
+def as_declared(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: array.astype("int32" if name == "marks" else "float32") for name, array in arrays.items()}
+
+
+def assert_same_state(one: Stream, other: Stream) -> None:
+    found, wanted = one.state(), other.state()
+    assert {name: array.tobytes() for name, array in found.items()} == {
+        name: array.tobytes() for name, array in wanted.items()
+    }
+
+
 TABLE = r"frames float32 \['L', 'B', 3\], marks int32 \['B', 'L'\], gain float32 \[3\]"
 
 
@@ -68,12 +84,66 @@ TABLE = r"frames float32 \['L', 'B', 3\], marks int32 \['B', 'L'\], gain float32
     ],
 )
 @pytest.mark.parametrize("call", ["run", "feed"])
-def test_what_does_not_fit_the_table_is_refused(model_of, changes, said, call):
-    stream = model_of("looking").stream()
-    given = {name: value for name, value in {**FRAMES, **changes}.items() if value is not None}
+@pytest.mark.parametrize("before", [0, 2])
+def test_what_does_not_fit_the_table_is_refused(model_of, changes, said, call, before):
+    stream, fitting = model_of("looking").stream(), as_declared(FRAMES)
+    for _ in range(before):
+        stream.run(fitting)
+    given = {name: value for name, value in {**fitting, **changes}.items() if value is not None}
+    steps = stream.state()["steps"]
     with pytest.raises(UsageError, match=said):
         getattr(stream, call)(given)
-    assert not stream.state()["steps"].any(), "nothing was run"
+    np.testing.assert_array_equal(stream.state()["steps"], steps, "nothing was run")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    kind=st.sampled_from(["recurrent", "growing", "counting", "words first", "time first", "lockstep"]),
+    calls=st.lists(st.tuples(st.integers(1, 5), st.integers(-1, VOCABULARY), st.booleans(), st.booleans()), max_size=6),
+)
+def test_segments_like_earlier_ones_are_checked_and_run_as_if_they_were_the_first(model_of, kind, calls):
+    """The other stream is given what is no dict, which is checked in full each time."""
+    quick, full = model_of(kind).stream(), model_of(kind).stream()
+    for length, value, turned, typed in calls:
+        given = {
+            entry.name: np.full(entry.sizes(B, length), value, entry.dtype if typed else np.int64)
+            for entry in model_of(kind).manifest.given
+        }
+        if turned:
+            given = {name: np.asfortranarray(array) for name, array in given.items()}
+        answers = []
+        for stream, inputs in ((quick, given), (full, MappingProxyType(given))):
+            try:
+                answers.append({name: array.tobytes() for name, array in stream.run(inputs).items()})
+            except UsageError as error:
+                answers.append(str(error))
+        assert answers[0] == answers[1]
+    assert_same_state(quick, full)
+
+
+def test_a_stream_of_fewer_sequences_checks_segments_anew(model_of):
+    stream, manifest = model_of("recurrent").stream(), model_of("recurrent").manifest
+    for b in (B, 2):
+        given = {entry.name: np.zeros(entry.sizes(b, 1), entry.dtype) for entry in manifest.given}
+        found = stream.run(given)
+        assert {entry.name: entry.sizes(b, 1) for entry in manifest.outputs} == {n: a.shape for n, a in found.items()}
+        stream.select([1, 0])
+        if b > 2:
+            with pytest.raises(UsageError, match=r"expected \[2"):
+                stream.run(given)
+
+
+def test_what_a_segment_returned_stays_and_what_it_was_given_may_change(model_of):
+    stream, other = model_of("recurrent").stream(), model_of("recurrent").stream()
+    given = {entry.name: np.ones(entry.sizes(B, 1), entry.dtype) for entry in stream._manifest.given}
+    kept = []
+    for step in range(4):
+        kept.append((stream.run(given), {name: array.copy() for name, array in given.items()}))
+        for array in given.values():
+            array[...] = step % 2
+    for found, inputs in kept:
+        for name, array in other.run(MappingProxyType(inputs)).items():
+            np.testing.assert_array_equal(found[name], array)
 
 
 def test_a_message_speaks_of_positions_only_where_an_input_has_any(model_of):

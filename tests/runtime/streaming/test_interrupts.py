@@ -65,6 +65,26 @@ def test_a_step_happens_or_does_not_wherever_it_is_interrupted(open_stream, upda
 
 
 @both
+def test_a_segment_after_one_that_was_interrupted_counts_all_of_its_positions(open_stream, update):
+    """Lengths that counted before are forgotten, also by a stream that has seen a segment like this one."""
+    stream, whole, part = open_stream(update), {"tokens": tokens_of(4, 1)}, {"tokens": tokens_of(4, 2)}
+    stream.run(whole)
+    start = stream.snapshot()
+    found = stream.run(whole)["logprobs"].tobytes()
+    after = bits(stream.snapshot())
+    line, came = 0, True
+    while came:
+        line += 2
+        stream.restore(start)
+        stream.run(part, [1, 0, 2], commit=False)
+        came = interrupted(lambda: stream.run(whole), line)
+        stream.restore(start)
+        assert stream.run(whole)["logprobs"].tobytes() == found, f"interrupted at line {line}"
+        assert bits(stream.snapshot()) == after
+    assert line > 20
+
+
+@both
 @pytest.mark.parametrize("change", ["reset", "select", "restore"])
 def test_memory_that_is_half_replaced_is_not_streamed_on(open_stream, update, change):
     stream = open_stream(update)

@@ -28,10 +28,10 @@ def state(rule: str, **more: Any) -> StateTensor:
     )
 
 
-def counters(rules: str, rows: int = M, start: int = 0) -> SequenceCounters:
+def counters(rules: str, rows: int = M, start: int = 0, sequences: int = B) -> SequenceCounters:
     known = {} if rules == "replace" else {"fill": Counter(start=start, most=rows)}
     manifest: Any = SimpleNamespace(
-        batch_size=B, memory_length=rows if known else 0, fresh_fill=start if known else 0, counters=known
+        batch_size=sequences, memory_length=rows if known else 0, fresh_fill=start if known else 0, counters=known
     )
     return SequenceCounters(manifest, [state(rule) for rule in RULES[rules]])
 
@@ -91,6 +91,17 @@ def test_only_sequences_that_were_computed_change_sides(rules):
     assert held.side == held.sides[0]
     held.reorder(np.array([1, 0]), 1)
     assert set(held.sides.tolist()) == ({1} if two_sided else {0})
+
+
+@every
+def test_one_sequence_counts_as_each_of_several_does(rules):
+    alone, several = counters(rules, sequences=1), counters(rules)
+    alone.most[0], several.most[1] = 3, 3
+    for valid in [1, 0, SLOTS - 1, SLOTS, 2, 3, 1, 1]:
+        wanted = [(0, count) for row, count in step(several, [1, valid, 0]) if row == 1]
+        assert step(alone, [valid], 1) == wanted
+        for name in ("fill", "head", "sides"):
+            assert getattr(alone, name)[0] == getattr(several, name)[1], name
 
 
 @pytest.mark.parametrize("rules", [rules for rules in RULES if rules != "replace"])
