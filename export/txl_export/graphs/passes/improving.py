@@ -11,9 +11,11 @@ from collections.abc import Callable
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from txl_export.graphs.passes.joins import join_once
+from txl_export.graphs.passes.writes import join_writes
 from txl_export.graphs.settling import infer_shapes
 
-PASSES: tuple[Callable[[ir.Graph], None], ...] = ()
+PASSES: tuple[Callable[[ir.Graph], None], ...] = (join_writes, join_once)
 """Each changes a graph in place whose values have types and shapes; what it leaves unread is taken out afterwards."""
 
 
