@@ -7,13 +7,14 @@ write along the first axis. A join copies each part once, and it can be joined w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import pairwise
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from txl_export.graphs.passes.pieces import Piece, Pieces, constant, merged, size_along
+from txl_export.graphs.passes.joins import Piece, Pieces, constant, cut, size_along
 
 _PARTS = 8
 """A write that leaves more parts is a selection from the tensor and the new values, one behind the other."""
@@ -23,75 +24,61 @@ def join_writes(graph: ir.Graph) -> None:
     """Let each write whose positions are constants be a join, in place; others stay."""
     made = Pieces(graph)
     for node in list(graph):
-        if (
-            node.op_type in ("ScatterND", "ScatterElements")
-            and node.attributes.get_string("reduction", "none") == "none"
-        ):
-            data, index, new = node.inputs[:3]
-            if data is None or index is None or new is None or data.shape is None:
-                continue
-            places = (_of_rows if node.op_type == "ScatterND" else _of_elements)(node, data, index, new)
-            if places is None:
-                continue
-            turn = _turn(data) or tuple(range(len(data.shape)))
-            back = tuple(int(one) for one in np.argsort(turn))
-            written = _written(
-                made,
-                node,
-                _turned(made, node, data, back),
-                {turn[axis]: numbers for axis, numbers in places.items()},
-                _turned(made, node, new, back),
-            )
-            if written is not None:
-                _put(made, node, written, turn)
+        replaces = node.attributes.get_string("reduction", "none") == "none"
+        data, index, new = node.inputs if node.op_type in ("ScatterND", "ScatterElements") and replaces else [None] * 3
+        if data is None or index is None or new is None or (places := _places(node, data, index, new)) is None:
+            continue
+        turn = _turn(data) or tuple(range(len(data.shape or ())))
+        back = np.argsort(turn).tolist()
+        inside = {turn[axis]: found for axis, found in places.items()}
+        written = _written(made, node, _turned(made, node, data, back), inside, _turned(made, node, new, back))
+        if written is None:
+            continue
+        result = node.outputs[0]
+        for user in [use.node for use in result.uses()]:
+            if more := _turn(user.outputs[0]):
+                made.replace(user.outputs[0], _turned(made, user, written, [turn[axis] for axis in more]))
+        if result.uses() or result.is_graph_output():
+            made.replace(result, _turned(made, node, written, turn))
 
 
-def _of_rows(node: ir.Node, data: ir.Value, index: ir.Value, new: ir.Value) -> dict[int, list[int]] | None:
-    """Where a ScatterND writes along each axis, the axes apart along which it writes everywhere, in order."""
+def _places(node: ir.Node, data: ir.Value, index: ir.Value, new: ir.Value) -> dict[int, list[int]] | None:
+    """Where a scatter writes along each axis, if it writes everywhere along the others; without axes that are open."""
     numbers, opened = _index(index)
-    count = 0 if numbers is None else numbers.shape[-1]
-    if numbers is None or numbers.ndim != count + 1 or 0 in numbers.shape or not _alike(data, new, set(range(count))):
+    if numbers is None or not numbers.size or data.shape is None:
+        return None
+    if node.op_type == "ScatterND":
+        along = dict(enumerate(np.moveaxis(numbers, -1, 0)))
+        whole = numbers.ndim == len(along) + 1
+    else:
+        along = {node.attributes.get_int("axis", 0) % len(data.shape): numbers}
+        whole = _alike(data, index, along)
+    if not whole or not _alike(data, new, along):
         return None
     found = dict[int, list[int]]()
-    for axis in range(count):
-        along = np.moveaxis(numbers[..., axis], axis, 0)
-        if (along != along.reshape(len(along), -1)[:, :1].reshape(-1, *[1] * (count - 1))).any():
+    for axis, coordinates in along.items():
+        rows = np.moveaxis(coordinates, axis, 0).reshape(coordinates.shape[axis], -1)
+        places, size = rows[:, 0].tolist(), size_along(data, axis)
+        if (rows != rows[:, :1]).any():
             return None
-        places, size = along.reshape(len(along), -1)[:, 0].tolist(), size_along(data, axis)
-        if opened and axis == 0:
-            if not _alike(data, new, set(range(1, count))) or places != list(range(len(places))):
-                return None
-        elif size is None:
-            return None
-        else:
+        if size is not None and not (opened and axis == 0):
             found[axis] = [int(place) % size for place in places]
+        elif not opened or not _alike(data, new, {*along} - {0}) or places != list(range(len(places))):
+            return None
     return found
-
-
-def _of_elements(node: ir.Node, data: ir.Value, index: ir.Value, new: ir.Value) -> dict[int, list[int]] | None:
-    """Where a ScatterElements writes along its axis, if it writes everywhere along the others."""
-    assert data.shape is not None
-    axis = node.attributes.get_int("axis", 0) % len(data.shape)
-    size, (numbers, opened) = size_along(data, axis), _index(index)
-    if numbers is None or size is None or numbers.size == 0 or (opened and axis == 0):
-        return None
-    along = np.moveaxis(numbers, axis, 0).reshape(numbers.shape[axis], -1)
-    if (along != along[:, :1]).any() or not _alike(data, new, {axis}) or not _alike(data, index, {axis}):
-        return None
-    return {axis: [int(place) % size for place in along[:, 0]]}
 
 
 def _index(index: ir.Value) -> tuple[NDArray[np.int64] | None, bool]:
     """The numbers of an index, and whether it is the first rows of them, as many as there are sequences."""
-    numbers, node = constant(index), index.producer()
-    if numbers is None and node is not None and node.op_type == "Slice" and len(node.inputs) == 4:
+    node = index.producer()
+    if node is not None and node.op_type == "Slice" and len(node.inputs) == 4:
         first, axes = constant(node.inputs[1]), constant(node.inputs[3])
         if first is not None and axes is not None and not first.any() and not axes.any():
             return constant(node.inputs[0]), True
-    return numbers, False
+    return constant(index), False
 
 
-def _alike(one: ir.Value, other: ir.Value, apart: set[int]) -> bool:
+def _alike(one: ir.Value, other: ir.Value, apart: Collection[int]) -> bool:
     """Whether two values have the same sizes along all axes but some."""
     if one.shape is None or other.shape is None or len(one.shape) != len(other.shape):
         return False
@@ -99,11 +86,11 @@ def _alike(one: ir.Value, other: ir.Value, apart: set[int]) -> bool:
     return all(axis in apart or (a == b and (isinstance(a, int) or a.value is not None)) for axis, (a, b) in pairs)
 
 
-def _turn(value: ir.Value) -> tuple[int, ...] | None:
+def _turn(value: ir.Value) -> tuple[int, ...]:
     """How a value's axes were moved, where a Transpose made it."""
     node = value.producer()
     if node is None or node.op_type != "Transpose" or value.shape is None:
-        return None
+        return ()
     return tuple(node.attributes.get_ints("perm", range(len(value.shape))[::-1]))
 
 
@@ -121,44 +108,18 @@ def _turned(made: Pieces, before: ir.Node, value: ir.Value, turn: Sequence[int])
 def _written(
     made: Pieces, before: ir.Node, data: ir.Value, places: dict[int, list[int]], new: ir.Value
 ) -> ir.Value | None:
-    """A tensor with new values at some places along each of some axes; None where that cannot be told."""
-    whole = {axis: size_along(data, axis) for axis in places}
-    places = {axis: found for axis, found in places.items() if found != list(range(whole[axis] or 0))}
-    if any(len(set(found)) < len(found) for found in places.values()):
-        return None
-    if not places:
+    """A tensor with new values at some places along one axis; None where they are some along several, or one twice."""
+    partly = [(axis, found) for axis, found in places.items() if found != list(range(size_along(data, axis) or 0))]
+    if not partly:
         return new
-    (axis, found), *others = places.items()
-    size = whole[axis]
-    if size is None:
+    (axis, found), *others = partly
+    size = size_along(data, axis)
+    if size is None or others or len(set(found)) < len(found):
         return None
-    if others:
-        if found != list(range(found[0], found[-1] + 1)):
-            return None
-        inside = made.joined(before, [Piece(data, found[0], found[-1] + 1)], axis)
-        changed = _written(made, before, inside, dict(others), new)
-        if changed is None:
-            return None
-        new = changed
-    sources = [Piece(data, place, place + 1) for place in range(size)]
-    for number, place in enumerate(found):
-        sources[place] = Piece(new, number, number + 1)
-    pieces = merged(sources)
-    if len(pieces) <= _PARTS:
-        return made.joined(before, pieces, axis)
-    both = made.joined(before, [Piece(data, 0, size), Piece(new, 0, len(found))], axis)
-    order = list(range(size))
+    both, order = [Piece(data, 0, size), Piece(new, 0, len(found))], list(range(size))
     for number, place in enumerate(found):
         order[place] = size + number
-    return made.add(before, "Gather", [both, made.numbers(*order, index=True)], data.shape, axis=axis)
-
-
-def _put(made: Pieces, node: ir.Node, written: ir.Value, turn: Sequence[int]) -> None:
-    """Let a value with its axes moved stand for a write's result, and for those that only move them back."""
-    result = node.outputs[0]
-    for user in [use.node for use in result.uses()]:
-        more = _turn(user.outputs[0])
-        if more is not None:
-            made.replace(user.outputs[0], _turned(made, user, written, [turn[axis] for axis in more]))
-    if result.uses() or result.is_graph_output():
-        made.replace(result, _turned(made, node, written, turn))
+    if sum(one + 1 != other for one, other in pairwise(order)) < _PARTS:
+        return made.joined(before, [piece for place in order for piece in cut(both, place, place + 1)], axis)
+    inputs = [made.joined(before, both, axis), made.numbers(*order, index=True)]
+    return made.add(before, "Gather", inputs, data.shape, axis=axis)

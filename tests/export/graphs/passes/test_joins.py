@@ -127,10 +127,6 @@ FORMS: dict[str, tuple[Any, dict[str, int]]] = {
         lambda line: [line.concat(line.slice("b", 1, 3), "a"), line.concat("a", line.slice("b", -4, 3))],
         {"Slice": 1, "Concat": 2},
     ),
-    "a position taken out and put back is a slice": (
-        lambda line: [line.concat(line.select("a", 1), line.slice("a", 2, 4))],
-        {"Slice": 1},
-    ),
     "a slice over several of what was joined stays": (
         lambda line: [line.slice(line.concat("a", "b"), 3, 6)],
         {"Slice": 1, "Concat": 1},
