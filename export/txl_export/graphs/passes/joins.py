@@ -6,7 +6,7 @@ axis, and a step that writes a cache by slices and reads it by slices costs what
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from txl_export.graphs.quantised_matmul import initializer
+
+_MOST = 64
+"""A join of joins reads at most so many values, so that a loop that moves a cache T times reads no T²."""
 
 
 class Piece(NamedTuple):
@@ -28,10 +31,11 @@ def join_once(graph: ir.Graph) -> None:
     """Let each slice, selection and join of a graph read the values that its numbers come from, in place."""
     made = Pieces(graph)
     for node in list(graph):
-        for result in node.outputs if node.op_type in ("Concat", "Slice", "Split", "Gather") else ():
-            source = node.inputs[0] if node.op_type == "Gather" else result
-            for axis in range(len(source.shape) if source is not None and source.shape is not None else 0):
-                (_select if node.op_type == "Gather" else _read)(made, node, result, axis)
+        if node.op_type == "Gather":
+            _select(made, node)
+        for result in node.outputs if node.op_type in ("Concat", "Slice", "Split") else ():
+            for axis in range(len(result.shape or ())):
+                _read(made, node, result, axis)
 
 
 def _read(made: Pieces, node: ir.Node, result: ir.Value, axis: int) -> None:
@@ -46,18 +50,29 @@ def _read(made: Pieces, node: ir.Node, result: ir.Value, axis: int) -> None:
         made.replace(result, made.joined(node, pieces, axis))
 
 
-def _select(made: Pieces, node: ir.Node, result: ir.Value, axis: int) -> None:
+def _select(made: Pieces, node: ir.Node) -> None:
     """Let one position, whose axis is dropped, be selected from the value that it comes from."""
-    one = selected(node, axis)
-    pieces = [] if one is None else cut(pieces_of(one.value, axis), one.start, one.end)
-    if not pieces or pieces[0].value is node.inputs[0]:
+    source, index = node.inputs[0], constant(node.inputs[1])
+    axis = _axis(node, source)
+    size = size_along(source, axis)
+    if size is None or index is None or index.ndim:
         return
-    added = pieces[0].value.producer()
-    if added is not None and added.inputs and added.inputs[0] is not None and added_axes(added) == [axis]:
-        made.replace(result, added.inputs[0])
-    else:
-        index = made.numbers(pieces[0].start, index=True)
-        made.replace(result, made.add(node, "Gather", [pieces[0].value, index], result.shape, axis=axis))
+    (piece,) = cut(pieces_of(source, axis), int(index) % size, int(index) % size + 1)
+    added = piece.value.producer()
+    inner = added.inputs[0] if added is not None and added.op_type in ("Unsqueeze", "Reshape") else None
+    if inner is not None and alike(inner, node.outputs[0]):  # so the axis has one position
+        made.replace(node.outputs[0], inner)
+    elif piece.value is not source:
+        place = initializer(made.graph, f"place.{piece.start}", np.array(piece.start, np.int32))
+        made.replace(node.outputs[0], made.add(node, "Gather", [piece.value, place], node.outputs[0].shape, axis=axis))
+
+
+def alike(one: ir.Value, other: ir.Value, apart: Collection[int] = ()) -> bool:
+    """Whether two values have the same sizes along all axes but some."""
+    if one.shape is None or other.shape is None or len(one.shape) != len(other.shape):
+        return False
+    pairs = enumerate(zip(one.shape.dims, other.shape.dims, strict=True))
+    return all(axis in apart or (a == b and (isinstance(a, int) or a.value is not None)) for axis, (a, b) in pairs)
 
 
 def constant(value: ir.Value | None) -> NDArray[Any] | None:
@@ -69,25 +84,8 @@ def constant(value: ir.Value | None) -> NDArray[Any] | None:
 
 def size_along(value: ir.Value | None, axis: int) -> int | None:
     """How many positions a value has along an axis; None where that is not known or open."""
-    size = value.shape[axis] if value is not None and value.shape is not None and axis < len(value.shape) else None
+    size = value.shape[axis] if value is not None and value.shape is not None and 0 <= axis < len(value.shape) else None
     return size if isinstance(size, int) else None
-
-
-def selected(node: ir.Node, axis: int) -> Piece | None:
-    """The position that a Gather takes along an axis, where it takes one and drops the axis."""
-    source = node.inputs[0] if node.op_type == "Gather" else None
-    size, index = size_along(source, axis), constant(node.inputs[1]) if source is not None else None
-    if source is None or size is None or index is None or index.ndim or _axis(node, source) != axis:
-        return None
-    return Piece(source, int(index) % size, int(index) % size + 1)
-
-
-def added_axes(node: ir.Node | None) -> list[int]:
-    """The axes that an Unsqueeze adds, in the form of any opset; none where they are computed."""
-    if node is None or node.op_type != "Unsqueeze" or node.outputs[0].shape is None:
-        return []
-    said = constant(node.inputs[1]) if len(node.inputs) > 1 else np.array(node.attributes.get_ints("axes", ()))
-    return [] if said is None else [int(axis) % len(node.outputs[0].shape) for axis in said.flat]
 
 
 def pieces_of(value: ir.Value | None, axis: int) -> list[Piece]:
@@ -98,7 +96,7 @@ def pieces_of(value: ir.Value | None, axis: int) -> list[Piece]:
     node = value.producer()
     if node is not None and node.op_type == "Concat" and _axis(node, value) == axis:
         rows = [pieces_of(part, axis) for part in node.inputs]
-        if all(rows):
+        if all(rows) and sum(map(len, rows)) <= max(_MOST, len(rows)):
             return _merged(piece for row in rows for piece in row)
     block = None if node is None else _block(node, value, axis)
     return [Piece(value, 0, size)] if block is None else cut(pieces_of(block.value, axis), block.start, block.end)
@@ -115,9 +113,9 @@ def cut(pieces: Iterable[Piece], start: int, end: int) -> list[Piece]:
     return found
 
 
-def _axis(node: ir.Node, value: ir.Value) -> int | None:
-    """The axis that a node names, counted from the front of a value."""
-    return None if value.shape is None else node.attributes.get_int("axis", 0) % len(value.shape)
+def _axis(node: ir.Node, value: ir.Value | None) -> int:
+    """The axis that a node names, counted from the front of a value; -1 where that is not known."""
+    return node.attributes.get_int("axis", 0) % len(value.shape) if value is not None and value.shape else -1
 
 
 def _block(node: ir.Node, value: ir.Value, axis: int) -> Piece | None:
@@ -155,12 +153,13 @@ class Pieces:
     """Puts rows of pieces together in a graph whose nodes are visited in order; equal slices are one node.
 
     Attributes:
+        graph: that is changed.
         slices: the values that pieces are, by the axis along which they are pieces.
     """
 
     def __init__(self, graph: ir.Graph) -> None:
         self.slices: dict[tuple[Piece, int], ir.Value] = {}
-        self._graph, self._number = graph, 0
+        self.graph, self._number = graph, 0
 
     def joined(self, before: ir.Node, pieces: Iterable[Piece], axis: int) -> ir.Value:
         """The value that consists of the pieces, from nodes in front of one."""
@@ -168,7 +167,8 @@ class Pieces:
         for piece in row:
             whole = (piece.start, piece.end) == (0, size_along(piece.value, axis))
             if not whole and (piece, axis) not in self.slices:
-                inputs = [piece.value, *(self.numbers(one) for one in (piece.start, piece.end, axis))]
+                bounds = ((f"bound.{one}", np.array([one])) for one in (piece.start, piece.end, axis))
+                inputs = [piece.value, *(initializer(self.graph, *bound) for bound in bounds)]
                 shape = _with_size(piece.value, axis, piece.end - piece.start)
                 self.slices[piece, axis] = self.add(before, "Slice", inputs, shape)
             parts.append(piece.value if whole else self.slices[piece, axis])
@@ -176,11 +176,6 @@ class Pieces:
             return parts[0]
         shape = _with_size(parts[0], axis, sum(piece.end - piece.start for piece in row))
         return self.add(before, "Concat", parts, shape, axis=axis)
-
-    def numbers(self, *numbers: int, index: bool = False) -> ir.Value:
-        """A constant [n], or an index: int32, and one number for one."""
-        made = np.array(numbers[0] if index and len(numbers) == 1 else numbers, np.int32 if index else np.int64)
-        return initializer(self._graph, f"{'places' if index else 'bounds'}.{'.'.join(map(str, numbers))}", made)
 
     def add(
         self, before: ir.Node, kind: str, inputs: Sequence[ir.Value], shape: ir.Shape | None, **attributes: Any
@@ -190,7 +185,7 @@ class Pieces:
         node = ir.node(kind, inputs, attributes=attributes, name=f"{kind}.{before.name}.{self._number}")
         made = node.outputs[0]
         made.name, made.type, made.shape = node.name, inputs[0].type, shape
-        self._graph.insert_before(before, node)
+        self.graph.insert_before(before, node)
         return made
 
     def replace(self, old: ir.Value, new: ir.Value) -> None:

@@ -7,14 +7,15 @@ write along the first axis. A join copies each part once, and it can be joined w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from txl_export.graphs.passes.joins import Piece, Pieces, constant, cut, size_along
+from txl_export.graphs.passes.joins import Piece, Pieces, alike, constant, cut, size_along
+from txl_export.graphs.quantised_matmul import initializer
 
 _PARTS = 8
 """A write that leaves more parts is a selection from the tensor and the new values, one behind the other."""
@@ -52,8 +53,8 @@ def _places(node: ir.Node, data: ir.Value, index: ir.Value, new: ir.Value) -> di
         whole = numbers.ndim == len(along) + 1
     else:
         along = {node.attributes.get_int("axis", 0) % len(data.shape): numbers}
-        whole = _alike(data, index, along)
-    if not whole or not _alike(data, new, along):
+        whole = alike(data, index, along)
+    if not whole:
         return None
     found = dict[int, list[int]]()
     for axis, coordinates in along.items():
@@ -63,7 +64,7 @@ def _places(node: ir.Node, data: ir.Value, index: ir.Value, new: ir.Value) -> di
             return None
         if size is not None and not (opened and axis == 0):
             found[axis] = [int(place) % size for place in places]
-        elif not opened or not _alike(data, new, {*along} - {0}) or places != list(range(len(places))):
+        elif not opened or not alike(data, new, {*along} - {0}) or places != list(range(len(places))):
             return None
     return found
 
@@ -76,14 +77,6 @@ def _index(index: ir.Value) -> tuple[NDArray[np.int64] | None, bool]:
         if first is not None and axes is not None and not first.any() and not axes.any():
             return constant(node.inputs[0]), True
     return constant(index), False
-
-
-def _alike(one: ir.Value, other: ir.Value, apart: Collection[int]) -> bool:
-    """Whether two values have the same sizes along all axes but some."""
-    if one.shape is None or other.shape is None or len(one.shape) != len(other.shape):
-        return False
-    pairs = enumerate(zip(one.shape.dims, other.shape.dims, strict=True))
-    return all(axis in apart or (a == b and (isinstance(a, int) or a.value is not None)) for axis, (a, b) in pairs)
 
 
 def _turn(value: ir.Value) -> tuple[int, ...]:
@@ -121,5 +114,5 @@ def _written(
         order[place] = size + number
     if sum(one + 1 != other for one, other in pairwise(order)) < _PARTS:
         return made.joined(before, [piece for place in order for piece in cut(both, place, place + 1)], axis)
-    inputs = [made.joined(before, both, axis), made.numbers(*order, index=True)]
-    return made.add(before, "Gather", inputs, data.shape, axis=axis)
+    index = initializer(made.graph, f"places.{before.name}", np.array(order, np.int32))
+    return made.add(before, "Gather", [made.joined(before, both, axis), index], data.shape, axis=axis)

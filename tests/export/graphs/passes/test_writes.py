@@ -198,11 +198,26 @@ def test_a_scatter_stays_where_it_may_be_something_else(kind):
     if kind == "ScatterElements":
         others.append(scatter(kind, index=np.array([[2, 2]]), inputs={"new": (1, 2)}))  # a part of the row
         others.append(scatter(kind, index=np.array([[2, 1, 2]])))  # into several rows
+    else:
+        others.append(scatter(kind, index=np.array([[[2]]]), inputs={"new": (1, 1, 3), "data": (5, 3)}))
     computed = scatter(kind)
     computed.graph.inputs.append(computed.graph.initializers["index"])  # a number that a caller may change
     for model in (*others, computed):
         improve(model)
         assert kinds(model) == {kind: 1}
+
+
+@pytest.mark.parametrize(("places", "wanted"), [((0, 1, 2), {"Identity": 1}), ((0, 2, 1), {"ScatterND": 1})])
+def test_a_write_into_all_sequences_that_there_are_is_what_is_written(places, wanted):
+    nodes = [
+        helper.make_node("Shape", ["new"], ["count"], name="count", end=1),
+        helper.make_node("Slice", ["all", "first", "count", "first"], ["index"], name="opened"),
+        helper.make_node("ScatterND", ["data", "index", "new"], ["y"], name="write"),
+    ]
+    constants = {"all": np.array(places)[:, None], "first": np.array([0])}
+    model = small(nodes, {"data": ("batch", 3), "new": ("batch", 3)}, constants)
+    improve(model)
+    assert {kind: count for kind, count in kinds(model).items() if kind not in ("Shape", "Slice")} == wanted
 
 
 def test_a_write_that_leaves_many_parts_is_one_selection():
