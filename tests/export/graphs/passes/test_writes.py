@@ -22,7 +22,7 @@ from txl_runtime.bundle.reading import WEIGHTS
 from txl_runtime.listener import Silent
 
 SCATTERS = {"ScatterND", "ScatterElements"}
-ROWS, POSITIONS, WIDTH = 3, 6, 16
+ROWS, POSITIONS, WIDTH = 3, 6, 32
 
 
 def one(n, c, x):
