@@ -80,6 +80,12 @@ class SharedWeights:
                 shared = made
             ir.convenience.replace_all_uses_with(value, shared)
 
+    def keep(self, names: Collection[str]) -> None:
+        """Leave out of the file what graphs held when they were adopted and hold no more: all but these."""
+        for known in (self._found, self._constants):
+            for key in [key for key, name in known.items() if name not in names]:
+                del known[key]
+
     def halve(self, names: Collection[str], dtype: torch.dtype) -> None:
         """Store tensors in half precision."""
         self._half |= dict.fromkeys(names, dtype)

@@ -115,6 +115,7 @@ def write_step(
     for model in written.models:  # behind the identity, which bundles of older versions have without it
         improve(model)
         keep_nan(model)
+    written.weights.keep({name for model in written.models for name in model.graph.initializers})
     for name, tensor in plan.initial_tensors.items():
         written.weights.add(name, tensor)
     parameters = {name for name, _ in plan.spec.module.named_parameters()}

@@ -14,10 +14,14 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from txl_export.graphs.passes.einsums import einsums_to_products
 from txl_export.graphs.passes.few_queries import take_queries_to_rows
 from txl_export.graphs.passes.fusable import write_what_fuses
+from txl_export.graphs.passes.joins import join_once
 from txl_export.graphs.passes.needed_parts import compute_what_is_read
+from txl_export.graphs.passes.writes import join_writes
 from txl_export.graphs.settling import infer_shapes
 
 PASSES: tuple[Callable[[ir.Graph], None], ...] = (
+    join_writes,
+    join_once,
     einsums_to_products,
     take_queries_to_rows,
     compute_what_is_read,
