@@ -11,9 +11,17 @@ from collections.abc import Callable
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from txl_export.graphs.passes.cells import take_cells_apart
+from txl_export.graphs.passes.moves import join_moves
+from txl_export.graphs.passes.stacks import put_stacks_together, take_stacks_apart
 from txl_export.graphs.settling import infer_shapes
 
-PASSES: tuple[Callable[[ir.Graph], None], ...] = ()
+PASSES: tuple[Callable[[ir.Graph], None], ...] = (
+    take_cells_apart,
+    join_moves,
+    take_stacks_apart,
+    put_stacks_together,
+)
 """Each changes a graph in place whose values have types and shapes; what it leaves unread is taken out afterwards."""
 
 
