@@ -52,7 +52,7 @@ def _take_out(graph: ir.Graph, value: ir.Value, part: _Part) -> None:
     """Let a Gather drop the axis of a slice of one, where a Squeeze does."""
     for use in list(part.node.outputs[0].uses()):
         reader = use.node
-        if part.end - part.start == 1 and reader.op_type == "Squeeze" and _axes(reader) == [part.axis]:
+        if reader.op_type == "Squeeze" and _axes(reader) == [part.axis]:
             node = ir.node("Gather", [value, number(graph, part.start)], attributes={"axis": part.axis})
             node.name = f"{reader.name}.part"
             graph.insert_before(reader, node)

@@ -14,7 +14,6 @@ from onnx import helper, numpy_helper
 from torch import Tensor, nn
 from txl_export.graphs.half import to_half, weights_of_products
 from txl_export.graphs.keeping_nan import keep_nan
-from txl_export.graphs.passes.cells import take_cells_apart
 from txl_export.graphs.passes.improving import improve
 from txl_export.graphs.settling import infer_shapes
 from txl_export.graphs.tracing import quiet
@@ -167,13 +166,17 @@ def test_an_unusual_operator_stays(kind, said):
     assert kind in kinds(model)
 
 
-def test_a_layer_over_more_positions_keeps_the_operator():
-    model = layers("GRU", module_of("GRU", 1, 4), 2)
-    node = next(one for one in model.graph if one.op_type == "GRU")
-    node.inputs[0].shape = ir.Shape((3, 2, 5))
-    node.inputs[0].producer().outputs[0].shape = node.inputs[0].shape
-    take_cells_apart(model.graph)
-    assert "GRU" in kinds(model)
+@pytest.mark.parametrize(("length", "kept"), [(1, False), (3, True), ("batch", True)])
+def test_a_layer_over_more_positions_keeps_the_operator(length, kept):
+    module = module_of("RNN", 1, 4)
+    made = helper.make_node("RNN", ["x", "w", "r", "", "", "h"], ["y"], name="RNN.0", hidden_size=4)
+    sides = [small_graphs.value("x", (length, 2, 5)), small_graphs.value("h", (1, 2, 4))]
+    weights = {"w": module.weight_ih_l0, "r": module.weight_hh_l0}
+    constants = [numpy_helper.from_array(value.detach().numpy()[None], name) for name, value in weights.items()]
+    results = [small_graphs.value("y", (length, 1, 2, 4))]
+    model = settled(small_graphs.model([made], sides, results, constants))
+    improve(model)
+    assert ("RNN" in kinds(model)) is kept
 
 
 def test_the_reset_before_the_product_and_another_activation_are_what_onnx_runtime_computes():

@@ -181,8 +181,9 @@ def test_a_stack_along_a_new_last_axis_stays_as_it_is():
 
 
 def test_parts_of_weights_stay_slices():
-    nodes = slices((0, 1), (1, 3), source="w")
-    nodes += [node("Add", ["x", one.output[0]], f"y{number}") for number, one in enumerate(nodes)]
+    parts = slices((0, 1), (1, 3), source="computed")
+    nodes = [node("Neg", ["w"], "computed"), *parts]
+    nodes += [node("Add", ["x", one.output[0]], f"y{number}") for number, one in enumerate(parts)]
     read = {name: CONSTANTS[name] for name in ("n0", "n1", "n3")} | {"w": X[:6].reshape(3, 2)}
     after = settled(nodes, (1, 2), {"y0": (1, 2), "y1": (2, 2)}, read)
     improve(after)
