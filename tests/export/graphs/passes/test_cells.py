@@ -113,7 +113,7 @@ def kinds(model):
     return [node.op_type for node in model.graph]
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     st.sampled_from(["LSTM", "GRU", "RNN"]),
     st.integers(1, 3),
@@ -138,7 +138,7 @@ def test_layers_over_one_position_are_taken_apart_and_compute_what_torch_does(
     assert kinds(model) == before, "what is taken apart needs no marks"
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(st.sampled_from(["LSTM", "GRU", "RNN"]), st.integers(1, 3), st.integers(0, 2), st.data())
 def test_nan_is_where_torch_has_it_and_nowhere_else(kind, count, which, data):
     module = module_of(kind, count, size := 4)

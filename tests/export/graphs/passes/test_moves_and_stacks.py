@@ -7,7 +7,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import small_graphs
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 from txl_export.graphs.passes.improving import improve
@@ -93,6 +93,7 @@ def rows(draw):
     return batch, nodes, constants, {f"v{number}": shapes[number] for number in kept}
 
 
+@settings(max_examples=50)
 @given(rows(), st.booleans(), st.sampled_from([18, 24]))
 def test_a_row_of_moves_is_never_more_nodes_and_the_same_values(made, is_open, opset):
     batch, nodes, constants, results = made
