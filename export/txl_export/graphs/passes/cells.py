@@ -18,7 +18,7 @@ import onnx_ir as ir
 from onnx_ir.tape import Tape
 
 from txl_export.graphs.half import RECURRENT
-from txl_export.graphs.passes.sizes import give_way, number, numbers, size_of
+from txl_export.graphs.passes.sizes import give_way, number, numbers, size_of, sizes_of
 
 _ACTIVATIONS = {"LSTM": (["Sigmoid", "Tanh", "Tanh"],), "GRU": (["Sigmoid", "Tanh"],), "RNN": (["Tanh"], ["Relu"])}
 _UNUSUAL = ("activation_alpha", "activation_beta", "clip")
@@ -97,13 +97,8 @@ class _Cell:
             (kind,) = node.attributes.get_strings("activations", ["Tanh"])
             joined, both = op("Concat", [x, hidden], {"axis": 1}), op("Concat", [w, r], {"axis": 1})
             new = op(kind, [self._product(joined, both, self._sum(biases))])
-        self._put(
-            zip(
-                node.outputs,
-                (op("Unsqueeze", [new, numbers(self._graph, *axes)]) for axes in ((0, 1), (0,))),
-                strict=False,
-            )
-        )
+        made = [op("Unsqueeze", [new, numbers(self._graph, *axes)]) for axes in ((0, 1), (0,))]
+        self._put(zip(node.outputs, made, strict=False))
 
     def replace_lstm_cell(self) -> None:
         """The gates i, f, g and o of torch's LSTMCell, if they are that."""
@@ -112,7 +107,7 @@ class _Cell:
         total = _producer(node.inputs[0], "Add")
         one, two = (_product(value) for value in total.inputs) if total else (None, None)
         size = _part(node)
-        if size and one and two and size_of(one[0], 0) == size_of(two[0], 0) is not None and None not in gates:
+        if one and two and _fit(one, two, 4 * size) and None not in gates:
             self._put(zip(gates, self._lstm(one, two, size, last=2), strict=True))
 
     def replace_gru_cell(self) -> None:
@@ -130,7 +125,7 @@ class _Cell:
             return
         one, two = _product(split.inputs[0]), _product(node.inputs[0])
         size = _part(node)
-        if size and one and two and size_of(one[0], 0) == size_of(two[0], 0) is not None and size == _part(split):
+        if one and two and _fit(one, two, 3 * size) and size == _part(split):
             self._put(zip((r, z, n), self._gru(one, two, size, reset=0, after=True), strict=True))
 
     def _lstm(self, one: _Product, two: _Product, size: int, last: int) -> list[ir.Value]:
@@ -223,30 +218,26 @@ def _other(result: _Value, operand: _Value) -> _Value:
 
 
 def _product(value: _Value) -> _Product | None:
-    """The product that a value is, if its weights are constants as PyTorch has them."""
+    """The product that a value is, if its weights and its bias are constants as PyTorch has them."""
     node = _producer(value, "Gemm")
     if node is None or any(node.attributes.get_float(name, 1.0) != 1 for name in ("alpha", "beta")):
         return None
     x, weights, bias = (*node.inputs, None)[:3]
-    plain = node.attributes.get_int("transB", 0) and not node.attributes.get_int("transA", 0)
-    if not plain or x is None or weights is None or weights.const_value is None:
+    turned = [node.attributes.get_int(name, 0) for name in ("transA", "transB")]
+    if x is None or weights is None or weights.const_value is None or turned != [0, 1]:
         return None
-    if bias is not None and (bias.const_value is None or bias.shape is None or len(bias.shape) != 1):
-        return None
-    return (
-        (x, weights, bias)
-        if size_of(weights, 0) == (size_of(bias, 0) if bias is not None else size_of(weights, 0))
-        else None
-    )
+    fits = bias is None or (bias.const_value is not None and sizes_of(bias) == [size_of(weights, 0)])
+    return (x, weights, bias) if fits else None
+
+
+def _fit(one: _Product, two: _Product, rows: int) -> bool:
+    """Whether two products are of equally many sequences, and of so many rows of weights each."""
+    same = size_of(one[0], 0) == size_of(two[0], 0) is not None
+    return same and rows > 0 and size_of(one[1], 0) == size_of(two[1], 0) == rows
 
 
 def _part(node: ir.Node) -> int:
     """The size of each part of a split along the last of two axes into parts of one size, else 0."""
-    sizes = {size_of(value, 1) for value in node.outputs}
-    size = sizes.pop()
-    rank = 0 if node.inputs[0] is None or node.inputs[0].shape is None else len(node.inputs[0].shape)
-    return (
-        size
-        if not sizes and isinstance(size, int) and rank == 2 and node.attributes.get_int("axis", 0) in (1, -1)
-        else 0
-    )
+    size, *others = (size_of(value, 1) for value in node.outputs)
+    along = node.attributes.get_int("axis", 0) in (1, -1) and len(sizes_of(node.inputs[0]) or ()) == 2
+    return size if along and isinstance(size, int) and {*others} == {size} else 0

@@ -247,6 +247,27 @@ def test_cells_of_torch_get_the_same_form(kind, most, bias):
             np.testing.assert_allclose(found, wanted.numpy(), rtol=0, atol=CLOSE)
 
 
+@pytest.mark.parametrize(("rows", "batch", "said"), [(1, 2, {}), (12, 1, {}), (12, 2, {"alpha": 2.0})])
+def test_what_only_looks_like_a_cell_stays_as_it_is(rows, batch, said):
+    nodes = [
+        helper.make_node("Gemm", ["x", "w"], ["one"], name="one", transB=1, **said),
+        helper.make_node("Gemm", ["h", "r"], ["two"], name="two", transB=1),
+        helper.make_node("Add", ["one", "two"], ["sum"], name="sum"),
+        helper.make_node("Split", ["sum"], ["a", "b", "c", "d"], name="split", axis=1, num_outputs=4),
+    ]
+    kept = {"a": "Sigmoid", "b": "Sigmoid", "c": "Tanh", "d": "Sigmoid"}
+    nodes += [helper.make_node(kind, [name], [f"{name}.out"], name=name) for name, kind in kept.items()]
+    sides = [small_graphs.value("x", (batch, 5)), small_graphs.value("h", (2, 3))]
+    results = [small_graphs.value(f"{name}.out", (2, 3)) for name in kept]
+    draws = np.random.default_rng(0)
+    weights = {"w": draws.normal(size=(rows, 5)), "r": draws.normal(size=(12, 3))}
+    constants = [numpy_helper.from_array(values.astype(np.float32), name) for name, values in weights.items()]
+    model = settled(small_graphs.model(nodes, sides, results, constants))
+    before = kinds(model)
+    improve(model)
+    assert kinds(model) == before
+
+
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_fp16_has_its_weights_in_half_precision_and_its_sums_in_float(kind):
     module = module_of(kind, 2, 16)
