@@ -11,20 +11,27 @@ from collections.abc import Callable
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from txl_export.graphs.passes.cells import take_cells_apart
 from txl_export.graphs.passes.einsums import einsums_to_products
 from txl_export.graphs.passes.few_queries import take_queries_to_rows
 from txl_export.graphs.passes.fusable import write_what_fuses
 from txl_export.graphs.passes.joins import join_once
+from txl_export.graphs.passes.moves import join_moves
 from txl_export.graphs.passes.needed_parts import compute_what_is_read
+from txl_export.graphs.passes.stacks import put_stacks_together, take_stacks_apart
 from txl_export.graphs.passes.writes import join_writes
 from txl_export.graphs.settling import infer_shapes
 
 PASSES: tuple[Callable[[ir.Graph], None], ...] = (
     join_writes,
     join_once,
+    take_cells_apart,
     einsums_to_products,
     take_queries_to_rows,
     compute_what_is_read,
+    join_moves,
+    take_stacks_apart,
+    put_stacks_together,
     write_what_fuses,
 )
 """Each changes a graph in place whose values have types and shapes; what it leaves unread is taken out afterwards."""

@@ -1,0 +1,243 @@
+"""Recurrent cells over one position, taken apart into products and activations.
+
+ONNX Runtime's LSTM, GRU and RNN lose NaN, so each of them needs marks beside it (`graphs.keeping_nan`), which cost half
+of what it costs. Products and activations keep NaN by themselves. Two things make them as quick as the operator. Gates
+of one activation are one product of input and state side by side, and an engine computes the activation with it. What
+follows from weights alone is left to the engine, which computes it once: so a program of many positions, which keeps
+the operator, has the same weights in the file.
+
+The cells of torch's LSTMCell and GRUCell, which come as a product of the input and one of the state, get the same form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+import onnx_ir as ir
+from onnx_ir.tape import Tape
+
+from txl_export.graphs.half import RECURRENT
+from txl_export.graphs.passes.sizes import give_way, number, numbers, size_of, sizes_of
+
+_ACTIVATIONS = {"LSTM": (["Sigmoid", "Tanh", "Tanh"],), "GRU": (["Sigmoid", "Tanh"],), "RNN": (["Tanh"], ["Relu"])}
+_UNUSUAL = ("activation_alpha", "activation_beta", "clip")
+"""Attributes with which an operator stays as it is."""
+
+_Value: TypeAlias = "ir.Value | None"
+_Product: TypeAlias = "tuple[ir.Value, ir.Value, _Value]"
+"""x [B, k], weights [n, k] and bias [n] of x @ weights.T + bias."""
+
+
+def take_cells_apart(graph: ir.Graph) -> None:
+    """Replace operators over one position, and torch's cells, in place; values have types and shapes."""
+    for node in list(graph):
+        cell = _Cell(graph, node)
+        if node.op_type in RECURRENT and _is_usual(node):
+            cell.replace_operator()
+        elif node.op_type == "Split" and len(node.outputs) == 4:
+            cell.replace_lstm_cell()
+        elif node.op_type == "Split" and len(node.outputs) == 3:
+            cell.replace_gru_cell()
+    graph.sort()
+
+
+def _is_usual(node: ir.Node) -> bool:
+    """Whether an operator is over one position, forward in time, with a state before it and nothing unusual."""
+    x, _, r, _, lengths, *states = (*node.inputs, *(None,) * 3)[:7]
+    peepholes, said = node.inputs[7:], node.attributes
+    needed = states if node.op_type == "LSTM" else states[:1]
+    return (
+        x is not None
+        and x.dtype == ir.DataType.FLOAT
+        and size_of(x, 0) == 1
+        and isinstance(size_of(r, 2), int)
+        and lengths is None
+        and None not in needed
+        and not any(peepholes)
+        and said.get_string("direction", "forward") == "forward"
+        and not said.get_int("layout", 0)
+        and not said.get_int("input_forget", 0)
+        and not any(name in said for name in _UNUSUAL)
+        and [*said.get_strings("activations", _ACTIVATIONS[node.op_type][0])] in _ACTIVATIONS[node.op_type]
+    )
+
+
+class _Cell:
+    """What stands in place of one cell.
+
+    Args:
+        graph: that it is in.
+        node: the operator, or where torch's cell splits the gates.
+    """
+
+    def __init__(self, graph: ir.Graph, node: ir.Node) -> None:
+        self._graph, self._node, self._tape = graph, node, Tape()
+
+    def replace_operator(self) -> None:
+        """X [1, B, k] and states [1, B, d] → Y [1, 1, B, d] and states."""
+        node, op = self._node, self._tape.op
+        x, w, r, hidden = (op("Squeeze", [node.inputs[index], numbers(self._graph, 0)]) for index in (0, 1, 2, 5))
+        size = int(size_of(node.inputs[2], 2) or 0)
+        biases: list[_Value] = [None, None]
+        if node.inputs[3] is not None:
+            rows = op("Reshape", [node.inputs[3], numbers(self._graph, 2, -1)])
+            biases = [op("Gather", [rows, number(self._graph, which)], {"axis": 0}) for which in (0, 1)]
+        if node.op_type == "LSTM":
+            i, o, f, c = self._lstm((x, w, biases[0]), (hidden, r, biases[1]), size, last=3)
+            cell = op("Add", [op("Mul", [i, c]), op("Mul", [f, node.inputs[6]])])
+            new = op("Mul", [o, op("Tanh", [cell])])  # [1, B, d], as the cell before it is
+            self._put(zip(node.outputs, (op("Unsqueeze", [new, numbers(self._graph, 0)]), new, cell), strict=False))
+            return
+        if node.op_type == "GRU":
+            after = bool(node.attributes.get_int("linear_before_reset", 0))
+            z, _, n = self._gru((x, w, biases[0]), (hidden, r, biases[1]), size, reset=1, after=after)
+            new = op("Add", [n, op("Mul", [z, op("Sub", [hidden, n])])])
+        else:
+            (kind,) = node.attributes.get_strings("activations", ["Tanh"])
+            joined, both = op("Concat", [x, hidden], {"axis": 1}), op("Concat", [w, r], {"axis": 1})
+            new = op(kind, [self._product(joined, both, self._sum(biases))])
+        made = [op("Unsqueeze", [new, numbers(self._graph, *axes)]) for axes in ((0, 1), (0,))]
+        self._put(zip(node.outputs, made, strict=False))
+
+    def replace_lstm_cell(self) -> None:
+        """The gates i, f, g and o of torch's LSTMCell, if they are that."""
+        node, kinds = self._node, ("Sigmoid", "Sigmoid", "Tanh", "Sigmoid")
+        gates = [_reader(value, kind) for value, kind in zip(node.outputs, kinds, strict=True)]
+        total = _producer(node.inputs[0], "Add")
+        one, two = (_product(value) for value in total.inputs) if total else (None, None)
+        size = _part(node)
+        if one and two and _fit(one, two, 4 * size) and None not in gates:
+            self._put(zip(gates, self._lstm(one, two, size, last=2), strict=True))
+
+    def replace_gru_cell(self) -> None:
+        """The gates r and z of torch's GRUCell, and its new values, if they are that; the node splits the state's."""
+        node = self._node
+        parts = list(node.outputs)
+        r, z = (_reader(_reader(value, "Add"), "Sigmoid") for value in parts[:2])
+        scaled = _reader(parts[2], "Mul")
+        before = _reader(scaled, "Add")
+        n = _reader(before, "Tanh")
+        others = [_other(_reader(parts[0], "Add"), parts[0]), _other(_reader(parts[1], "Add"), parts[1])]
+        others.append(_other(before, scaled))
+        split = _producer(others[0], "Split")
+        if None in (r, z, n) or _other(scaled, parts[2]) is not r or split is None or [*split.outputs] != others:
+            return
+        one, two = _product(split.inputs[0]), _product(node.inputs[0])
+        size = _part(node)
+        if one and two and _fit(one, two, 3 * size) and size == _part(split):
+            self._put(zip((r, z, n), self._gru(one, two, size, reset=0, after=True), strict=True))
+
+    def _lstm(self, one: _Product, two: _Product, size: int, last: int) -> list[ir.Value]:
+        """The gates in the order of the weights, [B, size] each; the one at `last` has tanh, the others sigmoid."""
+        joined = self._tape.op("Concat", [one[0], two[0]], {"axis": 1})
+        both, bias = self._tape.op("Concat", [one[1], two[1]], {"axis": 1}), self._sum([one[2], two[2]])
+        rows = [slice(0, last * size), slice((last + 1) * size, 4 * size)]
+        three, alone = (
+            self._product(joined, self._rows(both, chosen), None if bias is None else self._rows(bias, chosen))
+            for chosen in ([one for one in rows if one.start < one.stop], [slice(last * size, (last + 1) * size)])
+        )
+        gates = self._split(self._tape.op("Sigmoid", [three]), size, 3)
+        return [*gates[:last], self._tape.op("Tanh", [alone]), *gates[last:]]
+
+    def _gru(self, one: _Product, two: _Product, size: int, reset: int, after: bool) -> list[ir.Value]:
+        """The two gates in the order of the weights, and the new values, [B, size] each.
+
+        Args:
+            one, two: of the input, and of the state.
+            size: d.
+            reset: which of the two gates says what is left of the state.
+            after: whether it says so behind the product with the state, and not before it.
+        """
+        op, gated, rest = self._tape.op, [slice(0, 2 * size)], [slice(2 * size, 3 * size)]
+        (x, w, first), (hidden, r, second) = one, two
+        both = op("Concat", [self._rows(w, gated), self._rows(r, gated)], {"axis": 1})
+        biases = [None if bias is None else self._rows(bias, gated) for bias in (first, second)]
+        total = self._product(op("Concat", [x, hidden], {"axis": 1}), both, self._sum(biases))
+        gates = self._split(op("Sigmoid", [total]), size, 2)
+        first, second = (None if bias is None else self._rows(bias, rest) for bias in (first, second))
+        if after:
+            part = op("Mul", [gates[reset], self._product(hidden, self._rows(r, rest), second)])
+            part = part if first is None else op("Add", [part, first])
+        else:
+            part = self._product(op("Mul", [gates[reset], hidden]), self._rows(r, rest), self._sum([first, second]))
+        return [*gates, op("Tanh", [self._product(x, self._rows(w, rest), part)])]
+
+    def _product(self, x: ir.Value, weights: ir.Value, bias: _Value) -> ir.Value:
+        return self._tape.op("Gemm", [x, weights] if bias is None else [x, weights, bias], {"transB": 1})
+
+    def _sum(self, biases: Sequence[_Value]) -> _Value:
+        there = [bias for bias in biases if bias is not None]
+        return self._tape.op("Add", there) if len(there) > 1 else there[0] if there else None
+
+    def _rows(self, value: ir.Value, chosen: Sequence[slice]) -> ir.Value:
+        """Rows of a constant, one behind the other."""
+        parts = [
+            self._tape.op(
+                "Slice",
+                [value, numbers(self._graph, one.start), numbers(self._graph, one.stop), numbers(self._graph, 0)],
+            )
+            for one in chosen
+        ]
+        return self._tape.op("Concat", parts, {"axis": 0}) if len(parts) > 1 else parts[0]
+
+    def _split(self, value: ir.Value, size: int, count: int) -> list[ir.Value]:
+        sizes = numbers(self._graph, *(size,) * count)
+        return list(self._tape.op_multi_out("Split", [value, sizes], {"axis": 1}, num_outputs=count))
+
+    def _put(self, pairs: Iterable[tuple[_Value, ir.Value]]) -> None:
+        """Let the new values be read in place of the old ones."""
+        for old, new in pairs:
+            assert old is not None
+            give_way(old, new)
+        for count, node in enumerate(self._tape.nodes):
+            node.name = f"{self._node.name}.cell.{count}"
+            for place, value in enumerate(node.outputs):
+                value.name = value.name or f"{node.name}.{place}"
+        self._graph.insert_before(self._node, self._tape.nodes)
+
+
+def _reader(value: _Value, kind: str) -> _Value:
+    """The result of the one operator that reads a value, if it is of that kind."""
+    uses = () if value is None or value.is_graph_output() else value.uses()
+    nodes = [use.node for use in uses]
+    return nodes[0].outputs[0] if len(nodes) == 1 and nodes[0].op_type == kind else None
+
+
+def _producer(value: _Value, kind: str) -> ir.Node | None:
+    """The operator that makes a value, if it is of that kind."""
+    node = None if value is None else value.producer()
+    return node if node is not None and node.op_type == kind else None
+
+
+def _other(result: _Value, operand: _Value) -> _Value:
+    """The other operand of an operator of two."""
+    node = None if result is None else result.producer()
+    others = [] if node is None else [value for value in node.inputs if value is not operand]
+    return others[0] if len(others) == 1 else None
+
+
+def _product(value: _Value) -> _Product | None:
+    """The product that a value is, if its weights and its bias are constants as PyTorch has them."""
+    node = _producer(value, "Gemm")
+    if node is None or any(node.attributes.get_float(name, 1.0) != 1 for name in ("alpha", "beta")):
+        return None
+    x, weights, bias = (*node.inputs, None)[:3]
+    turned = [node.attributes.get_int(name, 0) for name in ("transA", "transB")]
+    if x is None or weights is None or weights.const_value is None or turned != [0, 1]:
+        return None
+    fits = bias is None or (bias.const_value is not None and sizes_of(bias) == [size_of(weights, 0)])
+    return (x, weights, bias) if fits else None
+
+
+def _fit(one: _Product, two: _Product, rows: int) -> bool:
+    """Whether two products are of equally many sequences, and of so many rows of weights each."""
+    same = size_of(one[0], 0) == size_of(two[0], 0) is not None
+    return same and rows > 0 and size_of(one[1], 0) == size_of(two[1], 0) == rows
+
+
+def _part(node: ir.Node) -> int:
+    """The size of each part of a split along the last of two axes into parts of one size, else 0."""
+    size, *others = (size_of(value, 1) for value in node.outputs)
+    along = node.attributes.get_int("axis", 0) in (1, -1) and len(sizes_of(node.inputs[0]) or ()) == 2
+    return size if along and isinstance(size, int) and {*others} == {size} else 0
