@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 from passed_graphs import kinds, run, small
+from txl_export.graphs.passes import improving
 from txl_export.graphs.passes.improving import improve
+from txl_export.graphs.passes.joins import join_once
 
 AXIS = 1
 
@@ -110,6 +112,11 @@ def test_any_slices_joins_splits_and_selections_give_the_same_bits_and_read_no_j
     assert not any(
         node.inputs[0].producer() in cuts for node in cuts if not {node, node.inputs[0].producer()} & {*steps}
     )
+
+
+@pytest.fixture(autouse=True)
+def _this_pass_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(improving, "PASSES", (join_once,))
 
 
 def improved(line: Line, *results: str) -> dict[str, int]:
