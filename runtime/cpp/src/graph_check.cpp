@@ -7,7 +7,6 @@
 #include "error.hpp"
 #include "graph_values.hpp"
 #include "lives.hpp"
-#include "published.hpp"
 
 namespace txl_runtime {
 namespace {

@@ -162,7 +162,7 @@ std::string Vocabulary::decode(const std::int32_t *tokens, std::size_t count) co
             text += '\n';
         } else {
             const auto known = static_cast<std::size_t>(token) < symbols_.size();
-            text += known ? symbols_[static_cast<std::size_t>(token)] : "<" + std::to_string(token) + ">";
+            text += known ? symbols_[static_cast<std::size_t>(token)] : join("<", token, ">");
             text += white_ ? " " : delimiter_;
         }
     }
