@@ -113,7 +113,7 @@ bool says_nothing(const Manifest &m) {
 
 const char *name_of(Rule rule) {
     static constexpr const char *NAMES[] = {"ring", "rolled", "replace", "none"};
-    return NAMES[static_cast<int>(rule)];
+    return NAMES[int(rule)];
 }
 
 Axes::Axes(const Sizes &sizes, std::int64_t behind) : shape(sizes), ahead(behind) {

@@ -11,8 +11,6 @@
 
 namespace txl_runtime {
 
-using Sizes = std::vector<std::int64_t>;  // TXL_SIZE_B, TXL_SIZE_L and TXL_SIZE_ROWS stand for what is open
-
 enum class Rule { ring, rolled, replace, none };  // in the order in which they are preferred
 const char *name_of(Rule rule);
 

@@ -50,10 +50,10 @@ Vocabulary::Vocabulary(const std::string &text, std::int64_t vocab_size, const s
     sound(found["kind"] == "words" && found.contains("symbols") && found["symbols"].is_array(), "is of no known kind");
     for (const auto &symbol : found["symbols"]) {
         sound(symbol.is_string(), "has a symbol that is no text");
-        ids_[symbol] = static_cast<std::int32_t>(symbols_.size());  // of symbols that are alike the last
+        ids_[symbol] = std::int32_t(symbols_.size());  // of symbols that are alike the last
         symbols_.push_back(symbol);
     }
-    sound(!symbols_.empty() && static_cast<std::int64_t>(symbols_.size()) <= vocab_size,
+    sound(!symbols_.empty() && std::int64_t(symbols_.size()) <= vocab_size,
           "has " + std::to_string(symbols_.size()) + " symbols for " + std::to_string(vocab_size) + " ids");
     for (auto [name, into] :
          {std::pair("unknown", &unknown_), {"line_start", &line_start_}, {"line_end", &line_end_}}) {
@@ -87,13 +87,13 @@ std::vector<std::int32_t> Vocabulary::encode(std::string_view text) const {
         at += length;
     }
     need(plain || !lower_case_, TXL_UNSUPPORTED,
-         "the vocabulary has lower_case and the text is not ASCII, which needs tables of "
-         "Unicode; encode it with txl_runtime from Python");
+         "the vocabulary has lower_case and the text is not ASCII, which needs tables of Unicode; encode it with "
+         "txl_runtime from Python");
     for (std::size_t at = 0; at < text.size();) {
         const auto end = std::min(text.find_first_of("\r\n", at), text.size());
-        if (line_start_ >= 0) ids.push_back(static_cast<std::int32_t>(line_start_));
+        if (line_start_ >= 0) ids.push_back(std::int32_t(line_start_));
         split(text.substr(at, end - at), ids);
-        if (line_end_ >= 0 && end < text.size()) ids.push_back(static_cast<std::int32_t>(line_end_));
+        if (line_end_ >= 0 && end < text.size()) ids.push_back(std::int32_t(line_end_));
         at = end + (text.substr(end, 2) == "\r\n" ? 2 : 1);
     }
     return ids;
@@ -107,8 +107,7 @@ void Vocabulary::split(std::string_view line, std::vector<std::int32_t> &ids) co
     std::vector<Character> characters;
     std::string lowered(line);
     if (lower_case_)
-        std::transform(line.begin(), line.end(), lowered.begin(),
-                       [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
+        std::ranges::transform(line, lowered.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? char(c + 32) : c; });
     line = lowered;
     for (std::size_t at = 0; at < line.size();) {
         std::uint32_t code = 0;
@@ -117,7 +116,7 @@ void Vocabulary::split(std::string_view line, std::vector<std::int32_t> &ids) co
         at += length;
     }
     while (!characters.empty() && characters.back().white) characters.pop_back();
-    const auto begin = std::find_if(characters.begin(), characters.end(), [](const auto &one) { return !one.white; });
+    const auto begin = std::ranges::find_if(characters, [](const auto &one) { return !one.white; });
     characters.erase(characters.begin(), begin);
     if (characters.empty()) return;
     const auto first = characters.front().first, last = characters.back().first + characters.back().length;
@@ -147,7 +146,7 @@ std::int32_t Vocabulary::id(std::string_view word) const {
     if (found != ids_.end()) return found->second;
     need(unknown_ >= 0, TXL_USAGE, "'", brief(std::string(word)), "' is not among the ", symbols_.size(),
          " words of the vocabulary, which has no unknown one; give a text of its words, or token ids");
-    return static_cast<std::int32_t>(unknown_);
+    return std::int32_t(unknown_);
 }
 
 std::string Vocabulary::decode(const std::int32_t *tokens, std::size_t count) const {
@@ -157,12 +156,12 @@ std::string Vocabulary::decode(const std::int32_t *tokens, std::size_t count) co
         need(token >= 0 && (!bytes_ || token < 256), TXL_USAGE, "token ", i, " is ", token,
              ", expected an id of the vocabulary; look where it comes from");
         if (bytes_) {
-            text += static_cast<char>(token);
+            text += char(token);
         } else if (token == line_end_) {
             text += '\n';
         } else {
-            const auto known = static_cast<std::size_t>(token) < symbols_.size();
-            text += known ? symbols_[static_cast<std::size_t>(token)] : join("<", token, ">");
+            const auto known = std::size_t(token) < symbols_.size();
+            text += known ? symbols_[token] : join("<", token, ">");
             text += white_ ? " " : delimiter_;
         }
     }
