@@ -12,7 +12,7 @@ PYTHON_VERSION ?= 3.10
 # share what they made stay together. WORKERS=0 runs them in one process.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal --durations 30
 
-.PHONY: demo test sweep fuzz lint published outside cpp packages versions clients triton browser cuda screenshots gpu-check wheel wheelhouse clean
+.PHONY: demo test sweep fuzz lint published outside cpp cpp-fuzz packages versions clients triton browser cuda screenshots gpu-check wheel wheelhouse clean
 .DEFAULT_GOAL := help
 
 help:
@@ -25,7 +25,8 @@ help:
 	@echo "make clients    the clients of the server and of Triton, and Ray, for the tests of these alone; they skip without"
 	@echo "make lint       ruff and mypy --strict"
 	@echo "make published  docs/*.json, which readers of bundles in other languages are made with, from this project's code"
-	@echo "make cpp        the runtime in C++, under the sanitizers, held to the conformance list; it says so where tools are missing"
+	@echo "make cpp        the runtime in C++, under the sanitizers, held to the conformance list and fuzzed; it says so where tools are missing"
+	@echo "make cpp-fuzz   the fuzz targets of the runtime in C++ alone (SECONDS=$(SECONDS) for each; 3600 before a release)"
 	@echo "make triton     Triton's server with its Python backend, for the tests of packages; they skip without"
 	@echo "make browser    what drives Chromium (Debian's own) in the tests of pages, and axe-core; they skip without"
 	@echo "make cuda       ONNX Runtime for GPUs and NVIDIA's headers, for the tests of these alone; they skip without"
@@ -59,9 +60,13 @@ lint: $(VENV)/ready
 published: $(VENV)/ready
 	$(BIN)/python tests/helpers/published.py
 
-# Debian's packages: cmake, ninja-build, g++, pkg-config, nlohmann-json3-dev, and libssl-dev and zlib1g-dev where they are.
+# Debian's packages: cmake, ninja-build, g++, pkg-config, nlohmann-json3-dev, and libssl-dev, zlib1g-dev and clang where
+# they are; clang brings the fuzz targets.
 cpp: $(VENV)/ready
-	$(BIN)/python -m pytest -q -rs tests/cpp
+	$(PYTEST) -rs tests/cpp
+
+cpp-fuzz: $(VENV)/ready
+	TXL_FUZZ_SECONDS=$(SECONDS) $(PYTEST) -s tests/cpp/test_fuzzing.py
 
 test: lint
 	$(PYTEST) -m "not slow"

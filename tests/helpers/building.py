@@ -14,7 +14,8 @@ from filelock import FileLock
 ROOT = Path(__file__).parents[2]
 CPP = ROOT / "runtime" / "cpp"
 TOOLS = ("cmake", "ninja", "c++", "pkg-config")
-SANITIZED = ("-DTXL_SANITIZE=ON", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS=-O1")
+CLANG = ("-DCMAKE_C_COMPILER=clang", "-DCMAKE_CXX_COMPILER=clang++")
+DEBUG = ("-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS=-O1")
 
 
 def done(command: Sequence[str | Path], **options: object) -> str:
