@@ -1,7 +1,6 @@
 // Rules for the sizes of what programs of kind step may hold beside (plain_rules.cpp): modules of all sorts.
 #include <algorithm>
 #include <cmath>
-#include <ranges>
 #include <set>
 
 #include "graph_values.hpp"
@@ -93,7 +92,7 @@ Results pool(GraphNode &node) {
 
 Results global_pool(GraphNode &node) {
     auto dims = node.value(0).dims;
-    for (auto &size : dims | std::views::drop(2)) size = 1;
+    for (std::size_t i = 2; i < dims.size(); ++i) dims[i] = 1;
     return {node.like(dims)};
 }
 
