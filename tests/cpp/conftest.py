@@ -1,0 +1,23 @@
+"""What all tests of the runtime in C++ share: the build under the sanitizers, and the engine that Python has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnxruntime
+import pytest
+from building import SANITIZED, build
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the build under the sanitizers, which takes a minute."""
+    return build(tmp_path_factory.getbasetemp(), "cpp", SANITIZED)
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The library of the ONNX Runtime that Python has, so that results are equal to the bit."""
+    (library,) = (Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so*")
+    monkeypatch.setenv("TXL_ONNXRUNTIME", str(library))
+    return library
