@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import txl_runtime
-from building import CPP, ROOT, done
+from building import CPP, ROOT, compiler, done
 from conforming import FOLDER
 from txl_runtime import StreamState
 
@@ -87,9 +87,8 @@ def test_an_application_finds_what_was_installed(built: Path, engine: Path, tmp_
     done(["cmake", "--install", built, "--prefix", tmp_path / "there"])
     (tmp_path / "CMakeLists.txt").write_text(CONSUMER.format(source=CPP / "samples" / "generate.cpp"))
     flags = "-fsanitize=address,undefined"
-    compiler = re.findall(r"^CMAKE_CXX_COMPILER:\w+=(.+)", (built / "CMakeCache.txt").read_text(), re.MULTILINE)
     prefix = [f"-DCMAKE_PREFIX_PATH={tmp_path / 'there'}", f"-DCMAKE_CXX_FLAGS={flags}"]
-    prefix += [f"-DCMAKE_CXX_COMPILER={compiler[0]}"]  # the sanitizers are of one compiler
+    prefix += [f"-DCMAKE_CXX_COMPILER={compiler(built, 'CXX')}"]
     done(["cmake", "-S", tmp_path, "-B", tmp_path / "build", "-G", "Ninja", *prefix])
     done(["cmake", "--build", tmp_path / "build"])
     said = done([tmp_path / "build" / "consumer", FOLDER / "bundles" / "clusters", "abc", "5", tmp_path / "memory"])

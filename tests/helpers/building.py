@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -23,6 +24,12 @@ def done(command: Sequence[str | Path], **options: object) -> str:
     found = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=1100, check=False, **options)
     assert found.returncode == 0, f"{command[0]}: {(found.stdout + found.stderr)[-3000:]}"
     return found.stdout
+
+
+def compiler(built: Path, language: str) -> str:
+    """The compiler of C or CXX that a build was made with: the sanitizers are of one compiler."""
+    (found,) = re.findall(rf"^CMAKE_{language}_COMPILER:\w+=(.+)", (built / "CMakeCache.txt").read_text(), re.MULTILINE)
+    return found
 
 
 def build(base: Path, name: str, options: Sequence[str], tools: Sequence[str] = ()) -> Path:

@@ -1,5 +1,5 @@
 // Stored vectors: safetensors, or a zip of NumPy's arrays.
-#include "vectors.hpp"
+#include "safetensors.hpp"
 
 #include "fuzzing.hpp"
 
@@ -10,7 +10,7 @@ extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t *data, std::size_t s
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t *data, std::size_t bytes) {
     fuzzing::accepted(TXL_BUNDLE, [&] {
         const auto vectors = txl_runtime::read_vectors(std::string(fuzzing::text_of(data, bytes)), "memory/selftest");
-        for (const auto &[name, stored] : vectors.arrays)
+        for (const auto &[name, stored] : vectors.all)
             if (const auto size = stored.size(); size > 0) {  // the sanitizers see to it that they lie in the file
                 const volatile double ends[] = {stored.number(0), stored.number(size - 1)};
                 static_cast<void>(ends);

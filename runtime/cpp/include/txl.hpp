@@ -126,7 +126,14 @@ public:
     void feed(const std::vector<std::int32_t> &tokens) {
         if (tokens.empty()) return;
         const void *inputs[] = {tokens.data()};
-        feed(static_cast<std::int32_t>(tokens.size()) / batch(), inputs, nullptr);
+        feed(positions(tokens), inputs, nullptr);
+    }
+    // Nats that each token but the first of its sequence cost, [b, T - 1]; the last one is not fed.
+    [[nodiscard]] std::vector<float> score(const std::vector<std::int32_t> &tokens) {
+        const auto T = positions(tokens);
+        std::vector<float> nll(T > 1 ? tokens.size() - static_cast<std::size_t>(batch()) : 0);
+        detail::checked(txl_stream_score, get(), tokens.data(), T, nullptr, nll.data());
+        return nll;
     }
     [[nodiscard]] std::vector<std::int32_t> draw(Sampler &sampler) {
         std::vector<std::int32_t> tokens(static_cast<std::size_t>(batch()));
@@ -142,6 +149,17 @@ public:
     }
     void restore(std::string_view bytes, std::int32_t row = -1) {
         detail::checked(txl_stream_restore, get(), row, bytes.data(), bytes.size());
+    }
+
+private:
+    [[nodiscard]] std::int32_t positions(const std::vector<std::int32_t> &tokens) const {
+        const auto b = static_cast<std::size_t>(batch()), T = tokens.size() / b;
+        if (T * b != tokens.size())
+            throw Error(TXL_USAGE,
+                        (std::to_string(tokens.size()) + " token ids were given, expected as many for each of " +
+                         std::to_string(b) + " sequences; give [b, T]")
+                            .c_str());
+        return static_cast<std::int32_t>(T);
     }
 };
 

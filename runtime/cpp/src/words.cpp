@@ -100,44 +100,29 @@ std::vector<std::int32_t> Vocabulary::encode(std::string_view text) const {
 }
 
 void Vocabulary::split(std::string_view line, std::vector<std::int32_t> &ids) const {
-    struct Character {
-        std::size_t first, length;
-        bool white;
-    };
-    std::vector<Character> characters;
     std::string lowered(line);
     if (lower_case_)
         std::ranges::transform(line, lowered.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? char(c + 32) : c; });
     line = lowered;
-    for (std::size_t at = 0; at < line.size();) {
+    std::vector<std::pair<std::size_t, std::size_t>> words;  // between white space: where they begin and end
+    for (std::size_t at = 0, end = line.size(); at < line.size();) {
         std::uint32_t code = 0;
         const auto length = character(line, at, code);
-        characters.push_back({at, length, is_white(code)});
+        if (!is_white(code) && end != at) words.emplace_back(at, at);
         at += length;
+        if (!is_white(code)) words.back().second = end = at;
     }
-    while (!characters.empty() && characters.back().white) characters.pop_back();
-    const auto begin = std::ranges::find_if(characters, [](const auto &one) { return !one.white; });
-    characters.erase(characters.begin(), begin);
-    if (characters.empty()) return;
-    const auto first = characters.front().first, last = characters.back().first + characters.back().length;
-    if (!white_ && delimiter_.empty()) {
-        for (const auto &one : characters) ids.push_back(id(line.substr(one.first, one.length)));
+    if (words.empty()) return;
+    if (white_) {
+        for (const auto &[begin, end] : words) ids.push_back(id(line.substr(begin, end - begin)));
         return;
     }
-    if (!white_) {
-        const auto words = line.substr(first, last - first);
-        for (std::size_t at = 0;;) {
-            const auto end = words.find(delimiter_, at);
-            ids.push_back(id(words.substr(at, end - at)));
-            if (end == std::string_view::npos) return;
-            at = end + delimiter_.size();
-        }
-    }
-    for (auto one = characters.begin(); one != characters.end();) {
-        const auto end = std::find_if(one, characters.end(), [](const auto &next) { return next.white; });
-        const auto word = one->first, stop = std::prev(end)->first + std::prev(end)->length;
-        ids.push_back(id(line.substr(word, stop - word)));
-        one = std::find_if(end, characters.end(), [](const auto &next) { return !next.white; });
+    line = line.substr(words.front().first, words.back().second - words.front().first);
+    for (std::size_t at = 0, end = 0; end != std::string_view::npos; at = end + delimiter_.size()) {
+        std::uint32_t code = 0;
+        end = !delimiter_.empty() ? line.find(delimiter_, at) : at + character(line, at, code);
+        ids.push_back(id(line.substr(at, end - at)));
+        if (delimiter_.empty() && end == line.size()) return;
     }
 }
 
