@@ -29,6 +29,26 @@ find_package(Threads REQUIRED)
 add_executable(consumer {source})
 target_link_libraries(consumer PRIVATE txl::txl Threads::Threads m)
 """
+IN_CPP = """
+#include <iostream>
+#include <txl.hpp>
+template <typename Call>
+void tried(Call call) {
+    try {
+        call();
+    } catch (const txl::Error &error) {
+        std::cout << error.code << ": " << error.what() << std::endl;
+    }
+}
+int main(int, char **words) {
+    const txl::Model model(words[1]);
+    txl::Stream stream(model, 2);
+    tried([&] { stream.feed({1, 2, 3}); });
+    tried([&] { (void)stream.score({1, 2, 3}); });
+    const auto costs = stream.score({1, 2, 3, 4});
+    std::cout << costs.size() << " numbers, " << stream.fill() << " rows" << std::endl;
+}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +65,13 @@ def made(source: Path, folder: Path, built: Path, installed: Path, *options: str
     compilers = [f"-DCMAKE_{language}_COMPILER={compiler(built, language)}" for language in ("C", "CXX")]
     done(["cmake", "-S", source, "-B", folder, "-G", "Ninja", *prefix, *compilers, *options])
     done(["cmake", "--build", folder])
+
+
+def flags(installed: Path) -> list[str]:
+    """What pkg-config has a compiler be told."""
+    (folder,) = installed.rglob("pkgconfig")
+    about = ["pkg-config", "--cflags", "--libs", "txl"]
+    return done(about, env={**os.environ, "PKG_CONFIG_PATH": str(folder)}).split()
 
 
 def refused(*command: Path | str) -> str:
@@ -77,22 +104,32 @@ def test_a_project_in_c_alone_links_what_was_installed(
 def test_pkg_config_says_all_that_a_compiler_of_c_needs_wherever_it_was_installed(
     built: Path, installed: Path, engine: Path, tmp_path: Path
 ) -> None:
-    (folder,) = installed.rglob("pkgconfig")
-    words = done(["pkg-config", "--cflags", "--libs", "txl"], env={**os.environ, "PKG_CONFIG_PATH": str(folder)})
     program = tmp_path / "control"
+    control = CPP / "samples" / "control.c"
+    done([compiler(built, "C"), SANITIZED, control, "-o", program, *flags(installed), "-lm", "-pthread"])
+    assert done([program, POLICY, "1"]).startswith("1 steps, 1 resets")
+
+
+def test_tokens_that_are_not_as_many_for_each_sequence_are_refused(
+    built: Path, installed: Path, engine: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "main.cpp").write_text(IN_CPP)
     done(
         [
-            compiler(built, "C"),
+            compiler(built, "CXX"),
+            "-std=c++17",
             SANITIZED,
-            CPP / "samples" / "control.c",
+            tmp_path / "main.cpp",
             "-o",
-            program,
-            *words.split(),
-            "-lm",
-            "-pthread",
+            tmp_path / "main",
+            *flags(installed),
         ]
     )
-    assert done([program, POLICY, "1"]).startswith("1 steps, 1 resets")
+    assert done([tmp_path / "main", FOLDER / "bundles" / "ring"]).splitlines() == [
+        "3: 3 token ids were given, expected as many for each of 2 sequences; give [b, T]",
+        "3: 3 token ids were given, expected as many for each of 2 sequences; give [b, T]",
+        "2 numbers, 1 rows",
+    ]
 
 
 @pytest.mark.parametrize("text", ["def main(", "é"])

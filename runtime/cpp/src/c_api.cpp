@@ -94,13 +94,13 @@ void fill(const void *from, std::size_t bytes, std::size_t count, void *to, std:
 
 // A call of something that was opened.
 template <typename Handle, typename Does>
-txl_code with(Handle *handle, txl_error *error, Does does) noexcept {
+txl_code with(Handle *handle, txl_error *error, Does does) {
     return guarded(error, [&] { given(handle, Handle::NAME), does(handle->own); });
 }
 
 // A call that opens something.
 template <typename Handle, typename Makes>
-txl_code opened(Handle **made, txl_error *error, Makes makes) noexcept {
+txl_code opened(Handle **made, txl_error *error, Makes makes) {
     return guarded(error, [&] {
         given(made, "the place for the result");
         *made = nullptr;
