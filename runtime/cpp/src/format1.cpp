@@ -71,7 +71,7 @@ Json upgraded(const Json &old, const std::string &where) {
     Json output = input("logprobs", {"B", "L", vocab});
     output["dtype"] = "float32", output["width"] = config["d_model"];
     if (softmax) output["clusters"] = clusters;
-    found["outputs"] = {output};
+    found["outputs"] = Json::array({output});
     const bool zeros = found["dialect"]["memory_start"] == "zeros";
     found["counters"] = {{"fill", {{"start", zeros ? rows : Json(0)}, {"most", rows}}}};
     found["format_version"] = "2.0", found["streams"] = "independent", found["lengths"] = "valid";

@@ -321,7 +321,7 @@ private:
             if (found == node.attributes.end()) continue;
             const auto value = found->second.type == 3 ? found->second.text : std::to_string(found->second.whole);
             if (!among(allowed, value))
-                refuse_graph(in_quotes(value) + " as " + name + at, "one that the operator has");
+                refuse_graph(join(in_quotes(value), " as ", name, at), "one that the operator has");
         }
     }
 

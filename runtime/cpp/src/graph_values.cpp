@@ -44,15 +44,18 @@ const Attribute *GraphNode::find(const char *name) const {
 }
 
 std::int64_t GraphNode::whole(const char *name, std::int64_t missing) const {
-    return has(name) ? find(name)->whole : missing;
+    const auto *found = find(name);
+    return found ? found->whole : missing;
 }
 
 std::string GraphNode::text(const char *name, const char *missing) const {
-    return has(name) ? find(name)->text : missing;
+    const auto *found = find(name);
+    return found ? found->text : missing;
 }
 
 std::vector<std::int64_t> GraphNode::wholes(const char *name) const {
-    return has(name) ? find(name)->wholes : std::vector<std::int64_t>();
+    const auto *found = find(name);
+    return found ? found->wholes : std::vector<std::int64_t>();
 }
 
 const GraphValue &GraphNode::value(std::size_t index) const {

@@ -34,13 +34,14 @@ bool matches(const std::string &text, const std::string &pattern) {
 
 // Holds a value against a schema, of which words that are about values of another type say nothing.
 void hold(Json &value, const Json &schema, const Json &root, const std::string &path) {
-    const auto must = [&](bool holds, const std::string &expected) {
+    const auto must = [&](bool holds, const char *before, const Json &expected) {
         if (holds) return;
         throw Unfit{path + " is " + brief(value.is_structured() ? value.type_name() : value.dump()) + ", expected " +
-                    expected};
+                    before + (expected.is_string() ? expected.get<std::string>() : expected.dump())};
     };
-    const auto entries = [&](bool holds, const std::string &expected) {
-        if (value.is_array() && !holds) throw Unfit{join(path, " has ", value.size(), " entries, expected ", expected)};
+    const auto entries = [&](bool holds, const char *before, const Json &expected) {
+        if (value.is_array() && !holds)
+            throw Unfit{join(path, " has ", value.size(), " entries, expected ", before, expected)};
     };
     const auto none = Json::object();
     const auto &properties = schema.contains("properties") ? schema["properties"] : none;
@@ -58,27 +59,28 @@ void hold(Json &value, const Json &schema, const Json &root, const std::string &
             });
             if (!fits) throw Unfit{first};
         } else if (word == "const") {
-            must(value == rule, rule.dump());
+            must(value == rule, "", rule);
         } else if (word == "enum") {
-            must(std::ranges::find(rule, value) != rule.end(), "one of " + rule.dump());
+            must(std::ranges::find(rule, value) != rule.end(), "one of ", rule);
         } else if (word == "type") {
-            must(is(value, rule), rule);
+            must(is(value, rule), "", rule);
         } else if (word == "pattern") {
-            must(!value.is_string() || matches(value, rule), rule);
+            must(!value.is_string() || matches(value, rule), "", rule);
         } else if (word == "minimum") {
-            must(!value.is_number() || value >= rule, "at least " + rule.dump());
+            must(!value.is_number() || value >= rule, "at least ", rule);
         } else if (word == "maximum") {
-            must(!value.is_number() || value <= rule, "at most " + rule.dump());
+            must(!value.is_number() || value <= rule, "at most ", rule);
         } else if (word == "minItems") {
-            entries(value.size() >= rule, "at least " + rule.dump());
+            entries(value.size() >= rule, "at least ", rule);
         } else if (word == "maxItems") {
-            entries(value.size() <= rule, "at most " + rule.dump());
+            entries(value.size() <= rule, "at most ", rule);
         } else if (word == "prefixItems" || word == "items") {
             const auto first = word == "items" && schema.contains("prefixItems") ? schema["prefixItems"].size() : 0;
-            entries(rule != false || value.size() <= first, join("at most ", first));
+            entries(rule != false || value.size() <= first, "at most ", first);
             for (std::size_t i = first; value.is_array() && !rule.is_boolean() && i < value.size(); ++i)
                 if (word == "items" || i < rule.size())
-                    hold(value[i], word == "items" ? rule : rule[i], root, join(path, "[", i, "]"));
+                    hold(value[i], word == "items" ? rule : rule[i], root,
+                         std::string(path).append("[").append(std::to_string(i)).append("]"));
         } else if (word == "required") {
             for (const auto &name : rule)
                 if (value.is_object() && !value.contains(name)) throw Unfit{path + " lacks " + name.get<std::string>()};
@@ -86,15 +88,15 @@ void hold(Json &value, const Json &schema, const Json &root, const std::string &
             if (!value.is_object()) continue;
             for (const auto &[name, inner] : rule.items()) {
                 if (!value.contains(name) && inner.contains("default")) value[name] = inner["default"];
-                if (value.contains(name)) hold(value[name], inner, root, path + "." + name);
+                if (value.contains(name)) hold(value[name], inner, root, std::string(path).append(".").append(name));
             }
         } else if (word == "additionalProperties" || word == "propertyNames") {
             if (!value.is_object()) continue;
             for (auto &[name, inner] : value.items()) {
                 Json own = name;
-                if (word == "propertyNames") hold(own, rule, root, path + "." + brief(name));
+                if (word == "propertyNames") hold(own, rule, root, std::string(path).append(".").append(brief(name)));
                 if (word != "propertyNames" && !properties.contains(name))
-                    hold(inner, rule, root, path + "." + brief(name));
+                    hold(inner, rule, root, std::string(path).append(".").append(brief(name)));
             }
         } else if (word != "$schema" && word != "$defs" && word != "title" && word != "description" &&
                    word != "default") {

@@ -131,7 +131,8 @@ Tensors read_tensors(std::string_view bytes, std::uint64_t most, txl_code code, 
 }
 
 std::string write_tensors(const std::map<std::string, View> &tensors, const std::map<std::string, std::string> &facts) {
-    Json header = {{"__metadata__", facts}};
+    Json header;
+    header["__metadata__"] = facts;
     std::uint64_t end = 0;
     for (const auto &[name, view] : tensors) {
         const auto bytes = view.bytes();
