@@ -108,8 +108,6 @@ txl_tensor tensor_of(const std::string &name, const std::string &role, txl_dtype
     return found;
 }
 
-const std::string STATE_ROLES[] = {"ring", "rolled", "replace"};
-
 txl_tensor describe(const txl_runtime::Model &model, std::int32_t table, std::size_t index) {
     const auto known = table == TXL_INPUTS    ? model.given.size()
                        : table == TXL_OUTPUTS ? model.manifest.outputs.size()
@@ -127,6 +125,7 @@ txl_tensor describe(const txl_runtime::Model &model, std::int32_t table, std::si
         const auto &output = model.manifest.outputs[index];
         return tensor_of(output.name, output.role, output.dtype, output.axes.shape);
     }
+    static const std::string STATE_ROLES[] = {"ring", "rolled", "replace"};
     const auto &state = *model.states[index];
     auto shape = state.shape;
     if (state.batch_axis >= 0) shape[static_cast<std::size_t>(state.batch_axis)] = TXL_SIZE_B;
