@@ -103,7 +103,7 @@ private:
     }
 
     static std::string text(std::string_view bytes) {
-        const std::string found(bytes);
+        std::string found(bytes);
         if (found.empty()) return found;
         // nlohmann's writer knows what UTF-8 is.
         if (Json(found).dump(-1, ' ', false, Json::error_handler_t::ignore) !=
