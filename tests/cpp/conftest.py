@@ -11,7 +11,7 @@ from building import CLANG, DEBUG, build, done
 
 
 def has_fuzzer() -> bool:
-    """Whether clang is here with its runtime libraries, which Debian has in a package of their own (libclang-rt-dev)."""
+    """Whether clang is here with its runtime libraries, which Debian has in a package of their own."""
     if not shutil.which("clang++"):
         return False
     return any(Path(done(["clang++", "--print-runtime-dir"]).strip()).glob("libclang_rt.fuzzer*"))
