@@ -63,8 +63,8 @@ lint: $(VENV)/ready
 published: $(VENV)/ready
 	$(BIN)/python tests/helpers/published.py
 
-# Debian's packages: cmake, ninja-build, g++, pkg-config, nlohmann-json3-dev, and libssl-dev, zlib1g-dev and clang where
-# they are; clang brings the fuzz targets.
+# Debian's packages: cmake, ninja-build, g++, pkg-config, nlohmann-json3-dev, and libssl-dev, zlib1g-dev, clang and
+# libclang-rt-dev where they are; clang brings the fuzz targets.
 cpp: $(VENV)/ready
 	$(PYTEST) -rs tests/cpp
 

@@ -7,13 +7,20 @@ from pathlib import Path
 
 import onnxruntime
 import pytest
-from building import CLANG, DEBUG, build
+from building import CLANG, DEBUG, build, done
+
+
+def has_fuzzer() -> bool:
+    """Whether clang is here with its runtime libraries, which Debian has in a package of their own."""
+    if not shutil.which("clang++"):
+        return False
+    return any(Path(done(["clang++", "--print-runtime-dir"]).strip()).glob("libclang_rt.fuzzer*"))
 
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the build under the sanitizers, which takes a minute; by clang where it is, with fuzz targets."""
-    clang = (*CLANG, "-DTXL_FUZZ=ON") if shutil.which("clang++") else ()
+    clang = (*CLANG, "-DTXL_FUZZ=ON") if has_fuzzer() else ()
     return build(tmp_path_factory.getbasetemp(), "cpp", ("-DTXL_SANITIZE=ON", *DEBUG, *clang))
 
 

@@ -34,12 +34,12 @@ def library(capi: Path) -> Path:
 
 
 def listed(driver: Path, **environment: str) -> dict[str, Any]:
-    """The result of the whole conformance list, of which nothing failed."""
+    """The result of the whole conformance list, of which nothing failed and nothing died."""
     command = [sys.executable, "-m", "txl_deploy", "conformance", "--driver", driver, "--json", "--silence", "600"]
     found: dict[str, Any] = json.loads(done(command, cwd=ROOT, env=os.environ | environment))
     assert {tally["failed"] for tally in found["bundles"]} == {0}
     *_, bad = found["bundles"]
-    assert (bad["passed"], bad["died"], bad["unsupported"]) == (bad["vectors"], 0, 0)
+    assert (bad["passed"] + bad["unsupported"], bad["died"]) == (bad["vectors"], 0)
     return found
 
 
@@ -96,13 +96,17 @@ def test_one_binary_keeps_the_list_on_every_engine(built: Path, package: Path, m
             assert "ring, which needs ONNX Runtime 1.25 or newer" in reply["refused"]
         else:
             assert reply["ok"] == {"update": "ring"}
-    *vectors, _ = listed(built / "txl-driver", PYTHONPATH=str(package.parent))["bundles"]
+    *vectors, bad = listed(built / "txl-driver", PYTHONPATH=str(package.parent))["bundles"]
+    assert bad["unsupported"] == 0
     assert [tally["name"] for tally in vectors if tally["same_bits"] is False] == []
     assert any(tally["same_bits"] for tally in vectors)
 
 
 def test_it_keeps_the_list_on_aarch64(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
-    """Cross-compiled, and run where there is a qemu-aarch64 of version 10: older ones crash in ONNX Runtime."""
+    """Cross-compiled, and run where there is a qemu-aarch64 of version 10: older ones crash in ONNX Runtime.
+
+    Without zlib, it does not support the stored vectors of bundles before 2.1.
+    """
     flags = ["-DTXL_OPENSSL=OFF", "-DTXL_ZLIB=OFF", f"-DCMAKE_TOOLCHAIN_FILE={CPP / 'tests' / 'aarch64.cmake'}"]
     tool = "aarch64-linux-gnu-g++"
     folder = build(tmp_path_factory.getbasetemp(), "aarch64", [*flags, "-DTXL_SAMPLES=OFF"], tools=(tool,))
@@ -115,4 +119,5 @@ def test_it_keeps_the_list_on_aarch64(tmp_path_factory: pytest.TempPathFactory, 
     started = tmp_path / "driver"
     started.write_text(f'#!/bin/sh\nexec "{qemu}" -L /usr/aarch64-linux-gnu "{folder / "txl-driver"}"\n')
     started.chmod(0o755)
-    listed(started, TXL_ONNXRUNTIME=str(library(ARM)))
+    bundles = listed(started, TXL_ONNXRUNTIME=str(library(ARM)))["bundles"]
+    assert sum(tally["passed"] for tally in bundles) >= 600

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow(keep=9), pytest.mark.timeout(1200 + 2 * SECONDS)]
 def fuzzed(program: Path, seeds: Path, *options: str) -> str:
     """The log of a target on a folder of inputs."""
     if not program.is_file():
-        pytest.skip("clang is not installed, whose libFuzzer the targets are built with")
+        pytest.skip("clang with libclang-rt-dev is not installed, whose libFuzzer the targets are built with")
     command = [program, *options, "-print_final_stats=1", "-timeout=20", "-rss_limit_mb=2048", "-max_len=262144", "."]
     done = subprocess.run(command, cwd=seeds, capture_output=True, text=True, errors="replace", check=False)
     assert done.returncode == 0, done.stderr[-4000:]
