@@ -77,7 +77,7 @@ void move_axes(std::byte *to, const View &a, const std::byte *from, const View &
         if (bytes) from ? std::memcpy(to, from, bytes) : std::memset(to, 0, bytes);
         return;
     }
-    if (axis == a.shape.rank()) return write(to, a.dtype, number_at(from, b.dtype));
+    if (from && axis == a.shape.rank()) return write(to, a.dtype, number_at(from, b.dtype));
     for (std::int64_t i = 0; i < a.shape[axis]; ++i)
         move_axes(to + i * a.strides[axis], a, from ? from + i * b.strides[axis] : nullptr, b, axis + 1, dense);
 }
