@@ -12,7 +12,9 @@ PYTHON_VERSION ?= 3.10
 # share what they made stay together. WORKERS=0 runs them in one process.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal --durations 30
 
-.PHONY: demo test sweep fuzz lint published outside cpp packages versions clients triton browser cuda screenshots gpu-check wheel wheelhouse clean
+ENGINE := $(BIN)/python -m pip install --quiet --no-deps --no-compile --only-binary :all: --target .engines
+
+.PHONY: demo test sweep fuzz lint published outside cpp cpp-fuzz cpp-full packages versions clients triton browser cuda screenshots gpu-check wheel wheelhouse clean
 .DEFAULT_GOAL := help
 
 help:
@@ -25,7 +27,9 @@ help:
 	@echo "make clients    the clients of the server and of Triton, and Ray, for the tests of these alone; they skip without"
 	@echo "make lint       ruff and mypy --strict"
 	@echo "make published  docs/*.json, which readers of bundles in other languages are made with, from this project's code"
-	@echo "make cpp        the runtime in C++, under the sanitizers, held to the conformance list; it says so where tools are missing"
+	@echo "make cpp        the runtime in C++, under the sanitizers, held to the conformance list and fuzzed; it says so where tools are missing"
+	@echo "make cpp-full   besides: every compiler, races of threads, clang-tidy, other versions of ONNX Runtime, and aarch64"
+	@echo "make cpp-fuzz   the fuzz targets of the runtime in C++ alone (SECONDS=$(SECONDS) for each; 3600 before a release)"
 	@echo "make triton     Triton's server with its Python backend, for the tests of packages; they skip without"
 	@echo "make browser    what drives Chromium (Debian's own) in the tests of pages, and axe-core; they skip without"
 	@echo "make cuda       ONNX Runtime for GPUs and NVIDIA's headers, for the tests of these alone; they skip without"
@@ -59,9 +63,17 @@ lint: $(VENV)/ready
 published: $(VENV)/ready
 	$(BIN)/python tests/helpers/published.py
 
-# Debian's packages: cmake, ninja-build, g++, pkg-config, nlohmann-json3-dev, and libssl-dev and zlib1g-dev where they are.
+# Debian's packages: cmake, ninja-build, g++, pkg-config, nlohmann-json3-dev, and libssl-dev, zlib1g-dev, clang and
+# libclang-rt-dev where they are; clang brings the fuzz targets.
 cpp: $(VENV)/ready
-	$(BIN)/python -m pytest -q -rs tests/cpp
+	$(PYTEST) -rs tests/cpp
+
+# Beside those: clang-tidy, and g++-aarch64-linux-gnu with a qemu-aarch64 of version 10 or newer, which Debian has from 13 on.
+cpp-full: $(VENV)/ready .engines/ready
+	TXL_CPP_FULL=1 $(PYTEST) -rs tests/cpp
+
+cpp-fuzz: $(VENV)/ready
+	TXL_FUZZ_SECONDS=$(SECONDS) $(PYTEST) -s tests/cpp/test_fuzzing.py
 
 test: lint
 	$(PYTEST) -m "not slow"
@@ -91,6 +103,13 @@ versions: .versions/ready
 
 .versions/ready: pyproject.toml tests/versions/environments.py $(shell find runtime txl_deploy -name '*.py') | $(VENV)/ready
 	$(BIN)/python tests/versions/environments.py .versions
+	@touch $@
+
+# The versions of ONNX Runtime that one binary of the runtime in C++ has to run on, and the newest for another processor.
+.engines/ready: tests/engines.txt | $(VENV)/ready
+	rm -rf .engines
+	for version in $$(cat tests/engines.txt); do $(ENGINE)/$$version onnxruntime==$$version || exit 1; done
+	$(ENGINE)/aarch64 --python-version 3.12 --platform manylinux_2_28_aarch64 onnxruntime==$$(tail -n 1 tests/engines.txt)
 	@touch $@
 
 # An environment of its own: these want other versions than the project. Every package is pinned, so nothing is resolved,
@@ -150,4 +169,4 @@ wheelhouse: wheel
 		--platform manylinux_2_28_aarch64 --platform manylinux2014_aarch64 "./$$(ls -t dist/txl_deploy-*.whl | head -1)[build]"
 
 clean:
-	rm -rf $(VENV) .packages .versions .clients .triton .browser .cuda $(DEMO) screenshots gpu-check gpu-check.tar.gz build dist wheelhouse .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .packages .versions .clients .triton .browser .cuda .engines $(DEMO) screenshots gpu-check gpu-check.tar.gz build dist wheelhouse .pytest_cache .mypy_cache .ruff_cache .hypothesis

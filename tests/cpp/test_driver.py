@@ -5,26 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import pytest
 import txl_runtime
+from building import CPP, ROOT, compiler, done
 from conforming import FOLDER
-from filelock import FileLock
 from txl_runtime import StreamState
 
 from txl_deploy.conformance.messages import packed, unpacked, unpacked_bytes
 from txl_deploy.conformance.talking import Talk
 
-ROOT = Path(__file__).parents[2]
-CPP = ROOT / "runtime" / "cpp"
-MISSING = [name for name in ("cmake", "ninja", "c++", "pkg-config") if shutil.which(name) is None]
 pytestmark = pytest.mark.timeout(1200)  # whoever comes first builds
 CONSUMER = """
 cmake_minimum_required(VERSION 3.20)
@@ -33,40 +26,6 @@ find_package(txl REQUIRED)
 add_executable(consumer {source})
 target_link_libraries(consumer PRIVATE txl::txl)
 """
-
-
-def done(command: Sequence[str | Path], **options: object) -> str:
-    """What a command says; a failure shows the end of it."""
-    found = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=1100, check=False, **options)
-    assert found.returncode == 0, f"{command[0]}: {(found.stdout + found.stderr)[-3000:]}"
-    return found.stdout
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the build, which processes that share the tests share as well: it takes a minute."""
-    if MISSING:
-        pytest.skip(f"{', '.join(MISSING)} not installed, which the runtime in C++ is built with")
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cpp"
-    options = ["-DTXL_SANITIZE=ON", "-DTXL_WERROR=ON", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS=-O1"]
-    with FileLock(f"{folder}.lock"):
-        configured = subprocess.run(
-            ["cmake", "-S", CPP, "-B", folder, "-G", "Ninja", *options], capture_output=True, text=True, check=False
-        )
-        if "nlohmann_json" in configured.stderr and configured.returncode:
-            pytest.skip("nlohmann_json is not installed (nlohmann-json3-dev), which the runtime in C++ is built with")
-        assert configured.returncode == 0, configured.stderr[-2000:]
-        done(["cmake", "--build", folder, "-j", "2"])
-    return folder
-
-
-@pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The library of the ONNX Runtime that Python has, so that results are equal to the bit."""
-    (library,) = (Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so*")
-    monkeypatch.setenv("TXL_ONNXRUNTIME", str(library))
-    return library
 
 
 def test_the_versions_of_the_package_and_of_the_library_are_one() -> None:
@@ -129,6 +88,7 @@ def test_an_application_finds_what_was_installed(built: Path, engine: Path, tmp_
     (tmp_path / "CMakeLists.txt").write_text(CONSUMER.format(source=CPP / "samples" / "generate.cpp"))
     flags = "-fsanitize=address,undefined"
     prefix = [f"-DCMAKE_PREFIX_PATH={tmp_path / 'there'}", f"-DCMAKE_CXX_FLAGS={flags}"]
+    prefix += [f"-DCMAKE_CXX_COMPILER={compiler(built, 'CXX')}"]
     done(["cmake", "-S", tmp_path, "-B", tmp_path / "build", "-G", "Ninja", *prefix])
     done(["cmake", "--build", tmp_path / "build"])
     said = done([tmp_path / "build" / "consumer", FOLDER / "bundles" / "clusters", "abc", "5", tmp_path / "memory"])

@@ -6,8 +6,9 @@
  * so that both may be freed in any order.
  *
  * Arrays are row-major and in the tables' own order of axes. b: sequences of a stream; T: positions of what is given;
- * V: token ids. Where a result's size is not known, `needed` is set, and TXL_ROOM returned if it is above `room`. RT stands at calls that take no memory and no lock of their own after txl_stream_prepare; what the engine
- * does in them is its own, and TXL_IS_ALLOCATING says so. */
+ * V: token ids. Where a result's size is not known, `needed` is set, and TXL_ROOM returned if it is above `room`: call
+ * once with NULL and 0, then with an array of `needed` elements. RT stands at calls that take no memory and no lock of
+ * their own after txl_stream_prepare; what the engine does in them is its own, and TXL_IS_ALLOCATING says so. */
 #ifndef TXL_H
 #define TXL_H
 #include <stddef.h>
@@ -36,7 +37,7 @@ typedef struct txl_sampler txl_sampler;
 
 typedef enum {
     TXL_OK,
-    TXL_BUNDLE,      /* the bundle is altered, inconsistent, hostile or too new */
+    TXL_BUNDLE,      /* the bundle is missing, altered, inconsistent, hostile or too new */
     TXL_BACKEND,     /* the engine is missing or cannot run it, or it returned NaN to draw from */
     TXL_USAGE,       /* what was asked is not what the model allows; nothing has changed */
     TXL_CHECK,       /* the self-test did not pass */
@@ -146,13 +147,17 @@ TXL_API txl_code txl_stream_prepare(txl_stream *, txl_error *);
 TXL_API int32_t txl_stream_batch(const txl_stream *);
 
 /* One segment. `inputs` and `outputs` are arrays in the tables' order, an output may be NULL; `counts` [b] says how many
- * positions count of each sequence, NULL for all. Without `commit` the state stays what it was. RT */
+ * positions count of each sequence, NULL for all. A sequence whose count is 0 is idle: its state stays what it was.
+ * Outputs are 0 where nothing counts. Without `commit` the state of all sequences stays what it was. RT */
 TXL_API txl_code txl_stream_run(txl_stream *, int32_t T, const void *const *inputs, const int32_t *counts,
                                 void *const *outputs, int commit, txl_error *);
-/* Any T, cut into segments. With `last` outputs are of the last position that counts, without the axis of positions. RT */
+/* Any T, cut into segments: the longest first, from the beginning of what is given. A Transformer-XL whose memory is full
+ * sees a little further from later positions of a segment, so two ways to cut one text give slightly different numbers.
+ * With `last` outputs are of the last position that counts, without the axis of positions. RT */
 TXL_API txl_code txl_stream_feed(txl_stream *, int32_t T, const void *const *inputs, const int32_t *counts,
                                  void *const *outputs, int last, txl_error *);
-/* Tokens [b, T]: what each but the first cost, nll [b, T - 1]; the last one is not fed. */
+/* Tokens [b, T]: what each but the first cost in nats, nll [b, T - 1], 0 behind what counts. The last token that counts
+ * is not fed, so that it can be the first one of the next call. */
 TXL_API txl_code txl_stream_score(txl_stream *, const int32_t *tokens, int32_t T, const int32_t *counts, float *nll,
                                   txl_error *);
 /* Prompts [b, T] and `count` draws after them: drawn [count, b] and, unless NULL, their log-probabilities [count, b]. */
@@ -165,14 +170,16 @@ TXL_API txl_code txl_sampler_open(const txl_sampling *, int32_t b, txl_sampler *
 TXL_API void txl_sampler_free(txl_sampler *);
 TXL_API txl_code txl_sampler_draw(txl_sampler *, txl_stream *, int32_t *tokens, float *logprobs, txl_error *);
 
-TXL_API txl_code txl_stream_reset(txl_stream *, const uint8_t *which, txl_error *); /* [b], NULL: all. RT */
+/* Sequences go back to what a new stream has: those whose which[row] is not 0; NULL for all. RT */
+TXL_API txl_code txl_stream_reset(txl_stream *, const uint8_t *which, txl_error *);
 /* Sequence i goes on as what rows[i] was; the stream then has `count` sequences. */
 TXL_API txl_code txl_stream_select(txl_stream *, const int32_t *rows, int32_t count, txl_error *);
 TXL_API int32_t txl_stream_fill(const txl_stream *, int32_t row); /* memory rows; -1 without such a sequence */
 /* One tensor of the state, of b sequences: memory as float32 with M rows, the oldest first, those that exist last. */
 TXL_API txl_code txl_stream_state(const txl_stream *, size_t index, txl_tensor *, void *data, size_t room, size_t *needed,
                                   txl_error *);
-/* The bytes of the file that Python's StreamState saves and loads; `row` -1 for all sequences, else that one alone. */
+/* The bytes of the file that Python's StreamState saves and loads; `row` -1 for all sequences, else that one alone, which
+ * any row of any stream of this model can take up. A restored stream has to be fed before the next draw. */
 TXL_API txl_code txl_stream_save(const txl_stream *, int32_t row, void *bytes, size_t room, size_t *needed, txl_error *);
 TXL_API txl_code txl_stream_restore(txl_stream *, int32_t row, const void *bytes, size_t count, txl_error *);
 

@@ -24,46 +24,61 @@ public:
 
 namespace detail {
 
-template <typename Call>
-void checked(Call call) {
+// Calls end with the place for an error.
+template <typename Call, typename... Given>
+void checked(Call call, Given... given) {
     auto error = TXL_NEW(txl_error);
-    const auto code = call(&error);
+    const auto code = call(given..., &error);
     if (code != TXL_OK) throw Error(code, error.message);
 }
 
 // Asks twice: for the size, and for the result.
-template <typename Result, typename Call>
-Result sized(Call call) {
+template <typename Result, typename Call, typename... Given>
+Result sized(Call call, Given... given) {
     std::size_t needed = 0;
     auto error = TXL_NEW(txl_error);
-    auto code = call(nullptr, 0, &needed, &error);
+    auto code = call(given..., nullptr, 0, &needed, &error);
     Result found(needed, typename Result::value_type{});
-    if (code == TXL_ROOM) code = call(found.data(), found.size(), &needed, &error);
+    if (code == TXL_ROOM) code = call(given..., found.data(), found.size(), &needed, &error);
     if (code != TXL_OK) throw Error(code, error.message);
     return found;
 }
 
+struct Free {
+    void operator()(txl_model *model) const { txl_model_free(model); }
+    void operator()(txl_stream *stream) const { txl_stream_free(stream); }
+    void operator()(txl_sampler *sampler) const { txl_sampler_free(sampler); }
+};
+
+template <typename Handle>
+class Held {
+public:
+    [[nodiscard]] Handle *get() const { return handle_.get(); }
+
+protected:
+    template <typename Call, typename... Given>
+    explicit Held(Call call, Given... given) {
+        Handle *made = nullptr;
+        checked(call, given..., &made);
+        handle_.reset(made);
+    }
+
+private:
+    std::unique_ptr<Handle, Free> handle_;
+};
+
 }  // namespace detail
 
-class Model {
+class Model : public detail::Held<txl_model> {
 public:
-    explicit Model(const std::string &path, const txl_load_options &options = TXL_NEW(txl_load_options)) {
-        txl_model *made = nullptr;
-        detail::checked([&](txl_error *error) { return txl_model_load(path.c_str(), &options, &made, error); });
-        model_.reset(made);
-    }
-    explicit Model(const std::vector<txl_file> &files, const txl_load_options &options = TXL_NEW(txl_load_options)) {
-        txl_model *made = nullptr;
-        detail::checked([&](txl_error *error) {
-            return txl_model_load_memory(files.data(), files.size(), &options, &made, error);
-        });
-        model_.reset(made);
-    }
+    explicit Model(const std::string &path, const txl_load_options &options = TXL_NEW(txl_load_options))
+        : Held(txl_model_load, path.c_str(), &options) {}
+    explicit Model(const std::vector<txl_file> &files, const txl_load_options &options = TXL_NEW(txl_load_options))
+        : Held(txl_model_load_memory, files.data(), files.size(), &options) {}
 
-    [[nodiscard]] txl_model *get() const { return model_.get(); }
     [[nodiscard]] txl_model_info info() const {
         auto found = TXL_NEW(txl_model_info);
-        detail::checked([&](txl_error *error) { return txl_model_describe(get(), &found, error); });
+        detail::checked(txl_model_describe, get(), &found);
         return found;
     }
     [[nodiscard]] std::vector<std::int32_t> lengths() const {
@@ -73,109 +88,79 @@ public:
     }
     [[nodiscard]] std::vector<txl_tensor> table(txl_table which) const {
         std::vector<txl_tensor> found(txl_model_count(get(), which), TXL_NEW(txl_tensor));
-        for (std::size_t i = 0; i < found.size(); ++i)
-            detail::checked([&](txl_error *error) { return txl_model_tensor(get(), which, i, &found[i], error); });
+        for (std::size_t i = 0; i < found.size(); ++i) detail::checked(txl_model_tensor, get(), which, i, &found[i]);
         return found;
     }
     [[nodiscard]] std::vector<std::int32_t> encode(std::string_view text) const {
-        return detail::sized<std::vector<std::int32_t>>(
-            [&](std::int32_t *to, std::size_t room, std::size_t *needed, txl_error *error) {
-                return txl_encode(get(), text.data(), text.size(), to, room, needed, error);
-            });
+        return detail::sized<std::vector<std::int32_t>>(txl_encode, get(), text.data(), text.size());
     }
     [[nodiscard]] std::string decode(const std::vector<std::int32_t> &tokens) const {
-        return detail::sized<std::string>([&](char *to, std::size_t room, std::size_t *needed, txl_error *error) {
-            return txl_decode(get(), tokens.data(), tokens.size(), to, room, needed, error);
-        });
+        return detail::sized<std::string>(txl_decode, get(), tokens.data(), tokens.size());
     }
-    void selftest() const {  // throws, with TXL_CHECK, where it does not pass
-        detail::checked([&](txl_error *error) { return txl_model_selftest(get(), nullptr, error); });
-    }
-
-private:
-    struct Free {
-        void operator()(txl_model *model) const { txl_model_free(model); }
-    };
-    std::unique_ptr<txl_model, Free> model_;
+    // Throws, with TXL_CHECK, where it does not pass.
+    void selftest() const { detail::checked(txl_model_selftest, get(), nullptr); }
 };
 
-class Stream;
-
-class Sampler {
+class Sampler : public detail::Held<txl_sampler> {
 public:
-    explicit Sampler(const txl_sampling &sampling, std::int32_t b = 1) {
-        txl_sampler *made = nullptr;
-        detail::checked([&](txl_error *error) { return txl_sampler_open(&sampling, b, &made, error); });
-        sampler_.reset(made);
-    }
-    [[nodiscard]] txl_sampler *get() const { return sampler_.get(); }
-
-private:
-    struct Free {
-        void operator()(txl_sampler *sampler) const { txl_sampler_free(sampler); }
-    };
-    std::unique_ptr<txl_sampler, Free> sampler_;
+    explicit Sampler(const txl_sampling &sampling, std::int32_t b = 1) : Held(txl_sampler_open, &sampling, b) {}
 };
 
-class Stream {
+class Stream : public detail::Held<txl_stream> {
 public:
-    explicit Stream(const Model &model, std::int32_t b = 1, std::int32_t memory_length = -1) {
-        txl_stream *made = nullptr;
-        detail::checked([&](txl_error *error) { return txl_stream_open(model.get(), b, memory_length, &made, error); });
-        stream_.reset(made);
-    }
+    explicit Stream(const Model &model, std::int32_t b = 1, std::int32_t memory_length = -1)
+        : Held(txl_stream_open, model.get(), b, memory_length) {}
 
-    [[nodiscard]] txl_stream *get() const { return stream_.get(); }
     [[nodiscard]] std::int32_t batch() const { return txl_stream_batch(get()); }
     [[nodiscard]] std::int32_t fill(std::int32_t row = 0) const { return txl_stream_fill(get(), row); }
-    void prepare() {
-        detail::checked([&](txl_error *error) { return txl_stream_prepare(get(), error); });
-    }
+    void prepare() { detail::checked(txl_stream_prepare, get()); }
     void run(std::int32_t T, const void *const *inputs, void *const *outputs, const std::int32_t *counts = nullptr,
              bool commit = true) {
-        detail::checked(
-            [&](txl_error *error) { return txl_stream_run(get(), T, inputs, counts, outputs, commit, error); });
+        detail::checked(txl_stream_run, get(), T, inputs, counts, outputs, commit);
     }
     void feed(std::int32_t T, const void *const *inputs, void *const *outputs, const std::int32_t *counts = nullptr,
               bool last = false) {
-        detail::checked(
-            [&](txl_error *error) { return txl_stream_feed(get(), T, inputs, counts, outputs, last, error); });
+        detail::checked(txl_stream_feed, get(), T, inputs, counts, outputs, last);
     }
     // Token ids of one sequence, or [b, T]; where a draw then goes on.
     void feed(const std::vector<std::int32_t> &tokens) {
         if (tokens.empty()) return;
         const void *inputs[] = {tokens.data()};
-        feed(static_cast<std::int32_t>(tokens.size()) / batch(), inputs, nullptr);
+        feed(positions(tokens), inputs, nullptr);
+    }
+    // Nats that each token but the first of its sequence cost, [b, T - 1]; the last one is not fed.
+    [[nodiscard]] std::vector<float> score(const std::vector<std::int32_t> &tokens) {
+        const auto T = positions(tokens);
+        std::vector<float> nll(T > 1 ? tokens.size() - static_cast<std::size_t>(batch()) : 0);
+        detail::checked(txl_stream_score, get(), tokens.data(), T, nullptr, nll.data());
+        return nll;
     }
     [[nodiscard]] std::vector<std::int32_t> draw(Sampler &sampler) {
         std::vector<std::int32_t> tokens(static_cast<std::size_t>(batch()));
-        detail::checked(
-            [&](txl_error *error) { return txl_sampler_draw(sampler.get(), get(), tokens.data(), nullptr, error); });
+        detail::checked(txl_sampler_draw, sampler.get(), get(), tokens.data(), nullptr);
         return tokens;
     }
-    void reset(const std::uint8_t *which = nullptr) {
-        detail::checked([&](txl_error *error) { return txl_stream_reset(get(), which, error); });
-    }
+    void reset(const std::uint8_t *which = nullptr) { detail::checked(txl_stream_reset, get(), which); }
     void select(const std::vector<std::int32_t> &rows) {
-        detail::checked([&](txl_error *error) {
-            return txl_stream_select(get(), rows.data(), static_cast<std::int32_t>(rows.size()), error);
-        });
+        detail::checked(txl_stream_select, get(), rows.data(), static_cast<std::int32_t>(rows.size()));
     }
     [[nodiscard]] std::string save(std::int32_t row = -1) const {
-        return detail::sized<std::string>([&](char *to, std::size_t room, std::size_t *needed, txl_error *error) {
-            return txl_stream_save(get(), row, to, room, needed, error);
-        });
+        return detail::sized<std::string>(txl_stream_save, get(), row);
     }
     void restore(std::string_view bytes, std::int32_t row = -1) {
-        detail::checked(
-            [&](txl_error *error) { return txl_stream_restore(get(), row, bytes.data(), bytes.size(), error); });
+        detail::checked(txl_stream_restore, get(), row, bytes.data(), bytes.size());
     }
 
 private:
-    struct Free {
-        void operator()(txl_stream *stream) const { txl_stream_free(stream); }
-    };
-    std::unique_ptr<txl_stream, Free> stream_;
+    [[nodiscard]] std::int32_t positions(const std::vector<std::int32_t> &tokens) const {
+        const auto b = static_cast<std::size_t>(batch()), T = tokens.size() / b;
+        if (T * b != tokens.size())
+            throw Error(TXL_USAGE,
+                        (std::to_string(tokens.size()) + " token ids were given, expected as many for each of " +
+                         std::to_string(b) + " sequences; give [b, T]")
+                            .c_str());
+        return static_cast<std::int32_t>(T);
+    }
 };
 
 }  // namespace txl

@@ -1,6 +1,7 @@
 #include "array.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <new>
 
@@ -12,121 +13,81 @@ namespace {
 constexpr std::size_t ALIGNED = 64;
 
 float from_half(std::uint16_t half) {
-    const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000U) << 16, exponent = (half >> 10) & 31U;
+    const std::uint32_t sign = (half & 0x8000U) << 16, exponent = (half >> 10) & 31U;
     std::uint32_t mantissa = half & 1023U, bits = sign;
     if (exponent == 31) {
         bits |= 0x7f800000U | (mantissa << 13);
     } else if (exponent) {
         bits |= ((exponent + 112) << 23) | (mantissa << 13);
     } else if (mantissa) {
-        std::uint32_t shift = 0;
-        while (!(mantissa & 1024U)) mantissa <<= 1, ++shift;
-        bits |= ((113 - shift) << 23) | ((mantissa & 1023U) << 13);
+        const std::uint32_t shift = std::countl_zero(mantissa) - 21;
+        bits |= ((113 - shift) << 23) | (((mantissa << shift) & 1023U) << 13);
     }
-    float value;
-    std::memcpy(&value, &bits, 4);
-    return value;
+    return std::bit_cast<float>(bits);
 }
 
 std::uint16_t to_half(float value) {
-    std::uint32_t bits;
-    std::memcpy(&bits, &value, 4);
-    const auto sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000U);
-    const std::uint32_t exponent = (bits >> 23) & 255U, mantissa = bits & 0x7fffffU;
-    if (exponent == 255)
-        return static_cast<std::uint16_t>(sign | 0x7c00U | (mantissa ? 0x200U | (mantissa >> 13) : 0U));
-    const int scaled = static_cast<int>(exponent) - 112;
-    if (scaled >= 31) return static_cast<std::uint16_t>(sign | 0x7c00U);
+    const auto bits = std::bit_cast<std::uint32_t>(value);
+    const std::uint32_t sign = (bits >> 16) & 0x8000U, exponent = (bits >> 23) & 255U, mantissa = bits & 0x7fffffU;
+    if (exponent == 255) return sign | 0x7c00U | (mantissa ? 0x200U | (mantissa >> 13) : 0U);
+    const int scaled = int(exponent) - 112;
+    if (scaled >= 31) return sign | 0x7c00U;
     if (scaled < -10) return sign;
-    const std::uint32_t whole =
-        scaled > 0 ? (static_cast<std::uint32_t>(scaled) << 23) | mantissa : mantissa | 0x800000U;
-    const auto shift = static_cast<std::uint32_t>(scaled > 0 ? 13 : 14 - scaled);
+    const std::uint32_t whole = scaled > 0 ? (std::uint32_t(scaled) << 23) | mantissa : mantissa | 0x800000U;
+    const std::uint32_t shift = scaled > 0 ? 13 : 14 - scaled;
     const std::uint32_t kept = whole >> shift, rest = whole & ((1U << shift) - 1), middle = 1U << (shift - 1);
-    return static_cast<std::uint16_t>(sign | (kept + (rest > middle || (rest == middle && (kept & 1U)))));
-}
-
-float from_brain(std::uint16_t brain) {
-    const std::uint32_t bits = static_cast<std::uint32_t>(brain) << 16;
-    float value;
-    std::memcpy(&value, &bits, 4);
-    return value;
+    return sign | (kept + (rest > middle || (rest == middle && (kept & 1U))));
 }
 
 std::uint16_t to_brain(float value) {
-    std::uint32_t bits;
-    std::memcpy(&bits, &value, 4);
-    if ((bits & 0x7fffffffU) > 0x7f800000U) return static_cast<std::uint16_t>((bits >> 16) | 64U);
-    return static_cast<std::uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16);
+    const auto bits = std::bit_cast<std::uint32_t>(value);
+    if ((bits & 0x7fffffffU) > 0x7f800000U) return (bits >> 16) | 64U;
+    return (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
 }
 
-double read(const std::byte *at, txl_dtype dtype) {
-    std::int32_t whole;
-    std::uint16_t half;
-    float value;
+template <typename T>
+T at(const void *from) {
+    T value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+}
+
+void write(std::byte *to, txl_dtype dtype, double number) {
+    const auto store = [&](auto value) { std::memcpy(to, &value, sizeof value); };
     switch (dtype) {
         case TXL_BOOL:
-            return *at != std::byte{0} ? 1 : 0;
+            return store(char(number != 0));
         case TXL_INT32:
-            return std::memcpy(&whole, at, 4), whole;
+            return store(std::int32_t(number));
         case TXL_FLOAT32:
-            return static_cast<double>((std::memcpy(&value, at, 4), value));
+            return store(float(number));
         case TXL_FLOAT16:
-            return static_cast<double>(from_half((std::memcpy(&half, at, 2), half)));
+            return store(to_half(float(number)));
         default:
-            return static_cast<double>(from_brain((std::memcpy(&half, at, 2), half)));
+            return store(to_brain(float(number)));
     }
 }
 
-void write(std::byte *at, txl_dtype dtype, double number) {
-    const auto value = static_cast<float>(number);
-    std::int32_t whole;
-    std::uint16_t half;
-    switch (dtype) {
-        case TXL_BOOL:
-            *at = std::byte{number != 0};
-            break;
-        case TXL_INT32:
-            whole = static_cast<std::int32_t>(number), std::memcpy(at, &whole, 4);
-            break;
-        case TXL_FLOAT32:
-            std::memcpy(at, &value, 4);
-            break;
-        case TXL_FLOAT16:
-            half = to_half(value), std::memcpy(at, &half, 2);
-            break;
-        default:
-            half = to_brain(value), std::memcpy(at, &half, 2);
-    }
-}
-
-void copy_axes(std::byte *to, const View &a, const std::byte *from, const View &b, int axis, int dense) {
-    if (axis == dense) {  // what is left lies together on both sides
+// Copies, or writes zeros where there is nothing to copy from. What lies behind axis `dense` lies together on both
+// sides.
+void move_axes(std::byte *to, const View &a, const std::byte *from, const View &b, int axis, int dense) {
+    if (axis == dense) {
         std::size_t bytes = size_of(a.dtype);
-        for (int rest = axis; rest < a.shape.rank(); ++rest) bytes *= static_cast<std::size_t>(a.shape[rest]);
-        if (bytes) std::memcpy(to, from, bytes);
+        for (int rest = axis; rest < a.shape.rank(); ++rest) bytes *= a.shape[rest];
+        if (bytes) from ? std::memcpy(to, from, bytes) : std::memset(to, 0, bytes);
         return;
     }
-    if (axis == a.shape.rank()) return write(to, a.dtype, read(from, b.dtype));
+    if (from && axis == a.shape.rank()) return write(to, a.dtype, number_at(from, b.dtype));
     for (std::int64_t i = 0; i < a.shape[axis]; ++i)
-        copy_axes(to + i * a.strides[axis], a, from + i * b.strides[axis], b, axis + 1, dense);
+        move_axes(to + i * a.strides[axis], a, from ? from + i * b.strides[axis] : nullptr, b, axis + 1, dense);
 }
 
 // The first axis from which on the elements lie together.
 int dense_from(const View &view) {
-    auto stride = static_cast<std::int64_t>(size_of(view.dtype));
+    std::int64_t stride = size_of(view.dtype);
     int axis = view.shape.rank();
     while (axis > 0 && (view.strides[axis - 1] == stride || view.shape[axis - 1] == 1)) stride *= view.shape[--axis];
     return axis;
-}
-
-void zero_axes(std::byte *to, const View &view, int axis, int dense) {
-    if (axis == dense) {
-        std::size_t bytes = size_of(view.dtype);
-        for (int rest = axis; rest < view.shape.rank(); ++rest) bytes *= static_cast<std::size_t>(view.shape[rest]);
-        if (bytes) std::memset(to, 0, bytes);
-        return;
-    }
-    for (std::int64_t i = 0; i < view.shape[axis]; ++i) zero_axes(to + i * view.strides[axis], view, axis + 1, dense);
 }
 
 }  // namespace
@@ -140,32 +101,33 @@ const char *name_of(txl_dtype dtype) {
     return NAMES[dtype];
 }
 
-Shape::Shape(std::initializer_list<std::int64_t> sizes) { fill(sizes.begin(), sizes.size()); }
-Shape::Shape(const std::vector<std::int64_t> &sizes) { fill(sizes.data(), sizes.size()); }
-
-void Shape::fill(const std::int64_t *sizes, std::size_t count) {
-    need(count <= TXL_AXES, TXL_UNSUPPORTED, "a tensor has ", count, " axes, this library takes at most ", TXL_AXES,
-         "; use txl_runtime from Python");
-    std::copy_n(sizes, count, sizes_.begin());
-    rank_ = static_cast<int>(count);
+double number_at(const void *from, txl_dtype dtype) {
+    switch (dtype) {
+        case TXL_BOOL:
+            return at<char>(from) != 0;
+        case TXL_INT32:
+            return at<std::int32_t>(from);
+        case TXL_FLOAT32:
+            return double(at<float>(from));
+        case TXL_FLOAT16:
+            return double(from_half(at<std::uint16_t>(from)));
+        default:
+            return double(std::bit_cast<float>(std::uint32_t{at<std::uint16_t>(from)} << 16));
+    }
 }
 
-bool Shape::operator==(const Shape &other) const { return std::equal(begin(), end(), other.begin(), other.end()); }
-
-bool Shape::operator<(const Shape &other) const {
-    return std::lexicographical_compare(begin(), end(), other.begin(), other.end());
+Shape::Shape(std::span<const std::int64_t> sizes) : rank_(sizes.size()) {
+    need(sizes.size() <= TXL_AXES, TXL_UNSUPPORTED, "a tensor has ", sizes.size(), " axes, this library takes at most ",
+         TXL_AXES, "; use txl_runtime from Python");
+    std::ranges::copy(sizes, sizes_.begin());
 }
 
 void Shape::insert(int axis, std::int64_t size) {
     std::copy_backward(sizes_.begin() + axis, sizes_.begin() + rank_, sizes_.begin() + rank_ + 1);
-    sizes_[static_cast<std::size_t>(axis)] = size;
-    ++rank_;
+    sizes_[axis] = size, ++rank_;
 }
 
-void Shape::erase(int axis) {
-    std::copy(sizes_.begin() + axis + 1, sizes_.begin() + rank_, sizes_.begin() + axis);
-    --rank_;
-}
+void Shape::erase(int axis) { std::copy(sizes_.begin() + axis + 1, sizes_.begin() + rank_--, sizes_.begin() + axis); }
 
 std::int64_t Shape::product() const {
     std::int64_t found = 1;
@@ -175,7 +137,7 @@ std::int64_t Shape::product() const {
 
 View::View(void *memory, txl_dtype type, const Shape &sizes)
     : data(static_cast<std::byte *>(memory)), dtype(type), shape(sizes), strides(sizes) {
-    auto stride = static_cast<std::int64_t>(size_of(type));
+    auto stride = std::int64_t(size_of(type));
     for (int axis = sizes.rank(); axis-- > 0; stride *= sizes[axis]) strides[axis] = stride;
 }
 
@@ -214,10 +176,10 @@ bool View::together() const { return dense_from(*this) == 0; }
 
 void copy(const View &to, const View &from) {
     const int dense = to.dtype == from.dtype ? std::max(dense_from(to), dense_from(from)) : to.shape.rank() + 1;
-    copy_axes(to.data, to, from.data, from, 0, dense);
+    move_axes(to.data, to, from.data, from, 0, dense);
 }
 
-void zero(const View &to) { zero_axes(to.data, to, 0, dense_from(to)); }
+void zero(const View &to) { move_axes(to.data, to, nullptr, to, 0, dense_from(to)); }
 
 Array::Array(txl_dtype type, const Shape &sizes) : dtype(type), shape(sizes) {
     const std::size_t room = (bytes() / ALIGNED + 1) * ALIGNED;

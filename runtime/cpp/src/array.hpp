@@ -1,10 +1,12 @@
 // Arrays: shapes that take no memory, views with strides, and the copies between them.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -12,29 +14,30 @@
 
 namespace txl_runtime {
 
+using Sizes = std::vector<std::int64_t>;  // TXL_SIZE_B, TXL_SIZE_L and TXL_SIZE_ROWS stand for what is open
+
 std::size_t size_of(txl_dtype dtype);
 const char *name_of(txl_dtype dtype);
+double number_at(const void *from, txl_dtype dtype);
 
 // Up to TXL_AXES numbers: sizes, or strides.
 class Shape {
 public:
     Shape() = default;
-    Shape(std::initializer_list<std::int64_t> sizes);
-    explicit Shape(const std::vector<std::int64_t> &sizes);
+    Shape(std::initializer_list<std::int64_t> sizes) : Shape(std::span(sizes.begin(), sizes.size())) {}
+    explicit Shape(const Sizes &sizes) : Shape(std::span(sizes)) {}
     [[nodiscard]] int rank() const { return rank_; }
-    std::int64_t &operator[](int axis) { return sizes_[static_cast<std::size_t>(axis)]; }
-    std::int64_t operator[](int axis) const { return sizes_[static_cast<std::size_t>(axis)]; }
+    std::int64_t &operator[](int axis) { return sizes_[axis]; }
+    std::int64_t operator[](int axis) const { return sizes_[axis]; }
     [[nodiscard]] const std::int64_t *begin() const { return sizes_.data(); }
     [[nodiscard]] const std::int64_t *end() const { return sizes_.data() + rank_; }
-    bool operator==(const Shape &other) const;
-    bool operator!=(const Shape &other) const { return !(*this == other); }
-    bool operator<(const Shape &other) const;
+    bool operator==(const Shape &other) const { return std::equal(begin(), end(), other.begin(), other.end()); }
     void insert(int axis, std::int64_t size);
     void erase(int axis);
     [[nodiscard]] std::int64_t product() const;
 
 private:
-    void fill(const std::int64_t *sizes, std::size_t count);
+    explicit Shape(std::span<const std::int64_t> sizes);
     std::array<std::int64_t, TXL_AXES + 1> sizes_{};
     int rank_ = 0;
 };
@@ -53,6 +56,7 @@ struct View {
     [[nodiscard]] View moved(int from, int to) const;           // an axis stands elsewhere
     [[nodiscard]] View broadcast(const Shape &over) const;      // as NumPy does
     [[nodiscard]] bool together() const;                        // whether it is row-major without gaps
+    [[nodiscard]] std::size_t bytes() const { return shape.product() * size_of(dtype); }
 };
 
 // Both have one shape; numbers are converted, and rounded to even, where the types differ.
@@ -65,7 +69,7 @@ public:
     Array() = default;
     Array(txl_dtype type, const Shape &sizes);
     [[nodiscard]] View view() const { return {memory_.get(), dtype, shape}; }
-    [[nodiscard]] std::size_t bytes() const { return static_cast<std::size_t>(shape.product()) * size_of(dtype); }
+    [[nodiscard]] std::size_t bytes() const { return view().bytes(); }
     template <typename T>
     [[nodiscard]] T *as() const {
         return reinterpret_cast<T *>(memory_.get());

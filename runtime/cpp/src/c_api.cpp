@@ -1,7 +1,6 @@
 // The C functions: here exceptions end, and arguments are looked at before anything else.
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <new>
 
 #include "error.hpp"
@@ -12,13 +11,16 @@
 #endif
 
 struct txl_model {
-    std::shared_ptr<const txl_runtime::Model> model;
+    std::shared_ptr<const txl_runtime::Model> own;
+    static constexpr const char *NAME = "the model";
 };
 struct txl_stream {
-    txl_runtime::Stream stream;
+    txl_runtime::Stream own;
+    static constexpr const char *NAME = "the stream";
 };
 struct txl_sampler {
-    txl_runtime::Sampler sampler;
+    txl_runtime::Sampler own;
+    static constexpr const char *NAME = "the sampler";
 };
 
 namespace {
@@ -90,50 +92,57 @@ void fill(const void *from, std::size_t bytes, std::size_t count, void *to, std:
     if (bytes) std::memcpy(to, from, bytes);
 }
 
-txl_code load(std::function<std::unique_ptr<txl_runtime::Files>()> open, const txl_load_options *options,
-              txl_model **made, txl_error *error) {
+// A call of something that was opened.
+template <typename Handle, typename Does>
+txl_code with(Handle *handle, txl_error *error, Does does) {
+    return guarded(error, [&] { given(handle, Handle::NAME), does(handle->own); });
+}
+
+// A call that opens something.
+template <typename Handle, typename Makes>
+txl_code opened(Handle **made, txl_error *error, Makes makes) {
     return guarded(error, [&] {
-        given(made, "the place for the model");
+        given(made, "the place for the result");
         *made = nullptr;
-        *made = new txl_model{std::make_shared<const txl_runtime::Model>(open(), taken(options))};
+        *made = new Handle{makes()};
     });
 }
 
-txl_tensor tensor_of(const std::string &name, const std::string &role, txl_dtype dtype,
-                     const txl_runtime::Sizes &shape) {
+txl_tensor tensor_of(const std::string &name, const char *role, txl_dtype dtype, const txl_runtime::Sizes &shape) {
     auto found = TXL_NEW(txl_tensor);
-    found.dtype = dtype, found.rank = static_cast<std::int32_t>(shape.size());
-    std::copy(shape.begin(), shape.end(), found.shape);
-    found.name = name.c_str(), found.role = role.c_str();
+    found.dtype = dtype, found.rank = std::int32_t(shape.size());
+    std::ranges::copy(shape, found.shape);
+    found.name = name.c_str(), found.role = role;
     return found;
 }
 
-const std::string STATE_ROLES[] = {"ring", "rolled", "replace"};
+std::size_t rows_of(const txl_runtime::Model &model, std::int32_t table) {
+    return table == TXL_INPUTS    ? model.given.size()
+           : table == TXL_OUTPUTS ? model.manifest.outputs.size()
+           : table == TXL_STATES  ? model.states.size()
+                                  : 0;
+}
 
 txl_tensor describe(const txl_runtime::Model &model, std::int32_t table, std::size_t index) {
-    const auto known = table == TXL_INPUTS    ? model.given.size()
-                       : table == TXL_OUTPUTS ? model.manifest.outputs.size()
-                                              : model.states.size();
-    need(table >= TXL_INPUTS && table <= TXL_STATES && index < known, TXL_USAGE, "row ", index, " of table ", table,
-         " was asked for, expected one of ", known, " of a table that there is; ask txl_model_count");
+    const auto known = rows_of(model, table);
+    need(index < known, TXL_USAGE, "row ", index, " of table ", table, " was asked for, expected one of ", known,
+         " of a table that there is; ask txl_model_count");
     if (table == TXL_INPUTS) {
         const auto &entry = *model.given[index];
-        auto found = tensor_of(entry.name, entry.role, entry.dtype, entry.axes.shape);
-        found.lookahead = static_cast<std::int32_t>(entry.axes.ahead),
-        found.vocab = static_cast<std::int32_t>(entry.vocab);
+        auto found = tensor_of(entry.name, entry.role.c_str(), entry.dtype, entry.axes.shape);
+        found.lookahead = entry.axes.ahead, found.vocab = entry.vocab;
         return found;
     }
     if (table == TXL_OUTPUTS) {
         const auto &output = model.manifest.outputs[index];
-        return tensor_of(output.name, output.role, output.dtype, output.axes.shape);
+        return tensor_of(output.name, output.role.c_str(), output.dtype, output.axes.shape);
     }
     const auto &state = *model.states[index];
     auto shape = state.shape;
-    if (state.batch_axis >= 0) shape[static_cast<std::size_t>(state.batch_axis)] = TXL_SIZE_B;
-    if (state.counted()) shape[static_cast<std::size_t>(state.row_axis)] = model.manifest.memory_length();
-    if (state.rows) shape[static_cast<std::size_t>(state.row_axis)] = TXL_SIZE_ROWS;
-    return tensor_of(state.name, STATE_ROLES[static_cast<std::size_t>(state.update)],
-                     state.counted() ? TXL_FLOAT32 : state.dtype, shape);
+    if (state.batch_axis >= 0) shape[state.batch_axis] = TXL_SIZE_B;
+    if (state.counted()) shape[state.row_axis] = model.manifest.memory_length();
+    if (state.rows) shape[state.row_axis] = TXL_SIZE_ROWS;
+    return tensor_of(state.name, name_of(state.update), state.counted() ? TXL_FLOAT32 : state.dtype, shape);
 }
 
 }  // namespace
@@ -149,64 +158,54 @@ txl_code txl_engine(const txl_load_options *options, char *text, size_t room, si
 }
 
 txl_code txl_model_load(const char *path, const txl_load_options *options, txl_model **made, txl_error *error) {
-    return load([&] { return given(path, "the path"), txl_runtime::open_folder(path); }, options, made, error);
+    return opened(made, error, [&] {
+        given(path, "the path");
+        return std::make_shared<const txl_runtime::Model>(txl_runtime::open_folder(path), taken(options));
+    });
 }
 
 txl_code txl_model_load_memory(const txl_file *files, size_t count, const txl_load_options *options, txl_model **made,
                                txl_error *error) {
-    return load([&] { return given(files, "the list of files"), txl_runtime::open_memory(files, count); }, options,
-                made, error);
+    return opened(made, error, [&] {
+        given(files, "the list of files");
+        return std::make_shared<const txl_runtime::Model>(txl_runtime::open_memory(files, count), taken(options));
+    });
 }
 
 void txl_model_free(txl_model *model) { delete model; }
 
 txl_code txl_model_describe(const txl_model *handle, txl_model_info *info, txl_error *error) {
-    return guarded(error, [&] {
-        given(handle, "the model");
-        const auto &model = *handle->model;
-        const auto &m = model.manifest;
+    return with(handle, error, [&](const auto &model) {
+        const auto &m = model->manifest;
         auto found = TXL_NEW(txl_model_info);
-        found.batch_size = static_cast<std::int32_t>(m.B), found.vocab_size = static_cast<std::int32_t>(m.vocab_size());
-        found.memory_length = static_cast<std::int32_t>(m.memory_length()),
-        found.boundary_token = static_cast<std::int32_t>(m.boundary);
-        found.longest = static_cast<std::int32_t>(model.lengths[0]), found.state_bytes = model.state_bytes();
+        found.batch_size = m.B, found.vocab_size = m.vocab_size(), found.memory_length = m.memory_length();
+        found.boundary_token = m.boundary, found.longest = model->lengths[0], found.state_bytes = model->state_bytes();
         const auto flag = [](bool is, unsigned int bit) { return is ? bit : 0U; };
         found.flags = flag(!m.lockstep, TXL_IS_INDEPENDENT) | flag(m.joint, TXL_IS_JOINT) |
-                      flag(m.exact, TXL_IS_EXACT) | flag(model.text, TXL_IS_TEXT) |
-                      flag(model.scoring, TXL_IS_SCORING) | flag(m.counts_rows(), TXL_IS_COUNTING) | TXL_IS_ALLOCATING;
-        found.model_id = m.model_id.c_str(), found.update = name_of(model.update);
-        found.engine = model.engine_name.c_str(), found.precision = m.precision.c_str();
+                      flag(m.exact, TXL_IS_EXACT) | flag(model->text, TXL_IS_TEXT) |
+                      flag(model->scoring, TXL_IS_SCORING) | flag(m.counts_rows(), TXL_IS_COUNTING) | TXL_IS_ALLOCATING;
+        found.model_id = m.model_id.c_str(), found.update = name_of(model->update);
+        found.engine = model->engine_name.c_str(), found.precision = m.precision.c_str();
         hand_out(found, info);
     });
 }
 
 size_t txl_model_lengths(const txl_model *handle, int32_t *lengths, size_t room) {
     if (!handle) return 0;
-    const auto &known = handle->model->lengths;
-    for (std::size_t i = 0; lengths && i < std::min(room, known.size()); ++i)
-        lengths[i] = static_cast<std::int32_t>(known[i]);
+    const auto &known = handle->own->lengths;
+    for (std::size_t i = 0; lengths && i < std::min(room, known.size()); ++i) lengths[i] = known[i];
     return known.size();
 }
 
-size_t txl_model_count(const txl_model *handle, std::int32_t table) {
-    if (!handle) return 0;
-    const auto &model = *handle->model;
-    return table == TXL_INPUTS    ? model.given.size()
-           : table == TXL_OUTPUTS ? model.manifest.outputs.size()
-           : table == TXL_STATES  ? model.states.size()
-                                  : 0;
-}
+size_t txl_model_count(const txl_model *handle, int32_t table) { return handle ? rows_of(*handle->own, table) : 0; }
 
-txl_code txl_model_tensor(const txl_model *handle, std::int32_t table, size_t index, txl_tensor *tensor,
-                          txl_error *error) {
-    return guarded(error,
-                   [&] { given(handle, "the model"), hand_out(describe(*handle->model, table, index), tensor); });
+txl_code txl_model_tensor(const txl_model *handle, int32_t table, size_t index, txl_tensor *tensor, txl_error *error) {
+    return with(handle, error, [&](const auto &model) { hand_out(describe(*model, table, index), tensor); });
 }
 
 txl_code txl_model_selftest(const txl_model *handle, double *reached, txl_error *error) {
-    return guarded(error, [&] {
-        given(handle, "the model");
-        const auto found = txl_runtime::run_selftest(handle->model);
+    return with(handle, error, [&](const auto &model) {
+        const auto found = txl_runtime::run_selftest(model);
         if (reached) *reached = found;
         need(found <= 1, TXL_CHECK, "the self-test reached ", found,
              " times what is allowed; do not use this bundle here, export it again");
@@ -215,109 +214,98 @@ txl_code txl_model_selftest(const txl_model *handle, double *reached, txl_error 
 
 txl_code txl_encode(const txl_model *handle, const char *text, size_t bytes, int32_t *tokens, size_t room,
                     size_t *needed, txl_error *error) {
-    return guarded(error, [&] {
-        given(handle, "the model"), given(bytes ? text : "", "the text");
-        need(handle->model->vocabulary != nullptr, TXL_USAGE,
-             "the bundle has no vocabulary, expected one; give token ids");
-        const auto found = handle->model->vocabulary->encode({text, bytes});
+    return with(handle, error, [&](const auto &model) {
+        given(bytes ? text : "", "the text");
+        need(model->vocabulary != nullptr, TXL_USAGE, "the bundle has no vocabulary, expected one; give token ids");
+        const auto found = model->vocabulary->encode({text, bytes});
         fill(found.data(), found.size() * sizeof(int32_t), found.size(), tokens, room, needed);
     });
 }
 
 txl_code txl_decode(const txl_model *handle, const int32_t *tokens, size_t count, char *text, size_t room,
                     size_t *needed, txl_error *error) {
-    return guarded(error, [&] {
-        given(handle, "the model"), given(count ? static_cast<const void *>(tokens) : "", "the tokens");
-        need(handle->model->vocabulary != nullptr, TXL_USAGE,
-             "the bundle has no vocabulary, expected one; show token ids");
-        const auto found = handle->model->vocabulary->decode(tokens, count);
+    return with(handle, error, [&](const auto &model) {
+        given(count ? static_cast<const void *>(tokens) : "", "the tokens");
+        need(model->vocabulary != nullptr, TXL_USAGE, "the bundle has no vocabulary, expected one; show token ids");
+        const auto found = model->vocabulary->decode(tokens, count);
         fill(found.data(), found.size(), found.size(), text, room, needed);
     });
 }
 
 txl_code txl_stream_open(const txl_model *handle, int32_t b, int32_t memory_length, txl_stream **made,
                          txl_error *error) {
-    return guarded(error, [&] {
-        given(handle, "the model"), given(made, "the place for the stream");
-        *made = nullptr;
-        *made = new txl_stream{txl_runtime::Stream(handle->model, b, memory_length)};
+    return opened(made, error, [&] {
+        given(handle, txl_model::NAME);
+        return txl_runtime::Stream(handle->own, b, memory_length);
     });
 }
 
 void txl_stream_free(txl_stream *handle) { delete handle; }
 
 txl_code txl_stream_prepare(txl_stream *handle, txl_error *error) {
-    return guarded(error, [&] { given(handle, "the stream"), handle->stream.prepare(); });
+    return with(handle, error, [](auto &stream) { stream.prepare(); });
 }
 
-int32_t txl_stream_batch(const txl_stream *handle) { return handle ? static_cast<int32_t>(handle->stream.b()) : 0; }
+int32_t txl_stream_batch(const txl_stream *handle) { return handle ? handle->own.b() : 0; }
 
 txl_code txl_stream_run(txl_stream *handle, int32_t T, const void *const *inputs, const int32_t *counts,
                         void *const *outputs, int commit, txl_error *error) {
-    return guarded(error,
-                   [&] { given(handle, "the stream"), handle->stream.run(T, inputs, counts, outputs, commit != 0); });
+    return with(handle, error, [&](auto &stream) { stream.run(T, inputs, counts, outputs, commit != 0); });
 }
 
 txl_code txl_stream_feed(txl_stream *handle, int32_t T, const void *const *inputs, const int32_t *counts,
                          void *const *outputs, int last, txl_error *error) {
-    return guarded(error,
-                   [&] { given(handle, "the stream"), handle->stream.feed(T, inputs, counts, outputs, last != 0); });
+    return with(handle, error, [&](auto &stream) { stream.feed(T, inputs, counts, outputs, last != 0); });
 }
 
 txl_code txl_stream_score(txl_stream *handle, const int32_t *tokens, int32_t T, const int32_t *counts, float *nll,
                           txl_error *error) {
-    return guarded(error, [&] { given(handle, "the stream"), handle->stream.score(tokens, T, counts, nll); });
+    return with(handle, error, [&](auto &stream) { stream.score(tokens, T, counts, nll); });
 }
 
 txl_code txl_stream_generate(txl_stream *handle, const txl_sampling *sampling, const int32_t *tokens, int32_t T,
                              const int32_t *counts, int32_t count, int32_t *drawn, float *logprobs, txl_error *error) {
-    return guarded(error, [&] {
-        given(handle, "the stream"),
-            handle->stream.generate(taken(sampling), tokens, T, counts, count, drawn, logprobs);
-    });
+    return with(handle, error,
+                [&](auto &stream) { stream.generate(taken(sampling), tokens, T, counts, count, drawn, logprobs); });
 }
 
 txl_code txl_sampler_open(const txl_sampling *sampling, int32_t b, txl_sampler **made, txl_error *error) {
-    return guarded(error, [&] {
-        given(made, "the place for the sampler");
-        *made = nullptr;
-        *made = new txl_sampler{txl_runtime::Sampler(taken(sampling), b)};
-    });
+    return opened(made, error, [&] { return txl_runtime::Sampler(taken(sampling), b); });
 }
 
 void txl_sampler_free(txl_sampler *handle) { delete handle; }
 
 txl_code txl_sampler_draw(txl_sampler *handle, txl_stream *stream, int32_t *tokens, float *logprobs, txl_error *error) {
-    return guarded(error, [&] {
-        given(handle, "the sampler"), given(stream, "the stream"),
-            stream->stream.draw(handle->sampler, tokens, logprobs);
+    return with(handle, error, [&](auto &sampler) {
+        given(stream, txl_stream::NAME);
+        stream->own.draw(sampler, tokens, logprobs);
     });
 }
 
 txl_code txl_stream_reset(txl_stream *handle, const uint8_t *which, txl_error *error) {
-    return guarded(error, [&] { given(handle, "the stream"), handle->stream.reset(which); });
+    return with(handle, error, [&](auto &stream) { stream.reset(which); });
 }
 
 txl_code txl_stream_select(txl_stream *handle, const int32_t *rows, int32_t count, txl_error *error) {
-    return guarded(error, [&] { given(handle, "the stream"), handle->stream.select(rows, count); });
+    return with(handle, error, [&](auto &stream) { stream.select(rows, count); });
 }
 
 int32_t txl_stream_fill(const txl_stream *handle, int32_t row) {
-    return handle && row >= 0 && row < handle->stream.b() ? handle->stream.states().fill()[row] : -1;
+    return handle && row >= 0 && row < handle->own.b() ? handle->own.states().fill()[row] : -1;
 }
 
 txl_code txl_stream_state(const txl_stream *handle, size_t index, txl_tensor *tensor, void *data, size_t room,
                           size_t *needed, txl_error *error) {
-    return guarded(error, [&] {
-        given(handle, "the stream"), given(needed, "needed");
-        auto found = describe(handle->stream.model(), TXL_STATES, index);
+    return with(handle, error, [&](const auto &stream) {
+        given(needed, "needed");
+        auto found = describe(stream.model(), TXL_STATES, index);
         *needed = 0;
-        if (!handle->stream.states().there(index)) {
+        if (!stream.states().there(index)) {
             found.rank = -1;
             return hand_out(found, tensor);
         }
-        const auto all = handle->stream.states().table(index, handle->stream.b());
-        std::copy(all.shape.begin(), all.shape.end(), found.shape);
+        const auto all = stream.states().table(index, stream.b());
+        std::ranges::copy(all.shape, found.shape);
         hand_out(found, tensor);
         fill(all.view().data, all.bytes(), all.bytes(), data, room, needed);
     });
@@ -325,16 +313,15 @@ txl_code txl_stream_state(const txl_stream *handle, size_t index, txl_tensor *te
 
 txl_code txl_stream_save(const txl_stream *handle, int32_t row, void *bytes, size_t room, size_t *needed,
                          txl_error *error) {
-    return guarded(error, [&] {
-        given(handle, "the stream");
-        const auto found = handle->stream.save(row);
+    return with(handle, error, [&](const auto &stream) {
+        const auto found = stream.save(row);
         fill(found.data(), found.size(), found.size(), bytes, room, needed);
     });
 }
 
 txl_code txl_stream_restore(txl_stream *handle, int32_t row, const void *bytes, size_t count, txl_error *error) {
-    return guarded(error, [&] {
-        given(handle, "the stream"), given(bytes, "the snapshot");
-        handle->stream.restore(row, {static_cast<const char *>(bytes), count});
+    return with(handle, error, [&](auto &stream) {
+        given(bytes, "the snapshot");
+        stream.restore(row, {static_cast<const char *>(bytes), count});
     });
 }

@@ -13,38 +13,27 @@ namespace {
 
 constexpr const char *WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path";
 
-ONNXTensorElementDataType element_of(txl_dtype dtype) {
-    switch (dtype) {
-        case TXL_BOOL:
-            return ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL;
-        case TXL_INT32:
-            return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
-        case TXL_FLOAT32:
-            return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
-        case TXL_FLOAT16:
-            return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
-        default:
-            return ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16;
-    }
-}
+constexpr ONNXTensorElementDataType ELEMENTS[] = {  // by txl_dtype
+    ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED, ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL,
+    ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,     ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,
+    ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16,   ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16};
 
+// What the engine has made, freed by its own function.
+template <typename T>
+using Owned = std::unique_ptr<T, void (*)(T *)>;
+
+// 0 where there is none.
 txl_dtype dtype_of(ONNXTensorElementDataType element) {
-    for (auto dtype : {TXL_BOOL, TXL_INT32, TXL_FLOAT32, TXL_FLOAT16, TXL_BFLOAT16})
-        if (element_of(dtype) == element) return dtype;
-    return static_cast<txl_dtype>(0);
+    const auto found = std::ranges::find(ELEMENTS, element);
+    return found == std::end(ELEMENTS) ? txl_dtype{} : txl_dtype(found - ELEMENTS);
 }
 
 // The library stays open until the process ends: ONNX Runtime has threads and cannot be closed safely.
 const OrtApiBase *open_library(const char *asked) {
-    std::vector<std::string> names;
+    std::vector<std::string> names = {"libonnxruntime.so.1", "libonnxruntime.so", "libonnxruntime.dylib"};
     const char *told = std::getenv("TXL_ONNXRUNTIME");
-    if (asked) {
-        names = {asked};
-    } else if (told && *told) {
-        names = {told};
-    } else {
-        names = {"libonnxruntime.so.1", "libonnxruntime.so", "libonnxruntime.dylib"};
-    }
+    if (told && *told) names = {told};
+    if (asked) names = {asked};
     std::string said;
     for (const auto &name : names) {
         if (void *library = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL)) {
@@ -76,12 +65,12 @@ Engine::Engine(const txl_load_options &options) {
     if (options.ort_env) {
         env_ = static_cast<OrtEnv *>(options.ort_env);
     } else {
-        check(api_->CreateEnvWithCustomLogger(stay_silent, nullptr, ORT_LOGGING_LEVEL_ERROR, "txl", &env_), TXL_BACKEND,
+        check(api_->CreateEnvWithCustomLogger(stay_silent, nullptr, ORT_LOGGING_LEVEL_ERROR, "txl", &env_),
               "ONNX Runtime");
         owned_ = true;
         said(api_->DisableTelemetryEvents(env_));
     }
-    check(api_->CreateCpuMemoryInfo(OrtDeviceAllocator, OrtMemTypeDefault, &memory_), TXL_BACKEND, "ONNX Runtime");
+    check(api_->CreateCpuMemoryInfo(OrtDeviceAllocator, OrtMemTypeDefault, &memory_), "ONNX Runtime");
 }
 
 Engine::~Engine() {
@@ -101,17 +90,16 @@ std::string Engine::said(OrtStatus *status) const {
     return text.empty() ? "an error without words" : text;
 }
 
-void Engine::check(OrtStatus *status, txl_code code, const std::string &where) const {
+void Engine::check(OrtStatus *status, const std::string &where) const {
     const auto text = said(status);
-    need(text.empty(), code, where, ": ", text.substr(0, 600), "; look into the engine's log");
+    need(text.empty(), TXL_BACKEND, where, ": ", text.substr(0, 600), "; look into the engine's log");
 }
 
 Value::Value(const Engine &engine, const View &view) : engine_(&engine) {
-    const auto bytes = static_cast<std::size_t>(view.shape.product()) * size_of(view.dtype);
-    engine.check(engine.api().CreateTensorWithDataAsOrtValue(engine.memory(), view.data, bytes, view.shape.begin(),
-                                                             static_cast<std::size_t>(view.shape.rank()),
-                                                             element_of(view.dtype), &value_),
-                 TXL_BACKEND, "an array");
+    engine.check(
+        engine.api().CreateTensorWithDataAsOrtValue(engine.memory(), view.data, view.bytes(), view.shape.begin(),
+                                                    view.shape.rank(), ELEMENTS[view.dtype], &value_),
+        "an array");
 }
 
 Value &Value::operator=(Value &&other) noexcept {
@@ -125,18 +113,18 @@ Value::~Value() {
 
 View Value::view() const {
     const auto &api = engine_->api();
+    const auto ask = [&](OrtStatus *status) { engine_->check(status, "a result"); };
     OrtTensorTypeAndShapeInfo *info = nullptr;
-    engine_->check(api.GetTensorTypeAndShape(value_, &info), TXL_BACKEND, "a result");
-    const std::unique_ptr<OrtTensorTypeAndShapeInfo, void (*)(OrtTensorTypeAndShapeInfo *)> held(
-        info, api.ReleaseTensorTypeAndShapeInfo);
+    ask(api.GetTensorTypeAndShape(value_, &info));
+    const Owned<OrtTensorTypeAndShapeInfo> held(info, api.ReleaseTensorTypeAndShapeInfo);
     std::size_t rank = 0;
     ONNXTensorElementDataType element{};
-    engine_->check(api.GetDimensionsCount(info, &rank), TXL_BACKEND, "a result");
-    Sizes sizes(rank);
-    engine_->check(api.GetDimensions(info, sizes.data(), rank), TXL_BACKEND, "a result");
-    engine_->check(api.GetTensorElementType(info, &element), TXL_BACKEND, "a result");
     void *data = nullptr;
-    engine_->check(api.GetTensorMutableData(value_, &data), TXL_BACKEND, "a result");
+    ask(api.GetDimensionsCount(info, &rank));
+    Sizes sizes(rank);
+    ask(api.GetDimensions(info, sizes.data(), rank));
+    ask(api.GetTensorElementType(info, &element));
+    ask(api.GetTensorMutableData(value_, &data));
     return {data, dtype_of(element), Shape(sizes)};
 }
 
@@ -145,9 +133,9 @@ Session::Session(const Engine &engine, const std::string &graph, const std::stri
     : engine_(engine) {
     const auto &api = engine.api();
     OrtSessionOptions *made = nullptr;
-    const auto set = [&](OrtStatus *status) { engine.check(status, TXL_BACKEND, where); };
+    const auto set = [&](OrtStatus *status) { engine.check(status, where); };
     set(api.CreateSessionOptions(&made));
-    const std::unique_ptr<OrtSessionOptions, void (*)(OrtSessionOptions *)> held(made, api.ReleaseSessionOptions);
+    const Owned<OrtSessionOptions> held(made, api.ReleaseSessionOptions);
     set(api.SetSessionLogSeverityLevel(made, ORT_LOGGING_LEVEL_ERROR));
     set(api.SetInterOpNumThreads(made, 1));
     if (options.threads) set(api.SetIntraOpNumThreads(made, options.threads));
@@ -179,7 +167,7 @@ Session::~Session() {
 
 std::vector<Session::Binding> Session::bindings(bool outputs) const {
     const auto &api = engine_.api();
-    const auto ask = [&](OrtStatus *status) { engine_.check(status, TXL_BACKEND, "a graph's inputs and outputs"); };
+    const auto ask = [&](OrtStatus *status) { engine_.check(status, "a graph's inputs and outputs"); };
     OrtAllocator *allocator = nullptr;
     ask(api.GetAllocatorWithDefaultOptions(&allocator));
     std::size_t count = 0;
@@ -194,7 +182,7 @@ std::vector<Session::Binding> Session::bindings(bool outputs) const {
         OrtTypeInfo *type = nullptr;
         ask(outputs ? api.SessionGetOutputTypeInfo(session_, i, &type)
                     : api.SessionGetInputTypeInfo(session_, i, &type));
-        const std::unique_ptr<OrtTypeInfo, void (*)(OrtTypeInfo *)> held(type, api.ReleaseTypeInfo);
+        const Owned<OrtTypeInfo> held(type, api.ReleaseTypeInfo);
         const OrtTensorTypeAndShapeInfo *info = nullptr;
         ask(api.CastTypeInfoToTensorInfo(type, &info));
         if (!info) continue;  // no tensor: it has no dtype, and is refused
@@ -226,8 +214,7 @@ void Session::hold_against(const Program &program, const Manifest &manifest, con
         need(found.size() == specs.size(), TXL_BUNDLE, where, ": has ", found.size(), returned ? " outputs" : " inputs",
              ", expected the ", specs.size(), " of the manifest; export the model again");
         for (const auto &spec : specs) {
-            const auto has =
-                std::find_if(found.begin(), found.end(), [&](const Binding &one) { return one.name == spec.name; });
+            const auto has = std::ranges::find(found, spec.name, &Binding::name);
             need(has != found.end(), TXL_BUNDLE, where, ": lacks ", brief(spec.name),
                  ", expected it as in the manifest; export the model again");
             bool fits = has->dtype == name_of(spec.dtype) && has->shape.size() == spec.shape.size();
@@ -235,7 +222,7 @@ void Session::hold_against(const Program &program, const Manifest &manifest, con
                 const auto wanted = spec.shape[axis], size = has->shape[axis];
                 const auto &name = has->names[axis];
                 const auto sequences = batch.find(spec.name);
-                if (program.open_batch && sequences != batch.end() && sequences->second == static_cast<int>(axis))
+                if (program.open_batch && sequences != batch.end() && sequences->second == int(axis))
                     fits = size < 0 && (name == "batch" || name == "segment");
                 else if (wanted == TXL_SIZE_ROWS)
                     fits = returned || size < 0;
@@ -254,11 +241,9 @@ void Session::run(const std::vector<const char *> &input_names, const std::vecto
                   const std::string &program) const {
     auto *status = engine_.api().Run(session_, nullptr, input_names.data(), inputs.data(), inputs.size(),
                                      output_names.data(), output_names.size(), outputs.data());
-    if (status) {
-        const auto said = engine_.said(status);
-        refuse(TXL_BACKEND, "program ", program, " failed in ONNX Runtime: ", said.substr(0, 600),
-               "; reset the stream");
-    }
+    const auto said = engine_.said(status);
+    need(said.empty(), TXL_BACKEND, "program ", program, " failed in ONNX Runtime: ", said.substr(0, 600),
+         "; reset the stream");
 }
 
 }  // namespace txl_runtime

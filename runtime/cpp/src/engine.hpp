@@ -28,7 +28,7 @@ public:
     [[nodiscard]] std::string wanted_for(std::int64_t opset) const;
     // Frees a status; its text is empty where all is well.
     std::string said(OrtStatus *status) const;
-    void check(OrtStatus *status, txl_code code, const std::string &where) const;
+    void check(OrtStatus *status, const std::string &where) const;  // refuses, as TXL_BACKEND, what failed
 
 private:
     const OrtApi *api_ = nullptr;

@@ -12,7 +12,7 @@ std::string printable(const std::string &text, std::size_t most) {
         std::string sign;
         std::size_t taken = 1;
         if (byte >= 0x20 && byte < 0x7f) {
-            sign = static_cast<char>(byte);
+            sign = char(byte);
         } else if ((byte == 0xc2 && next >= 0xa1 && next <= 0xbf && next != 0xad) ||
                    (byte == 0xc3 && next >= 0x80 && next <= 0xbf)) {
             sign = text.substr(at, taken = 2);

@@ -17,15 +17,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class Opened {
+class Plain : public File {
 public:
-    Opened(const fs::path &root, const std::string &name, const std::string &where) : where_(where) {
+    Plain(const fs::path &root, const std::string &name, const std::string &where) : where_(where) {
         std::error_code error;
         const auto real = fs::canonical(root / name, error);
         need(!error, TXL_BUNDLE, where, ": missing or unreadable (", error.message(),
              "), expected a file; copy the bundle again");
-        const auto inside = root / "";
-        need(real.native().compare(0, inside.native().size(), inside.native()) == 0, TXL_BUNDLE, where,
+        need(real.native().starts_with((root / "").native()), TXL_BUNDLE, where,
              ": a link that leaves the bundle, expected a plain file in it; copy the bundle again");
         // Nonblocking, so that opening a pipe does not wait for who writes to it.
         handle_ = ::open(real.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
@@ -35,22 +34,20 @@ public:
             close();
             refuse(TXL_BUNDLE, where, ": ", said, ", expected a plain file; copy the bundle again");
         }
-        size = static_cast<std::uint64_t>(facts.st_size);
+        size = facts.st_size;
     }
-    ~Opened() { close(); }
-    Opened(const Opened &) = delete;
-    Opened &operator=(const Opened &) = delete;
+    ~Plain() override { close(); }
+    Plain(const Plain &) = delete;
+    Plain &operator=(const Plain &) = delete;
 
-    void read(char *to, std::uint64_t count) const {
+    void read(char *to, std::uint64_t first, std::uint64_t count) const override {
         while (count) {
-            const auto got = ::read(handle_, to, static_cast<std::size_t>(std::min<std::uint64_t>(count, 1U << 30)));
+            const auto got = ::pread(handle_, to, std::min<std::uint64_t>(count, 1U << 30), off_t(first));
             if (got < 0 && errno == EINTR) continue;
             need(got > 0, TXL_BUNDLE, where_, ": became shorter while it was read, expected all of it; load it again");
-            to += got, count -= static_cast<std::uint64_t>(got);
+            to += got, first += got, count -= got;
         }
     }
-    void seek(std::uint64_t to) const { ::lseek(handle_, static_cast<off_t>(to), SEEK_SET); }
-    std::uint64_t size = 0;
 
 private:
     void close() const {
@@ -69,85 +66,74 @@ public:
              ": found no folder, expected a bundle; make one with `txl-deploy export`");
         root_ = real.native();
     }
-    [[nodiscard]] std::string read(const std::string &name, std::uint64_t most) const override {
-        const Opened file(root_, name, where(name));
-        need(file.size <= most, TXL_BUNDLE, where(name), ": ", file.size, " bytes, expected at most ", most,
-             "; copy the bundle again");
-        std::string content(static_cast<std::size_t>(file.size), '\0');
-        file.read(content.data(), file.size);
-        return content;
-    }
-    [[nodiscard]] std::uint64_t size(const std::string &name) const override {
-        return Opened(root_, name, where(name)).size;
-    }
-    [[nodiscard]] std::string hash(const std::string &name) const override {
-        const Opened file(root_, name, where(name));
-        Sha256 digest;
-        std::vector<char> piece(1U << 20);
-        for (auto left = file.size; left;) {
-            const auto count = std::min<std::uint64_t>(left, piece.size());
-            file.read(piece.data(), count);
-            digest.add(piece.data(), static_cast<std::size_t>(count));
-            left -= count;
-        }
-        return digest.hex();
-    }
-    [[nodiscard]] std::string part(const std::string &name, std::uint64_t first, std::uint64_t count) const override {
-        const Opened file(root_, name, where(name));
-        need(first <= file.size && count <= file.size - first, TXL_BUNDLE, where(name), ": ends at ", file.size,
-             ", expected ", count, " bytes from ", first, " on; copy the bundle again");
-        file.seek(first);
-        std::string content(static_cast<std::size_t>(count), '\0');
-        file.read(content.data(), count);
-        return content;
-    }
-    [[nodiscard]] const std::string &folder() const override { return root_; }
-    [[nodiscard]] std::string_view held(const std::string &) const override { return {}; }
-    [[nodiscard]] std::string where(const std::string &name) const override { return root_ + "/" + name; }
+    [[nodiscard]] std::string folder() const override { return root_; }
 
 private:
-    std::string root_;
+    [[nodiscard]] std::unique_ptr<File> open(const std::string &name) const override {
+        return std::make_unique<Plain>(root_, name, where(name));
+    }
+};
+
+struct Piece : File {
+    explicit Piece(std::string_view all) : bytes(all) { size = all.size(); }
+    void read(char *to, std::uint64_t first, std::uint64_t count) const override { bytes.copy(to, count, first); }
+    std::string_view bytes;
 };
 
 class Memory : public Files {
 public:
     Memory(const txl_file *files, std::size_t count) {
+        root_ = "memory";
         for (std::size_t i = 0; i < count; ++i) {
             need(files[i].name && (files[i].data || !files[i].bytes), TXL_USAGE, "file ", i,
                  " has no name or no data, expected both; give both");
             held_[files[i].name] = {static_cast<const char *>(files[i].data), files[i].bytes};
         }
     }
-    [[nodiscard]] std::string read(const std::string &name, std::uint64_t most) const override {
-        need(find(name).size() <= most, TXL_BUNDLE, where(name), ": ", find(name).size(), " bytes, expected at most ",
-             most);
-        return std::string(find(name));
-    }
-    [[nodiscard]] std::uint64_t size(const std::string &name) const override { return find(name).size(); }
-    [[nodiscard]] std::string hash(const std::string &name) const override {
-        return sha256(find(name).data(), find(name).size());
-    }
-    [[nodiscard]] std::string part(const std::string &name, std::uint64_t first, std::uint64_t count) const override {
-        const auto all = find(name);
-        need(first <= all.size() && count <= all.size() - first, TXL_BUNDLE, where(name), ": ends at ", all.size(),
-             ", expected ", count, " bytes from ", first, " on; give all of it");
-        return std::string(all.substr(static_cast<std::size_t>(first), static_cast<std::size_t>(count)));
-    }
-    [[nodiscard]] const std::string &folder() const override { return none_; }
-    [[nodiscard]] std::string_view held(const std::string &name) const override { return find(name); }
-    [[nodiscard]] std::string where(const std::string &name) const override { return "memory/" + name; }
-
-private:
-    [[nodiscard]] std::string_view find(const std::string &name) const {
+    [[nodiscard]] std::string_view held(const std::string &name) const override {
         const auto found = held_.find(name);
         need(found != held_.end(), TXL_BUNDLE, where(name), ": missing, expected it among the files; give all files");
         return found->second;
     }
+
+private:
+    [[nodiscard]] std::unique_ptr<File> open(const std::string &name) const override {
+        return std::make_unique<Piece>(held(name));
+    }
     std::map<std::string, std::string_view> held_;
-    std::string none_;
 };
 
 }  // namespace
+
+std::string Files::read(const std::string &name, std::uint64_t most) const {
+    const auto file = open(name);
+    need(file->size <= most, TXL_BUNDLE, where(name), ": ", file->size, " bytes, expected at most ", most,
+         "; copy the bundle again");
+    std::string content(file->size, '\0');
+    file->read(content.data(), 0, file->size);
+    return content;
+}
+
+std::string Files::part(const std::string &name, std::uint64_t first, std::uint64_t count) const {
+    const auto file = open(name);
+    need(first <= file->size && count <= file->size - first, TXL_BUNDLE, where(name), ": ends at ", file->size,
+         ", expected ", count, " bytes from ", first, " on; copy all of it again");
+    std::string content(count, '\0');
+    file->read(content.data(), first, count);
+    return content;
+}
+
+std::string Files::hash(const std::string &name) const {
+    const auto file = open(name);
+    Sha256 digest;
+    std::vector<char> piece(1U << 20);
+    for (std::uint64_t at = 0; at < file->size; at += piece.size()) {
+        const auto count = std::min<std::uint64_t>(file->size - at, piece.size());
+        file->read(piece.data(), at, count);
+        digest.add(piece.data(), count);
+    }
+    return digest.hex();
+}
 
 std::unique_ptr<Files> open_folder(const std::string &path) { return std::make_unique<Folder>(path); }
 

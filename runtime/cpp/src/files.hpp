@@ -9,18 +9,29 @@
 
 namespace txl_runtime {
 
+// An opened file.
+class File {
+public:
+    virtual ~File() = default;
+    virtual void read(char *to, std::uint64_t first, std::uint64_t count) const = 0;  // what lies inside of it
+    std::uint64_t size = 0;
+};
+
 class Files {
 public:
     virtual ~Files() = default;
     // The content of a plain file. Of one that is larger than `most` nothing is read.
-    [[nodiscard]] virtual std::string read(const std::string &name, std::uint64_t most) const = 0;
-    [[nodiscard]] virtual std::uint64_t size(const std::string &name) const = 0;
-    [[nodiscard]] virtual std::string hash(const std::string &name) const = 0;
-    // Reads a part of a file.
-    [[nodiscard]] virtual std::string part(const std::string &name, std::uint64_t first, std::uint64_t count) const = 0;
-    [[nodiscard]] virtual const std::string &folder() const = 0;                     // empty where there is none
-    [[nodiscard]] virtual std::string_view held(const std::string &name) const = 0;  // in memory; else empty
-    [[nodiscard]] virtual std::string where(const std::string &name) const = 0;      // for messages
+    [[nodiscard]] std::string read(const std::string &name, std::uint64_t most) const;
+    [[nodiscard]] std::string part(const std::string &name, std::uint64_t first, std::uint64_t count) const;
+    [[nodiscard]] std::uint64_t size(const std::string &name) const { return open(name)->size; }
+    [[nodiscard]] std::string hash(const std::string &name) const;
+    [[nodiscard]] std::string where(const std::string &name) const { return root_ + "/" + name; }  // for messages
+    [[nodiscard]] virtual std::string folder() const { return ""; }                                // empty: none
+    [[nodiscard]] virtual std::string_view held(const std::string &) const { return {}; }          // in memory
+
+protected:
+    [[nodiscard]] virtual std::unique_ptr<File> open(const std::string &name) const = 0;
+    std::string root_;
 };
 
 std::unique_ptr<Files> open_folder(const std::string &path);

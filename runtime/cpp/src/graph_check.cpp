@@ -6,8 +6,6 @@
 
 #include "error.hpp"
 #include "graph_values.hpp"
-#include "lives.hpp"
-#include "published.hpp"
 
 namespace txl_runtime {
 namespace {
@@ -34,39 +32,21 @@ struct Declared {
 
 std::string in_quotes(const std::string &name) { return "'" + brief(name) + "'"; }
 
-// The least and the number beyond the largest of a type whose numbers are written as whole ones of 64 bits.
-std::pair<Int, Int> range_of(std::int64_t type) {
-    const auto bits = [](int count) { return Int{1} << count; };
-    switch (type) {
-        case 2:
-            return {0, bits(8)};
-        case 3:
-            return {-bits(7), bits(7)};
-        case 5:
-            return {-bits(15), bits(15)};
-        case 6:
-            return {-bits(31), bits(31)};
-        case 9:
-            return {0, 2};
-        case 4:
-        case 10:
-        case 16:
-            return {0, bits(16)};
-        case 12:
-            return {0, bits(32)};
-        default:
-            return {-bits(63), bits(63)};
-    }
+// Whether a number is one of a type whose numbers are written as whole ones of 64 bits.
+bool within(std::int64_t type, std::int64_t number) {
+    const bool natural = type == 2 || type == 4 || type == 9 || type == 10 || type == 12 || type == 16;
+    const auto bits = type == 9 ? 1 : 8 * item_of(type);
+    const auto ends = Int{1} << (natural ? bits : bits - 1);
+    return number >= (natural ? 0 : -ends) && number < ends;
 }
 
 // Bytes of one number of what a node returns: engines compute in no fewer than 4.
 int item_returned(const GraphNode &node) {
     const auto &op = node.op;
     static const std::set<std::string> WIDE = {"ArgMax", "ArgMin", "NonZero", "Shape", "Size", "TopK"};
-    if (WIDE.count(op) || node.has("value_int") || node.has("value_ints") || (op == "MaxPool" && node.results > 1))
+    if (WIDE.contains(op) || node.has("value_int") || node.has("value_ints") || (op == "MaxPool" && node.results > 1))
         return 8;
-    const auto value = node.attributes.find("value");
-    if (value != node.attributes.end() && value->second.tensor) return std::max(4, value->second.tensor->item);
+    if (const auto *value = node.find("value"); value && value->tensor) return std::max(4, value->tensor->item);
     for (const auto *name : {"to", "dtype"})
         if (node.has(name)) return std::max(4, item_of(node.whole(name, 0)));
     if (op == "Constant" || op == "ConstantOfShape") return 4;
@@ -77,16 +57,16 @@ int item_returned(const GraphNode &node) {
 class Walk {
 public:
     Walk(std::string_view data, const std::string &kind, std::map<std::string, Dims> sizes, const std::string &weights,
-         Budget &budget, const Json &published)
-        : size_(static_cast<Int>(data.size())),
+         Budget &budget)
+        : size_(data.size()),
           kind_(kind),
           sizes_(std::move(sizes)),
           weights_(weights),
           budget_(budget),
-          published_(published) {
+          published_(budget.published) {
         std::string_view body;
         for (const auto &field : fields(data, MODEL)) {
-            if (field.number == 1 && !among(published["ir_versions"], field.value))
+            if (field.number == 1 && !among(budget.published["ir_versions"], field.value))
                 refuse_graph("version " + std::to_string(field.value) + " of the format", "8 to 12");
             if (field.number == 7) body = field.bytes;
             if (field.number == 8) read_opset(field.bytes);
@@ -98,25 +78,24 @@ public:
     std::map<std::string, std::int64_t> imports;
 
 private:
-    static bool among(const Json &list, std::uint64_t number) {
-        return std::find(list.begin(), list.end(), Json(number)) != list.end();
-    }
+    static bool among(const Json &list, const Json &one) { return std::ranges::find(list, one) != list.end(); }
 
     static std::string text(std::string_view bytes) {
-        const std::string found(bytes);
-        if (found.empty()) return found;
-        // nlohmann's writer knows what UTF-8 is.
-        if (Json(found).dump(-1, ' ', false, Json::error_handler_t::ignore) !=
-            Json(found).dump(-1, ' ', false, Json::error_handler_t::replace))
+        try {  // nlohmann's writer knows what UTF-8 is
+            const Json found = bytes;
+            return found.dump(), std::string(bytes);
+        } catch (const Json::exception &) {
             refuse_graph("a name that is no UTF-8", "text");
-        return found;
+        }
     }
 
     void read_opset(std::string_view entry) {
         std::string domain;
         std::uint64_t version = 0;
-        for (const auto &field : fields(entry, OPSET))
-            field.number == 1 ? void(domain = text(field.bytes)) : void(version = field.value);
+        for (const auto &field : fields(entry, OPSET)) {
+            if (field.number == 1) domain = text(field.bytes);
+            if (field.number == 2) version = field.value;
+        }
         const bool microsoft = domain == published_["microsoft"];
         const bool known = domain.empty() ? among(published_["opsets"], version) : microsoft && version == 1;
         if (!known || !imports.emplace(domain.empty() ? "ai.onnx" : domain, version).second)
@@ -128,23 +107,20 @@ private:
         std::map<int, std::vector<std::string_view>> parts;
         for (const auto &field : fields(body, GRAPH)) parts[field.number].push_back(field.bytes);
         if (parts[1].size() > NODES || parts[5].size() > NODES)
-            refuse_graph(
-                std::to_string(parts[1].size()) + " nodes and " + std::to_string(parts[5].size()) + " constants",
-                "at most " + std::to_string(NODES));
+            refuse_graph(join(parts[1].size(), " nodes and ", parts[5].size(), " constants"), join("at most ", NODES));
         for (auto entry : parts[5]) {
-            auto [name, value] = tensor(entry);
-            define(name, std::make_shared<GraphValue>(value));
+            const auto [name, value] = tensor(entry);
+            define(name, value);
         }
         for (auto entry : parts[11]) {
             const auto [name, declared] = value_info(entry);
-            const auto found = std::make_shared<GraphValue>(input(name, declared));
-            define(name, found), hold(name, *found);
+            hold(name, *define(name, input(name, declared)));
         }
         std::map<std::string, Declared> inner, returned;
-        for (auto entry : parts[13])
-            if (!inner.insert(value_info(entry)).second) refuse_graph("a value that is declared twice", "each once");
-        for (auto entry : parts[12])
-            if (!returned.insert(value_info(entry)).second) refuse_graph("a value that is declared twice", "each once");
+        for (auto [number, into] : {std::pair(13, &inner), {12, &returned}})
+            for (auto entry : parts[number])
+                if (!into->insert(value_info(entry)).second)
+                    refuse_graph("a value that is declared twice", "each once");
         for (const auto &[name, declared] : returned) inner[name] = declared;
         double fixed = 0, fixed_work = 0, work = 0;
         for (auto entry : parts[1]) {
@@ -163,8 +139,8 @@ private:
                 refuse_graph("an output " + in_quotes(name) + " that no node computes", "all of them computed");
             hold(name, *values_[name]);
         }
-        const auto [bytes, many] = lives_.most();
-        if (static_cast<double>(parts[1].size()) * (many + static_cast<double>(shapes_.size())) > OPENING)
+        const auto [bytes, many] = most_at_once(lives_);
+        if (double(parts[1].size()) * (many + double(shapes_.size())) > OPENING)
             refuse_graph(join(parts[1].size(), " nodes, ", many, " values at once and ", shapes_.size(), " sizes"),
                          "fewer of them");
         budget_.take(fixed + bytes, work);
@@ -172,14 +148,15 @@ private:
 
     // An array that the library keeps for a program, as large as it gets.
     void hold(const std::string &name, const GraphValue &value) {
-        std::vector<std::int64_t> dims;
-        for (auto size : value.dims) dims.push_back(static_cast<std::int64_t>(size));
-        if (budget_.held.emplace(name, dims).second) budget_.taken += value.item * static_cast<double>(value.most);
+        const std::vector<std::int64_t> dims(value.dims.begin(), value.dims.end());
+        if (budget_.held.emplace(name, dims).second) budget_.taken += value.item * double(value.most);
     }
 
-    void define(const std::string &name, ValuePtr value) {
-        if (name.empty() || !values_.emplace(name, std::move(value)).second)
+    ValuePtr define(const std::string &name, GraphValue value) {
+        const auto [at, fresh] = values_.emplace(name, std::make_shared<GraphValue>(std::move(value)));
+        if (name.empty() || !fresh)
             refuse_graph("two values called " + in_quotes(name) + ", or one without a name", "a name for each");
+        return at->second;
     }
 
     std::pair<std::string, Declared> value_info(std::string_view entry) {
@@ -194,7 +171,7 @@ private:
             if (field.number == 1) of_tensor = field.bytes;
         bool shaped = false;
         for (const auto &field : fields(of_tensor, TENSOR_TYPE)) {
-            if (field.number == 1) found.second.type = static_cast<std::int64_t>(field.value);
+            if (field.number == 1) found.second.type = std::int64_t(field.value);
             if (field.number != 2) continue;
             shaped = true;
             for (const auto &size : fields(field.bytes, SHAPE)) {
@@ -202,7 +179,7 @@ private:
                 std::int64_t number = -1;
                 for (const auto &part : fields(size.bytes, SIZE)) {
                     numbered += part.number == 1, named += part.number == 2;
-                    if (part.number == 1) number = static_cast<std::int64_t>(part.value);
+                    if (part.number == 1) number = std::int64_t(part.value);
                     if (part.number == 2) text(part.bytes);
                 }
                 if (numbered && named) refuse_graph("a size with a number and a name", "one of them");
@@ -218,7 +195,7 @@ private:
     GraphValue input(const std::string &name, const Declared &declared) {
         const auto most = sizes_.find(name);
         if (most == sizes_.end() || most->second.size() != declared.sizes.size())
-            refuse_graph(brief(name) + " of " + std::to_string(declared.sizes.size()) + " axes among its inputs",
+            refuse_graph(join(brief(name), " of ", declared.sizes.size(), " axes among its inputs"),
                          "those of the manifest");
         Dims dims;
         bool exact = true;
@@ -237,7 +214,7 @@ private:
         GraphNode node;
         std::vector<std::string> outputs;
         std::vector<std::string_view> attributes;
-        std::set<std::size_t> reads;
+        Lived lived;
         std::string domain;
         for (const auto &field : fields(entry, NODE)) {
             if (field.number == 5) {
@@ -251,7 +228,7 @@ private:
                     refuse_graph("a node that reads " + in_quotes(name) + " before it is there",
                                  "nodes in their order");
                 node.inputs.push_back(name.empty() ? nullptr : found->second);
-                if (const auto maker = made_.find(name); maker != made_.end()) reads.insert(maker->second);
+                if (const auto maker = made_.find(name); maker != made_.end()) lived.reads.insert(maker->second);
             }
             if (field.number == 2) outputs.push_back(name);
             if (field.number == 4) node.op = name;
@@ -261,25 +238,22 @@ private:
             refuse_graph("a node of too many inputs or results", "at most " + std::to_string(SIDES));
         node.results = outputs.size();
         const auto at = " at " + node.op.substr(0, 60) + " " + (outputs.empty() ? "" : in_quotes(outputs[0]));
-        const auto results = returned_by(node, domain, attributes, at, bytes, work);
+        auto results = returned_by(node, domain, attributes, at, bytes, work);
         const bool asks = node.op == "Shape" || node.op == "Size";
-        bool always = asks && node.exact;
-        if (!always)
-            always = std::all_of(node.inputs.begin(), node.inputs.end(),
-                                 [](const ValuePtr &value) { return !value || value->fixed; });
-        double own = bytes;
+        const auto same = [](const ValuePtr &value) { return !value || value->fixed; };
+        const bool always = (asks && node.exact) || std::ranges::all_of(node.inputs, same);
+        lived.bytes = bytes, lived.values = outputs.size();
         for (std::size_t i = 0; i < outputs.size(); ++i)
-            if (returned.count(outputs[i])) own -= static_cast<double>(results[i].most) * results[i].item;
+            if (returned.contains(outputs[i])) lived.bytes -= double(results[i].most) * results[i].item;
         // What is always the same is there all the time. Sizes may be asked of another value that has the same.
-        const auto number = always ? 0 : lives_.add({reads.begin(), reads.end()}, own, outputs.size());
+        if (!always) lives_.push_back(lived);
         for (std::size_t i = 0; i < outputs.size(); ++i) {
             if (outputs[i].empty()) continue;
-            auto found = std::make_shared<GraphValue>(results[i]);
-            found->fixed = always;
-            define(outputs[i], found);
-            if (!always && !asks) made_[outputs[i]] = number;
+            results[i].fixed = always;
+            define(outputs[i], results[i]);
+            if (!always && !asks) made_[outputs[i]] = lives_.size() - 1;
             if (const auto said = declared.find(outputs[i]); said != declared.end())
-                agree(outputs[i], *found, said->second);
+                agree(outputs[i], results[i], said->second);
         }
         return always;
     }
@@ -288,10 +262,8 @@ private:
                                         const std::vector<std::string_view> &attributes, const std::string &at,
                                         double &bytes, double &work) {
         const auto &forms = published_["forms"];
-        const bool known = imports.count(domain.empty() ? "ai.onnx" : domain) && forms.contains(domain) &&
-                           forms[domain].contains(node.op) &&
-                           (kind_ == "step" || std::find(published_["plain"].begin(), published_["plain"].end(),
-                                                         node.op) != published_["plain"].end());
+        const bool known = imports.contains(domain.empty() ? "ai.onnx" : domain) && forms.contains(domain) &&
+                           forms[domain].contains(node.op) && (kind_ == "step" || among(published_["plain"], node.op));
         if (!known)
             refuse_graph("the operator " + in_quotes(domain.empty() ? node.op : domain + "." + node.op),
                          "one of the operators that graphs may have");
@@ -318,7 +290,7 @@ private:
         const auto item = item_returned(node);
         double numbers = node.memory;
         for (auto &result : results) {
-            known_ += result.content ? static_cast<Int>(result.content->size()) : 0;
+            known_ += result.content ? Int(result.content->size()) : 0;
             if (known_ > 1024 + size_ / 8) result.content.reset();
             shapes_.insert(result.dims);
             if (known_ > 65536 + size_)
@@ -327,14 +299,14 @@ private:
             numbers += laid_out(result);
         }
         work = numbers;
-        for (const auto &value : node.inputs) work += value ? static_cast<double>(value->most) : 0;
+        for (const auto &value : node.inputs) work += value ? double(value->most) : 0;
         work = node.work + SLOW * work, bytes = numbers * item;
         return results;
     }
 
     static void hold_against_form(const GraphNode &node, const Json &form, const std::string &at) {
         const auto &wanted = form["inputs"];
-        const auto needed = static_cast<std::size_t>(std::count(wanted.begin(), wanted.end(), Json(true)));
+        const auto needed = std::size_t(std::ranges::count(wanted, Json(true)));
         if (node.inputs.size() < needed || node.inputs.size() > form["most_inputs"].get<std::size_t>())
             refuse_graph(std::to_string(node.inputs.size()) + " inputs" + at, "as many as the operator has");
         for (std::size_t i = 0; i < node.inputs.size(); ++i)
@@ -348,8 +320,8 @@ private:
             const auto found = node.attributes.find(name);
             if (found == node.attributes.end()) continue;
             const auto value = found->second.type == 3 ? found->second.text : std::to_string(found->second.whole);
-            if (std::find(allowed.begin(), allowed.end(), Json(value)) == allowed.end())
-                refuse_graph(in_quotes(value) + " as " + name + at, "one that the operator has");
+            if (!among(allowed, value))
+                refuse_graph(join(in_quotes(value), " as ", name, at), "one that the operator has");
         }
     }
 
@@ -361,7 +333,7 @@ private:
             if (field.number == 1)
                 name = text(field.bytes);
             else if (field.number == 20)
-                found.type = static_cast<std::int64_t>(field.value);
+                found.type = std::int64_t(field.value);
             else if (field.number != 13)
                 values.push_back(field);
         }
@@ -379,18 +351,14 @@ private:
             type->second.first.find(allowed[name].get<std::string>()) == std::string::npos)
             refuse_graph("the attribute " + in_quotes(name) + " of " + node.op.substr(0, 60),
                          "those that are its own, each once");
-        const auto whole = [](const Field &field) {
-            return field.bytes.data() ? varints(field.bytes) : std::vector{static_cast<std::int64_t>(field.value)};
-        };
         for (const auto &field : values) {
-            if (found.type == 2) found.whole = static_cast<std::int64_t>(field.value);
+            if (found.type == 2) found.whole = std::int64_t(field.value);
             if (found.type == 3) found.text = std::string(field.bytes);
             if (found.type == 4) found.tensor = std::make_shared<GraphValue>(tensor(field.bytes).second);
             if (found.type == 6 && field.bytes.size() % 4)
                 refuse_graph("the attribute " + in_quotes(name) + " with a part of a number", "whole ones");
             if (found.type == 6) found.numbers += field.bytes.size() / 4;
-            if (found.type == 7)
-                for (auto number : whole(field)) found.wholes.push_back(number);
+            if (found.type == 7) std::ranges::copy(wholes(field), std::back_inserter(found.wholes));
         }
         if (allowed[name] == "b" && found.whole != 0 && found.whole != 1)
             refuse_graph(std::to_string(found.whole) + " as " + name, "0 or 1");
@@ -399,17 +367,16 @@ private:
             auto numbers = found.wholes;
             numbers.push_back(found.whole);
             for (auto number : numbers)
-                if (number < -2147483648LL || number > 2147483647LL)
-                    refuse_graph(std::to_string(number) + " as " + name, "numbers of 32 bits");
+                if (number != std::int32_t(number)) refuse_graph(join(number, " as ", name), "numbers of 32 bits");
         }
         node.attributes.emplace(name, std::move(found));
     }
 
     // Numbers of a value as an engine lays it out: channels of images in blocks of 16.
     [[nodiscard]] double laid_out(const GraphValue &value) const {
-        const auto most = static_cast<double>(value.most);
+        const auto most = double(value.most);
         if (value.dims.size() != 4 || !images_ || !value.dims[1]) return most;
-        const auto channels = static_cast<double>(value.dims[1]);
+        const auto channels = double(value.dims[1]);
         return std::floor(most * std::ceil(channels / 16) * 16 / channels);
     }
 
@@ -432,56 +399,50 @@ private:
         std::vector<std::string_view> places;
         std::optional<std::string_view> raw;
         std::vector<Field> numbers;
-        const auto whole = [](const Field &field) {
-            return field.bytes.data() ? varints(field.bytes) : std::vector{static_cast<std::int64_t>(field.value)};
-        };
         for (const auto &field : fields(entry, TENSOR)) {
             if (field.number == 8) name = text(field.bytes);
-            if (field.number == 1)
-                for (auto size : whole(field)) dims.push_back(size);
-            if (field.number == 2) kind = static_cast<std::int64_t>(field.value);
+            if (field.number == 1) std::ranges::copy(wholes(field), std::back_inserter(dims));
+            if (field.number == 2) kind = std::int64_t(field.value);
             if (field.number == 9) raw = field.bytes;
             if (field.number == 13) places.push_back(field.bytes);
-            if (field.number == 14) outside = static_cast<std::int64_t>(field.value);
+            if (field.number == 14) outside = std::int64_t(field.value);
             if (field.number == 4 || field.number == 5 || field.number == 7 || field.number == 10 || field.number == 11)
                 numbers.push_back(field);
         }
         const Int item = item_of(kind);
         if (!item) refuse_graph("a constant of type " + std::to_string(kind), "numbers");
         auto found = sized(dims);
-        found.fixed = true, found.item = static_cast<int>(item);
+        found.fixed = true, found.item = int(item);
         const Int length = found.most * item;
         bool fits = outside == 1 && !raw && numbers.empty() && lies_outside(places, length);
         const bool small = (kind == 6 || kind == 7) && found.most <= SMALL_VALUE;
         Ranges content;
         if (!fits && !outside && places.empty() && raw && numbers.empty()) {
-            fits = static_cast<Int>(raw->size()) == length;
+            fits = Int(raw->size()) == length;
             if (kind == 9 && raw->find_first_not_of(std::string_view("\0\1", 2)) != std::string_view::npos)
                 refuse_graph("the constant " + in_quotes(name) + " with other truth values than 0 and 1", "those");
-            for (std::size_t at = 0; fits && small && at < raw->size(); at += static_cast<std::size_t>(item)) {
+            for (std::size_t at = 0; fits && small && at < raw->size(); at += std::size_t(item)) {
                 std::int64_t wide = 0;
                 std::int32_t narrow = 0;
                 item == 8 ? std::memcpy(&wide, raw->data() + at, 8) : std::memcpy(&narrow, raw->data() + at, 4);
                 content.emplace_back(item == 8 ? wide : narrow, item == 8 ? wide : narrow);
             }
             if (fits && kind == 1 && found.most <= 16) {
-                found.scales.resize(static_cast<std::size_t>(found.most));
+                found.scales.resize(std::size_t(found.most));
                 if (!raw->empty()) std::memcpy(found.scales.data(), raw->data(), raw->size());
             }
         } else if (!fits && !outside && places.empty() && !raw) {
             const int field_of = kind == 1 ? 4 : kind == 11 ? 10 : kind == 7 ? 7 : kind == 12 || kind == 13 ? 11 : 5;
             Int count = 0;
-            fits = std::all_of(numbers.begin(), numbers.end(),
-                               [&](const Field &field) { return field.number == field_of; });
+            fits = std::ranges::all_of(numbers, [&](const Field &field) { return field.number == field_of; });
             for (const auto &field : fits ? numbers : std::vector<Field>()) {
                 if (kind == 1 || kind == 11) {
-                    fits = fits && field.bytes.size() % static_cast<std::size_t>(item) == 0;
-                    count += static_cast<Int>(field.bytes.size()) / item;
+                    fits = fits && field.bytes.size() % std::size_t(item) == 0;
+                    count += Int(field.bytes.size()) / item;
                     continue;
                 }
-                const auto [low, high] = range_of(kind);
-                for (Int number : whole(field)) {
-                    if (number < low || number >= high)
+                for (auto number : wholes(field)) {
+                    if (!within(kind, number))
                         refuse_graph("the constant " + in_quotes(name) + " with numbers beyond its type",
                                      "numbers of it");
                     if (small) content.emplace_back(number, number);
@@ -514,7 +475,7 @@ private:
             return std::stoll(digits);
         };
         const auto offset = number("offset"), own = number("length");
-        return own == length && offset >= 0 && static_cast<double>(offset + length) <= budget_.weights;
+        return own == length && offset >= 0 && double(offset + length) <= budget_.weights;
     }
 
     Int size_, known_ = 0;
@@ -527,7 +488,7 @@ private:
     std::map<std::string, std::size_t> made_;
     std::set<Dims> shapes_;
     bool images_ = false;
-    Lives lives_;
+    std::vector<Lived> lives_;
 };
 
 // The sizes of a program's inputs, the largest where they are open: a state's rows, or all rows of a segment.
@@ -553,8 +514,8 @@ void largest(const Program &program, const Manifest &m, std::map<std::string, Di
 }  // namespace
 
 Budget::Budget(std::uint64_t bytes, std::uint64_t asked)
-    : weights(static_cast<double>(bytes)),
-      most(asked ? static_cast<double>(asked) : BASE + EACH * weights),
+    : weights(double(bytes)),
+      most(asked ? double(asked) : BASE + EACH * weights),
       published(parse_json(published_forms(), "the forms")) {}
 
 double Budget::work() const { return WORK + WORK_EACH * std::max(most - BASE, 0.0); }
@@ -574,15 +535,15 @@ void check_graph(const std::string &data, const std::string &where, const Progra
         std::map<std::string, Dims> sizes;
         for (const auto &other : manifest.programs)
             if (other.file == program.file) largest(other, manifest, sizes);
-        const Walk walk(data, program.kind, sizes, manifest.weights, budget, budget.published);
+        const Walk walk(data, program.kind, sizes, manifest.weights, budget);
         for (const auto &other : manifest.programs)
             if (other.file == program.file && !other.opset.empty() && other.opset != walk.imports)
                 refuse_graph("operators of other versions", "those that the manifest says of " + brief(other.name));
     } catch (const GraphRefused &refused) {
         std::string advice = "export the model again";
         if (refused.needed > 0)
-            advice = join("if you trust it, load it with options.budget = ",
-                          static_cast<std::uint64_t>(std::min(refused.needed, 9e18)));
+            advice =
+                join("if you trust it, load it with options.budget = ", std::uint64_t(std::min(refused.needed, 9e18)));
         refuse(TXL_BUNDLE, where, ": has ", refused.found, ", expected ", refused.expected, "; ", advice);
     }
 }

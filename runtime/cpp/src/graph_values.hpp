@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,8 @@ constexpr Int FAR_AWAY = Int{1} << 62;
 constexpr double SLOW = 32;  // products that take as long as the slowest function of one number
 
 std::string said(Int number);
+Int floored(Int a, Int b);  // of a / b
+Int ceiled(Int a, Int b);
 int item_of(std::int64_t type);  // bytes of a number of ONNX's type; 0 of what is none
 
 struct GraphValue {
@@ -55,7 +58,8 @@ struct GraphNode {
     double work = 0, memory = 0;
     bool loose = false, exact = true;
 
-    [[nodiscard]] bool has(const char *name) const { return attributes.count(name) > 0; }
+    [[nodiscard]] const Attribute *find(const char *name) const;  // null where there is none
+    [[nodiscard]] bool has(const char *name) const { return find(name); }
     [[nodiscard]] std::int64_t whole(const char *name, std::int64_t missing) const;
     [[nodiscard]] std::string text(const char *name, const char *missing) const;
     [[nodiscard]] std::vector<std::int64_t> wholes(const char *name) const;
@@ -70,15 +74,28 @@ struct GraphNode {
 };
 
 std::size_t place(Int axis, std::size_t rank);
+std::set<std::size_t> places(const Dims &axes, std::size_t rank);
+Dims part(const Dims &dims, std::size_t first, std::size_t last = std::string::npos);  // as much of it as there is
+Dims operator+(Dims dims, const Dims &more);                                           // one behind the other
 Dims wider(const std::vector<Dims> &shapes);  // what shapes are broadcast to, at most
 double product(const Dims &dims);
 [[noreturn]] void refuse_graph(const std::string &found, const std::string &expected);
 
 // What a node returns by a rule: one value for all of its results, or one for each.
-using SizeRule = std::vector<GraphValue> (*)(GraphNode &);
-const std::map<std::string, SizeRule> &plain_rules();   // of operators that any program may have
-const std::map<std::string, SizeRule> &module_rules();  // of what programs of kind step may hold beside
-std::vector<GraphValue> reduced(GraphNode &node, const Dims &dims, const Dims &axes, bool keep);
+using Results = std::vector<GraphValue>;
+using SizeRules = std::map<std::string, Results (*)(GraphNode &)>;
+const SizeRules &plain_rules();   // of operators that any program may have
+const SizeRules &module_rules();  // of what programs of kind step may hold beside
+Results reduced(GraphNode &node, const Dims &dims, const Dims &axes, bool keep);
 void products(GraphNode &node, double many);
+
+// A node: those that it reads of, and the bytes and the number of values that it returns.
+struct Lived {
+    std::set<std::size_t> reads;
+    double bytes, values;
+};
+
+// How many bytes and values of a graph there are at once at most, in whatever order an engine runs the nodes.
+std::pair<double, double> most_at_once(const std::vector<Lived> &nodes);
 
 }  // namespace txl_runtime

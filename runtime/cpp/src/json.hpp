@@ -13,6 +13,10 @@ Json parse_json(std::string_view text, const std::string &where);
 
 // Refuses, as TXL_BUNDLE, what the schema does not allow, and adds the defaults of what is missing. It knows the words
 // that bundle-format.schema.json uses, and refuses a schema with others by std::logic_error.
-void hold_against(Json &document, const Json &schema, const std::string &definition, const std::string &where);
+void hold_against(Json &document, const Json &schema, const std::string &where);
+
+// docs/bundle-format.schema.json and docs/bundle-forms.json, which the build puts into the library as they are.
+std::string_view published_schema();
+std::string_view published_forms();
 
 }  // namespace txl_runtime

@@ -1,99 +1,94 @@
 #include "manifest.hpp"
 
 #include <algorithm>
-#include <set>
 
 #include "error.hpp"
-#include "published.hpp"
 
 namespace txl_runtime {
 namespace {
 
-txl_dtype dtype_of(const Json &name) {
+// What the schema has allowed, taken out of a document.
+void take(const Json &name, txl_dtype &to) {
     for (auto dtype : {TXL_BOOL, TXL_INT32, TXL_FLOAT32, TXL_FLOAT16, TXL_BFLOAT16})
-        if (name == name_of(dtype)) return dtype;
-    throw std::logic_error("the schema allows another type");
+        if (name == name_of(dtype)) to = dtype;
 }
 
-Rule rule_of(const Json &name) {
+void take(const Json &name, Rule &to) {
+    to = Rule::none;
     for (auto rule : {Rule::ring, Rule::rolled, Rule::replace})
-        if (name == name_of(rule)) return rule;
-    return Rule::none;
+        if (name == name_of(rule)) to = rule;
 }
 
-Sizes sizes_of(const Json &shape) {
-    static const std::map<std::string, std::int64_t> OPEN = {
-        {"B", TXL_SIZE_B}, {"L", TXL_SIZE_L}, {"rows", TXL_SIZE_ROWS}};
-    Sizes found;
-    for (const auto &size : shape) found.push_back(size.is_string() ? OPEN.at(size) : size.get<std::int64_t>());
-    return found;
+void take(const Json &shape, Sizes &to) {
+    static const std::map<Json, std::int64_t> OPEN = {{"B", TXL_SIZE_B}, {"L", TXL_SIZE_L}, {"rows", TXL_SIZE_ROWS}};
+    for (const auto &size : shape) to.push_back(size.is_string() ? OPEN.at(size) : size.get<std::int64_t>());
 }
 
 template <typename T>
-T or_else(const Json &value, T none) {
-    return value.is_null() ? none : value.get<T>();
+void take(const Json &value, T &to) {
+    value.get_to(to);
 }
 
-Input input_of(const Json &row) {
-    Input found{row["name"], row["role"], or_else<std::string>(row["beyond"], ""), dtype_of(row["dtype"]), {}, 0, {}};
-    found.axes = Axes(sizes_of(row["shape"]), row["lookahead"].get<std::int64_t>());
-    found.vocab = or_else<std::int64_t>(row["vocab"], 0);
-    if (const auto &counter = row["counter"]; !counter.is_null())
-        found.counter = Counting{counter["start"], counter["most"], counter["over"]};
-    return found;
+template <typename T>
+void take(const Json &value, std::optional<T> &to) {
+    to = value.get<T>();
 }
 
-Output output_of(const Json &row) {
-    Output found{row["name"], row["role"], dtype_of(row["dtype"]), Axes(sizes_of(row["shape"])), {}, {}, {}, 0};
-    found.still = found.axes.still();
-    for (const auto &pair : row["clusters"]) found.clusters.emplace_back(pair[0], pair[1]);
-    found.columns = row["cluster_columns"].get<std::vector<std::int64_t>>();
-    found.width = or_else<std::int64_t>(row["width"], 0);
-    return found;
+// Fields by name; what is null stays as it was.
+template <typename T, typename... More>
+void take(const Json &row, const char *name, T &to, More &&...more) {
+    if (const auto &value = row[name]; !value.is_null()) take(value, to);
+    if constexpr (sizeof...(more)) take(row, more...);
 }
 
-State state_of(const Json &row) {
-    State found{
-        row["name"], row["input"],  row["output"],   dtype_of(row["dtype"]), sizes_of(row["shape"]), -1, -1,
-        {},          row["absent"], row["in_place"], row["initial"],         rule_of(row["update"]), 0,  row["spill"]};
-    found.batch_axis = or_else(row["batch_axis"], -1);
-    found.row_axis = or_else(row["row_axis"], -1);
-    found.slots = or_else<std::int64_t>(row["slots"], 0);
-    if (const auto &rows = row["rows"]; !rows.is_null()) found.rows = std::pair(rows[0], rows[1]);
-    return found;
+}  // namespace
+
+// By these names the reader of JSON finds how rows are read.
+void from_json(const Json &row, Counting &to) {
+    take(row, "start", to.start, "most", to.most);
+    if (row.contains("over")) take(row, "over", to.over);
 }
 
-std::vector<Spec> specs_of(const Json &rows) {
-    std::vector<Spec> found;
-    for (const auto &row : rows) found.push_back({row["name"], dtype_of(row["dtype"]), sizes_of(row["shape"])});
-    return found;
+void from_json(const Json &row, Record &to) { take(row, "size", to.size, "sha256", to.sha256); }
+
+void from_json(const Json &row, Spec &to) { take(row, "name", to.name, "dtype", to.dtype, "shape", to.shape); }
+
+void from_json(const Json &row, Input &to) {
+    Sizes shape;
+    take(row, "name", to.name, "role", to.role, "dtype", to.dtype, "shape", shape, "vocab", to.vocab, "counter",
+         to.counter, "beyond", to.beyond);
+    to.axes = Axes(shape, row["lookahead"]);
 }
 
-Program program_of(const Json &row) {
-    Program found{row["name"],
-                  row["kind"],
-                  row["file"],
-                  row["segment_length"],
-                  rule_of(row["update"]),
-                  specs_of(row["inputs"]),
-                  specs_of(row["outputs"]),
-                  row["open_batch"],
-                  {}};
-    found.opset = row["opset"].get<std::map<std::string, std::int64_t>>();
-    return found;
+void from_json(const Json &row, Output &to) {
+    Sizes shape;
+    take(row, "name", to.name, "role", to.role, "dtype", to.dtype, "shape", shape, "clusters", to.clusters,
+         "cluster_columns", to.columns, "width", to.width);
+    to.axes = Axes(shape), to.still = to.axes.still();
 }
+
+void from_json(const Json &row, State &to) {
+    take(row, "name", to.name, "input", to.input, "output", to.output, "dtype", to.dtype, "shape", to.shape,
+         "batch_axis", to.batch_axis, "row_axis", to.row_axis, "rows", to.rows, "absent", to.absent, "in_place",
+         to.in_place, "initial", to.initial, "update", to.update, "slots", to.slots, "spill", to.spill);
+}
+
+void from_json(const Json &row, Program &to) {
+    take(row, "name", to.name, "kind", to.kind, "file", to.file, "segment_length", to.length, "update", to.update,
+         "inputs", to.inputs, "outputs", to.outputs, "open_batch", to.open_batch, "opset", to.opset);
+}
+
+namespace {
 
 // The major version; what is none is refused.
 int major_of(const Json &document, const std::string &where) {
-    const auto text = document.is_object() && document.contains("format") && document["format"].is_string()
-                          ? document["format"].get<std::string>()
-                          : std::string();
-    need(text == "txl-deploy.bundle", TXL_BUNDLE, where, ": format is '", brief(text),
+    const auto said = [&](const char *name) {
+        const bool there = document.is_object() && document.contains(name) && document[name].is_string();
+        return there ? document[name].get<std::string>() : "";
+    };
+    const auto format = said("format"), version = said("format_version"), major = version.substr(0, version.find('.'));
+    need(format == "txl-deploy.bundle", TXL_BUNDLE, where, ": format is '", brief(format),
          "', expected 'txl-deploy.bundle'; export the model again");
-    const auto version = document.contains("format_version") && document["format_version"].is_string()
-                             ? document["format_version"].get<std::string>()
-                             : std::string();
-    const auto major = version.substr(0, version.find('.'));
     const bool number = !major.empty() && major.find_first_not_of("0123456789") == std::string::npos && major[0] != '0';
     need(number, TXL_BUNDLE, where, ": format_version is '", brief(version), "', expected such as '2.1'; export again");
     need(major == "1" || major == "2", TXL_BUNDLE, where, ": written in format ", brief(version),
@@ -101,24 +96,30 @@ int major_of(const Json &document, const std::string &where) {
     return major[0] - '0';
 }
 
-Sizes without(const Sizes &shape, int first, int second) {
-    Sizes found;
-    for (int axis = 0; axis < static_cast<int>(shape.size()); ++axis)
-        if (axis != first && axis != second) found.push_back(shape[static_cast<std::size_t>(axis)]);
-    return found;
+Sizes without(Sizes shape, int first, int second) {
+    for (auto axis : {std::max(first, second), std::min(first, second)})
+        if (axis >= 0) shape.erase(shape.begin() + axis);
+    return shape;
+}
+
+// Whether no field says what came with 2.1.
+bool says_nothing(const Manifest &m) {
+    return std::ranges::none_of(m.inputs, [](auto &entry) { return entry.counter || !entry.beyond.empty(); }) &&
+           std::ranges::all_of(m.outputs, [](auto &output) { return output.columns.empty(); }) &&
+           std::ranges::none_of(m.states, [](auto &state) { return state.spill || state.in_place; });
 }
 
 }  // namespace
 
 const char *name_of(Rule rule) {
     static constexpr const char *NAMES[] = {"ring", "rolled", "replace", "none"};
-    return NAMES[static_cast<int>(rule)];
+    return NAMES[int(rule)];
 }
 
 Axes::Axes(const Sizes &sizes, std::int64_t behind) : shape(sizes), ahead(behind) {
-    for (int axis = 0; axis < static_cast<int>(sizes.size()); ++axis) {
-        if (sizes[static_cast<std::size_t>(axis)] == TXL_SIZE_B && batch < 0) batch = axis;
-        if (sizes[static_cast<std::size_t>(axis)] == TXL_SIZE_L) positions.push_back(axis);
+    for (int axis = 0; axis < std::ssize(sizes); ++axis) {
+        if (sizes[axis] == TXL_SIZE_B && batch < 0) batch = axis;
+        if (sizes[axis] == TXL_SIZE_L) positions.push_back(axis);
     }
 }
 
@@ -130,23 +131,20 @@ Shape Axes::sizes(std::int64_t b, std::int64_t length) const {
 }
 
 Axes Axes::still() const {
-    Sizes found;
-    for (auto size : shape)
-        if (size != TXL_SIZE_L) found.push_back(size);
+    auto found = shape;
+    std::erase(found, TXL_SIZE_L);
     return Axes(found, ahead);
 }
 
 Sizes State::row_shape() const { return without(shape, batch_axis, row_axis); }
-Sizes State::sequence_shape() const { return without(shape, batch_axis, batch_axis); }
+Sizes State::sequence_shape() const { return without(shape, batch_axis, -1); }
 
 bool Program::rows_open() const {
-    for (const auto *side : {&inputs, &outputs})
-        for (const auto &spec : *side)
-            if (std::find(spec.shape.begin(), spec.shape.end(), TXL_SIZE_ROWS) != spec.shape.end()) return true;
-    return false;
+    const auto open = [](const Spec &spec) { return std::ranges::count(spec.shape, std::int64_t{TXL_SIZE_ROWS}) > 0; };
+    return std::ranges::any_of(inputs, open) || std::ranges::any_of(outputs, open);
 }
 
-std::vector<std::int64_t> Manifest::lengths() const {
+Sizes Manifest::lengths() const {
     std::set<std::int64_t, std::greater<>> found;
     for (const auto &program : programs)
         if (program.length) found.insert(program.length);
@@ -161,8 +159,7 @@ std::vector<Rule> Manifest::updates() const {
 }
 
 std::vector<const State *> Manifest::states_of(Rule update) const {
-    const auto run = updates();
-    const bool whole = std::find(run.begin(), run.end(), update) != run.end();
+    const bool whole = std::ranges::count(updates(), update) > 0;
     std::vector<const State *> found;
     for (const auto &state : states)
         if (state.update == update || (whole && state.update == Rule::replace)) found.push_back(&state);
@@ -193,52 +190,64 @@ std::int64_t Manifest::vocab_size() const {
     return 0;
 }
 
-std::int64_t Manifest::memory_length() const { return counts_rows() ? counters.at("fill").most : 0; }
-std::int64_t Manifest::fresh_fill() const { return counts_rows() ? counters.at("fill").start : 0; }
-
 bool Manifest::reads_text() const {
     const auto *read = tokens();
     const auto *returned = logprobs();
     if (!read || !returned || read->axes.ahead) return false;
-    const auto &shape = read->axes.shape;
-    const bool known =
-        shape == Sizes{TXL_SIZE_B, TXL_SIZE_L} || shape == Sizes{TXL_SIZE_L, TXL_SIZE_B} || shape == Sizes{TXL_SIZE_B};
-    auto wanted = shape;
-    wanted.push_back(vocab_size());
-    return known && returned->axes.shape == wanted;
+    auto shape = read->axes.shape;
+    const auto known = {Sizes{TXL_SIZE_B, TXL_SIZE_L}, Sizes{TXL_SIZE_L, TXL_SIZE_B}, Sizes{TXL_SIZE_B}};
+    if (!std::ranges::count(known, shape)) return false;
+    shape.push_back(vocab_size());
+    return returned->axes.shape == shape;
 }
 
-std::vector<std::string> Manifest::used_files() const {
+std::set<std::string> Manifest::used_files() const {
     std::set<std::string> found = {weights};
-    if (!vocabulary.empty()) found.insert(vocabulary);
-    if (!selftest.empty()) found.insert(selftest);
+    for (const auto &name : {vocabulary, selftest})
+        if (!name.empty()) found.insert(name);
     for (const auto &program : programs) found.insert(program.file);
-    return {found.begin(), found.end()};
+    return found;
+}
+
+Manifest implied(Manifest m) {
+    std::int64_t slots = 0;
+    for (const auto &state : m.states)
+        if (!slots) slots = state.slots;
+    for (auto &entry : m.inputs) {
+        entry.counter.reset();
+        if (entry.role == "fill" && m.counts_rows()) entry.counter = m.counters.at("fill");
+        if (entry.role == "head" && slots) entry.counter = Counting{0, slots, "wrap"};
+        entry.beyond = entry.role != "valid" ? "" : m.lockstep ? "largest" : "zero";
+    }
+    for (auto &output : m.outputs) {
+        output.columns.clear();
+        for (int tail = 1; tail < std::ssize(output.clusters); ++tail)
+            output.columns.push_back(output.clusters[0].second + tail - 1);
+    }
+    for (auto &state : m.states) {
+        state.in_place = state.update == Rule::ring;
+        const bool rows =
+            state.in_place && state.slots && state.row_axis >= 0 && state.row_axis < std::ssize(state.shape);
+        state.spill = rows ? std::max<std::int64_t>(state.shape[state.row_axis] - state.slots, 0) : 0;
+    }
+    return m;
 }
 
 Manifest read_manifest(const std::string &text, const std::string &where) {
     auto document = parse_json(text, where);
     if (major_of(document, where) == 1) document = upgraded(document, where);
-    hold_against(document, parse_json(published_schema(), "the schema"), "Manifest", where);
-    Manifest found;
-    found.model_id = document["model_id"], found.precision = document["precision"], found.weights = document["weights"];
-    found.vocabulary = or_else<std::string>(document["vocabulary"], "");
-    found.selftest =
-        or_else<std::string>(document["selftest"], document["files"].contains("selftest.npz") ? "selftest.npz" : "");
-    found.B = document["batch_size"], found.boundary = or_else<std::int64_t>(document["boundary_token"], -1);
-    found.batch_sizes = document["batch_sizes"].get<std::vector<std::int64_t>>();
-    found.lockstep = document["streams"] == "lockstep", found.joint = document["joint"];
-    found.exact = document["lengths"] == "exact", found.by_rows = document["commits"] == "rows";
-    for (const auto &row : document["inputs"]) found.inputs.push_back(input_of(row));
-    for (const auto &row : document["outputs"]) found.outputs.push_back(output_of(row));
-    for (const auto &row : document["states"]) found.states.push_back(state_of(row));
-    for (const auto &row : document["programs"]) found.programs.push_back(program_of(row));
-    for (const auto &[name, row] : document["counters"].items())
-        found.counters[name] = {row["start"], row["most"], "stay"};
-    for (const auto &[name, row] : document["files"].items()) found.files[name] = {row["size"], row["sha256"]};
-    derive(found);
-    check_agreement(found, where);
-    return found;
+    hold_against(document, parse_json(published_schema(), "the schema"), where);
+    Manifest m;
+    take(document, "model_id", m.model_id, "precision", m.precision, "weights", m.weights, "vocabulary", m.vocabulary,
+         "selftest", m.selftest, "batch_size", m.B, "boundary_token", m.boundary, "batch_sizes", m.batch_sizes, "joint",
+         m.joint, "inputs", m.inputs, "outputs", m.outputs, "states", m.states, "programs", m.programs, "counters",
+         m.counters, "files", m.files);
+    m.lockstep = document["streams"] == "lockstep";
+    m.exact = document["lengths"] == "exact", m.by_rows = document["commits"] == "rows";
+    if (m.selftest.empty() && m.files.contains("selftest.npz")) m.selftest = "selftest.npz";
+    if (says_nothing(m)) m = implied(m);
+    check_agreement(m, where);
+    return m;
 }
 
 }  // namespace txl_runtime

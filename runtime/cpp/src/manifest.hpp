@@ -2,6 +2,7 @@
 #pragma once
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -9,8 +10,6 @@
 #include "json.hpp"
 
 namespace txl_runtime {
-
-using Sizes = std::vector<std::int64_t>;  // TXL_SIZE_B, TXL_SIZE_L and TXL_SIZE_ROWS stand for what is open
 
 enum class Rule { ring, rolled, replace, none };  // in the order in which they are preferred
 const char *name_of(Rule rule);
@@ -23,46 +22,47 @@ struct Axes {
     std::vector<int> positions;  // the axes of positions
     Axes() = default;
     explicit Axes(const Sizes &shape, std::int64_t ahead = 0);
+    bool operator==(const Axes &) const = default;
     [[nodiscard]] Shape sizes(std::int64_t b, std::int64_t length) const;
     [[nodiscard]] Axes still() const;  // of one position, without an axis for it
 };
 
 struct Counting {
     std::int64_t start = 0, most = 0;
-    std::string over;
-    bool operator==(const Counting &other) const {
-        return start == other.start && most == other.most && over == other.over;
-    }
-    bool operator!=(const Counting &other) const { return !(*this == other); }
+    std::string over = "stay";
+    bool operator==(const Counting &) const = default;
 };
 
 struct Input {
     std::string name, role, beyond;  // beyond: empty where it does not say
-    txl_dtype dtype;
+    txl_dtype dtype{};
     Axes axes;
     std::int64_t vocab = 0;  // 0: none
     std::optional<Counting> counter;
+    bool operator==(const Input &) const = default;
 };
 
 struct Output {
     std::string name, role;
-    txl_dtype dtype;
+    txl_dtype dtype{};
     Axes axes, still;  // still: of one position
     std::vector<std::pair<std::int64_t, std::int64_t>> clusters;
-    std::vector<std::int64_t> columns;
+    Sizes columns;
     std::int64_t width = 0;  // 0: none
+    bool operator==(const Output &) const = default;
 };
 
 struct State {
     std::string name, input, output;
-    txl_dtype dtype;
+    txl_dtype dtype{};
     Sizes shape;
     int batch_axis = -1, row_axis = -1;  // -1: none
     std::optional<std::pair<std::int64_t, std::int64_t>> rows;
     bool absent = false, in_place = false;
     Json initial;
-    Rule update;
+    Rule update{};
     std::int64_t slots = 0, spill = 0;
+    bool operator==(const State &) const = default;
     [[nodiscard]] bool counted() const { return update != Rule::replace; }
     [[nodiscard]] Sizes row_shape() const;       // of one row of one sequence
     [[nodiscard]] Sizes sequence_shape() const;  // of one sequence's part
@@ -70,34 +70,32 @@ struct State {
 
 struct Spec {
     std::string name;
-    txl_dtype dtype;
+    txl_dtype dtype{};
     Sizes shape;
-    bool operator==(const Spec &other) const {
-        return name == other.name && dtype == other.dtype && shape == other.shape;
-    }
+    bool operator==(const Spec &) const = default;
 };
 
 struct Program {
     std::string name, kind, file;
     std::int64_t length = 0;
-    Rule update;
+    Rule update{};
     std::vector<Spec> inputs, outputs;
     bool open_batch = false;
     std::map<std::string, std::int64_t> opset;
-    [[nodiscard]] bool softmax() const { return kind == "head" || kind.rfind("tail.", 0) == 0; }
+    [[nodiscard]] bool softmax() const { return kind == "head" || kind.starts_with("tail."); }
     [[nodiscard]] bool rows_open() const;
 };
 
 struct Record {
-    std::uint64_t size;
+    std::uint64_t size = 0;
     std::string sha256;
 };
 
 struct Manifest {
     std::string model_id, precision, weights;
-    std::string vocabulary, selftest;  // empty: none
-    std::int64_t B = 0, boundary = -1;
-    std::vector<std::int64_t> batch_sizes;
+    std::string vocabulary, selftest;   // empty: none
+    std::int64_t B = 0, boundary = -1;  // -1: none
+    Sizes batch_sizes;
     bool lockstep = false, joint = false, exact = false, by_rows = true;
     std::vector<Input> inputs;
     std::vector<Output> outputs;
@@ -106,19 +104,18 @@ struct Manifest {
     std::map<std::string, Counting> counters;
     std::map<std::string, Record> files;
 
-    [[nodiscard]] std::vector<std::int64_t> lengths() const;  // the largest first
-    [[nodiscard]] std::vector<Rule> updates() const;          // those that there are programs of
+    [[nodiscard]] Sizes lengths() const;              // the largest first
+    [[nodiscard]] std::vector<Rule> updates() const;  // those that there are programs of
     [[nodiscard]] std::vector<const State *> states_of(Rule update) const;
     [[nodiscard]] std::vector<const Input *> given() const;  // those that the caller gives
     [[nodiscard]] const Input *tokens() const;               // where it is all that the caller gives
     [[nodiscard]] const Output *logprobs() const;
     [[nodiscard]] std::int64_t vocab_size() const;
-    [[nodiscard]] std::int64_t memory_length() const;
-    [[nodiscard]] std::int64_t fresh_fill() const;
-    [[nodiscard]] bool counts_rows() const { return counters.count("fill") > 0; }
-    [[nodiscard]] bool reads_text()
-        const;  // token ids [b, T] in, log-probabilities [b, T, V] out, in some order of axes
-    [[nodiscard]] std::vector<std::string> used_files() const;
+    [[nodiscard]] std::int64_t memory_length() const { return counts_rows() ? counters.at("fill").most : 0; }
+    [[nodiscard]] std::int64_t fresh_fill() const { return counts_rows() ? counters.at("fill").start : 0; }
+    [[nodiscard]] bool counts_rows() const { return counters.contains("fill"); }
+    [[nodiscard]] bool reads_text() const;  // ids [b, T] in, log-probabilities [b, T, V] out, in some order of axes
+    [[nodiscard]] std::set<std::string> used_files() const;
 };
 
 // Reads, completes and checks a manifest; refuses it as TXL_BUNDLE.
@@ -126,8 +123,8 @@ Manifest read_manifest(const std::string &text, const std::string &where);
 
 // format1.cpp: the document of format 2 that says the same as one of format 1.
 Json upgraded(const Json &old, const std::string &where);
-// derived.cpp: what a manifest of 2.0 does not say, filled in (§ 10); and what one says that is not so.
-void derive(Manifest &manifest);
+// What the tables imply and say since format 2.1 (§ 10); they may be wrong yet.
+Manifest implied(Manifest manifest);
 // agreement.cpp: refuses tables that contradict one another (§ 11).
 void check_agreement(const Manifest &manifest, const std::string &where);
 

@@ -16,10 +16,7 @@ constexpr const char *MANIFEST = "manifest.json";
 
 Array number(double value, txl_dtype dtype) {
     Array exact(dtype == TXL_INT32 ? TXL_INT32 : TXL_FLOAT32, Shape{}), found(dtype, Shape{});
-    if (dtype == TXL_INT32)
-        *exact.as<std::int32_t>() = static_cast<std::int32_t>(value);
-    else
-        *exact.as<float>() = static_cast<float>(value);
+    dtype == TXL_INT32 ? void(*exact.as<std::int32_t>() = value) : void(*exact.as<float>() = value);
     copy(found.view(), exact.view());
     return found;
 }
@@ -61,7 +58,7 @@ void Model::check_files() const {
     const auto used = manifest.used_files();
     for (const auto &[name, record] : manifest.files) {
         // The loss of an engine must not cost the model.
-        if (name.rfind("engines/", 0) == 0 && !std::binary_search(used.begin(), used.end(), name)) continue;
+        if (name.starts_with("engines/") && !used.contains(name)) continue;
         const auto size = files->size(name);
         need(size == record.size, TXL_BUNDLE, files->where(name), ": ", size, " bytes, expected ", record.size,
              "; copy the bundle again");
@@ -83,34 +80,31 @@ void Model::choose(const char *asked) {
     const auto there = manifest.updates();
     update = there[0];
     if (asked) {
-        const auto found =
-            std::find_if(there.begin(), there.end(), [&](Rule rule) { return std::string(name_of(rule)) == asked; });
+        const auto found = std::ranges::find_if(there, [&](Rule rule) { return std::string(name_of(rule)) == asked; });
         need(found != there.end(), TXL_USAGE, "update is ", brief(asked),
              ", and the bundle has no programs of that rule; leave it out");
         update = *found;
         need(update != Rule::ring || engine_->runs_opset(24), TXL_UNSUPPORTED,
-             "update is ring, which needs ONNX Runtime 1.25 or newer, "
-             "and this is ",
-             engine_->version(), "; use rolled");
+             "update is ring, which needs ONNX Runtime 1.25 or newer, and this is ", engine_->version(),
+             "; use rolled");
     } else if (update == Rule::ring && there.size() > 1 && !engine_->runs_opset(24)) {
         update = there[1];
     }
     states = manifest.states_of(update);
     for (const auto &program : manifest.programs)
         if (program.update == update) programs.push_back(&program);
-    std::stable_sort(programs.begin(), programs.end(), [](const Program *a, const Program *b) {
+    std::ranges::stable_sort(programs, [](const Program *a, const Program *b) {
         return std::pair(a->length, a->rows_open()) < std::pair(b->length, b->rows_open());
     });
     for (const auto *state : states) growing = growing || state->absent || state->rows;
-    leading = !growing &&
-              std::all_of(programs.begin(), programs.end(), [](const Program *program) { return program->open_batch; });
+    leading = !growing && std::ranges::all_of(programs, [](const Program *program) { return program->open_batch; });
     if (programs[0]->kind != "hidden") return;
     const auto &axes = manifest.logprobs()->axes;
     need(manifest.outputs.size() == 1 && manifest.logprobs()->dtype == TXL_FLOAT32 && axes.batch >= 0 &&
              axes.positions.size() == 1,
          TXL_UNSUPPORTED, files->where(MANIFEST),
-         ": has a softmax in parts and other outputs than float32 log-probabilities, which this "
-         "library cannot put together; use txl_runtime from Python");
+         ": has a softmax in parts and other outputs than float32 log-probabilities, which this library cannot put "
+         "together; use txl_runtime from Python");
     for (std::size_t c = 0; c < manifest.logprobs()->clusters.size(); ++c)
         for (const auto &program : manifest.programs)
             if (program.kind == (c ? "tail." + std::to_string(c) : "head")) softmax.push_back(&program);
@@ -155,21 +149,19 @@ void Model::read_initial() {
         const auto name = state->initial.get<std::string>();
         const auto where = files->where(manifest.weights);
         const auto header = read_header(*files, manifest.weights);
-        const auto found = header.entries.find(name);
-        need(found != header.entries.end(), TXL_BUNDLE, where, ": lacks ", brief(name),
-             ", expected it; export the model again");
-        const auto &entry = found->second;
+        const auto *found = header.find(name);
+        need(found, TXL_BUNDLE, where, ": lacks ", brief(name), ", expected it; export the model again");
         const auto dtype = state->counted() ? TXL_FLOAT32 : state->dtype;
         const auto over = state->counted() ? state->row_shape() : state->sequence_shape();
-        need(entry.dtype == stored_name(dtype) &&
-                 (state->counted() ? entry.shape == over : broadcasts(entry.shape, over)),
-             TXL_BUNDLE, where, ": ", brief(name), " is ", brief(entry.dtype), " ", listed(entry.shape), ", expected ",
-             name_of(dtype), " ", listed(over), " for ", brief(state->name), "; export the model again");
-        Array value(dtype, Shape(entry.shape));
-        need(entry.last - entry.first == value.bytes(), TXL_BUNDLE, where, ": ", brief(name),
+        need(found->dtype == stored_name(dtype) &&
+                 (state->counted() ? found->shape == over : broadcasts(found->shape, over)),
+             TXL_BUNDLE, where, ": ", brief(name), " is ", brief(found->dtype), " ", listed(found->shape),
+             ", expected ", name_of(dtype), " ", listed(over), " for ", brief(state->name), "; export the model again");
+        Array value(dtype, Shape(found->shape));
+        need(found->last - found->first == value.bytes(), TXL_BUNDLE, where, ": ", brief(name),
              " has another size than its shape; export again");
-        const auto bytes = files->part(manifest.weights, header.start + entry.first, entry.last - entry.first);
-        std::copy(bytes.begin(), bytes.end(), value.as<char>());
+        const auto bytes = files->part(manifest.weights, found->first, found->last - found->first);
+        std::ranges::copy(bytes, value.as<char>());
         initial.emplace(state->name, std::move(value));
     }
 }
@@ -177,9 +169,8 @@ void Model::read_initial() {
 std::uint64_t Model::state_bytes() const {
     std::uint64_t bytes = 0;
     for (const auto *state : states) {
-        std::uint64_t values = state->counted() ? static_cast<std::uint64_t>(manifest.memory_length()) : 1;
-        for (auto size : state->counted() ? state->row_shape() : state->sequence_shape())
-            values *= static_cast<std::uint64_t>(size);
+        std::uint64_t values = state->counted() ? std::uint64_t(manifest.memory_length()) : 1;
+        for (auto size : state->counted() ? state->row_shape() : state->sequence_shape()) values *= std::uint64_t(size);
         bytes += values * size_of(state->dtype);
     }
     return bytes;

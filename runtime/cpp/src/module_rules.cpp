@@ -8,13 +8,9 @@
 namespace txl_runtime {
 namespace {
 
-using Results = std::vector<GraphValue>;
-
-Int ceiled(Int a, Int b) { return a >= 0 ? (a + b - 1) / b : -(-a / b); }  // of a b above 0
-
 Results arg(GraphNode &node) {
     const auto &dims = node.value(0).dims;
-    return reduced(node, dims, {static_cast<Int>(node.axis(dims.size()))}, node.whole("keepdims", 1) != 0);
+    return reduced(node, dims, {Int(node.axis(dims.size()))}, node.whole("keepdims", 1) != 0);
 }
 
 // Sizes behind a window that moves over all axes but the first two, and whether they are exact.
@@ -29,15 +25,14 @@ std::pair<Dims, bool> window(GraphNode &node, const Dims &kernel) {
     const auto strides = given("strides", many, 1), gaps = given("dilations", many, 1),
                more = given("output_padding", many, 0);
     const auto pads = padding == "NOTSET" ? given("pads", 2 * many, 0) : std::vector<std::int64_t>(2 * many, 0);
-    bool fits = many > 0 && many == kernel.size() && many == strides.size() && many == gaps.size() &&
-                many == more.size() && pads.size() / 2 == many;
-    for (auto one : strides) fits = fits && one >= 1;
-    for (auto one : gaps) fits = fits && one >= 1;
-    for (auto one : kernel) fits = fits && one >= 0;
-    for (const auto *list : {&pads, &more})
-        for (auto one : *list) fits = fits && one >= 0;
+    const auto least = [](const auto &list, int one) {
+        return std::ranges::all_of(list, [=](auto other) { return other >= one; });
+    };
+    const bool fits = many > 0 && many == kernel.size() && many == strides.size() && many == gaps.size() &&
+                      many == more.size() && pads.size() / 2 == many && least(strides, 1) && least(gaps, 1) &&
+                      least(kernel, 0) && least(pads, 0) && least(more, 0);
     if (!fits) refuse_graph("windows, strides or pads of other sizes than the value", "some for each axis");
-    const bool same = padding.rfind("SAME", 0) == 0, ceil = node.whole("ceil_mode", 0) != 0;
+    const bool same = padding.starts_with("SAME"), ceil = node.whole("ceil_mode", 0) != 0;
     Dims sizes;
     for (std::size_t i = 0; i < many; ++i) {
         const Int n = x.dims[i + 2], stride = strides[i], reach = gaps[i] * (kernel[i] - 1) + 1,
@@ -63,46 +58,35 @@ const Dims &kernel_of(GraphNode &node) {
     return node.value(1).dims;
 }
 
-Dims from(const Dims &dims, std::size_t first) {
-    return dims.size() > first ? Dims(dims.begin() + static_cast<std::ptrdiff_t>(first), dims.end()) : Dims();
-}
-
 Results conv(GraphNode &node) {
     const auto &w = kernel_of(node);
-    const auto [sizes, exact] = window(node, from(w, 2));
-    Dims dims = {node.value(0).dims.at(0), w.at(0)};
-    dims.insert(dims.end(), sizes.begin(), sizes.end());
-    const auto result = node.like(dims, {}, exact);
-    node.work = static_cast<double>(result.most) * product(from(w, 1)),
-    node.memory = product(from(w, 1)) * product(sizes);
+    const auto [sizes, exact] = window(node, part(w, 2));
+    const auto result = node.like(Dims{node.value(0).dims.at(0), w.at(0)} + sizes, {}, exact);
+    node.work = double(result.most) * product(part(w, 1));
+    node.memory = product(part(w, 1)) * product(sizes);
     return {result};
 }
 
 Results conv_transpose(GraphNode &node) {
     const auto &w = kernel_of(node);
     const auto &x = node.value(0);
-    const auto [sizes, exact] = window(node, from(w, 2));
-    const auto spatial = from(x.dims, 2);
-    if (x.dims.size() == 5 && !(x.exact && std::find(spatial.begin(), spatial.end(), 0) == spatial.end()))
-        refuse_graph("a transposed convolution over three axes that may be empty",
-                     "three of known sizes");  // ONNX Runtime reads before it
-    node.work = static_cast<double>(x.most) * product(from(w, 1)), node.memory = product(from(w, 1)) * product(spatial);
-    Dims dims = {x.dims.at(0), w.at(1) * node.whole("group", 1)};
-    dims.insert(dims.end(), sizes.begin(), sizes.end());
-    return {node.like(dims, {}, exact)};
+    const auto [sizes, exact] = window(node, part(w, 2));
+    const auto spatial = part(x.dims, 2);
+    if (x.dims.size() == 5 && (!x.exact || !product(spatial)))  // ONNX Runtime reads before it
+        refuse_graph("a transposed convolution over three axes that may be empty", "three of known sizes");
+    node.work = double(x.most) * product(part(w, 1));
+    node.memory = product(part(w, 1)) * product(spatial);
+    return {node.like(Dims{x.dims.at(0), w.at(1) * node.whole("group", 1)} + sizes, {}, exact)};
 }
 
 Results pool(GraphNode &node) {
-    Dims kernel;
-    for (auto one : node.wholes("kernel_shape")) kernel.push_back(one);
+    const auto given = node.wholes("kernel_shape");
+    const Dims kernel(given.begin(), given.end());
     auto [sizes, exact] = window(node, kernel);
-    if (node.text("auto_pad", "").rfind("SAME", 0) == 0)
+    if (node.text("auto_pad", "").starts_with("SAME"))
         for (auto gap : node.wholes("dilations")) exact = exact && gap <= 1;  // which dilations make less
-    auto dims = node.value(0).dims;
-    dims.resize(std::min<std::size_t>(2, dims.size()));
-    dims.insert(dims.end(), sizes.begin(), sizes.end());
-    const auto result = node.like(dims, {}, exact);
-    node.work = 4 * static_cast<double>(result.most) * product(kernel);
+    const auto result = node.like(part(node.value(0).dims, 0, 2) + sizes, {}, exact);
+    node.work = 4 * double(result.most) * product(kernel);
     return {result};
 }
 
@@ -122,12 +106,10 @@ Results recurrent(GraphNode &node) {
     if (gates * hidden < 1 || gates * hidden != rows || w.dims[0] != ways || w.dims[1] != rows || !fits)
         refuse_graph("weights of a recurrent network that do not fit each other", "those of one network");
     const Int steps = x.dims[0], batch = x.dims[1];
-    const auto cells = static_cast<double>(steps) * static_cast<double>(batch),
-               units = static_cast<double>(ways) * static_cast<double>(hidden);
-    node.work =
-        cells * (static_cast<double>(w.most) + static_cast<double>(r.most) + SLOW * units * static_cast<double>(gates));
+    const auto cells = double(steps) * double(batch), units = double(ways) * double(hidden);
+    node.work = cells * (double(w.most) + double(r.most) + SLOW * units * double(gates));
     // All gates of all steps are kept, and what it returns, whether or not somebody asks for that; half of it twice.
-    node.memory = 2 * static_cast<double>(x.most) + cells * units * static_cast<double>(gates + 4);
+    node.memory = 2 * double(x.most) + cells * units * double(gates + 4);
     Results found = {node.like({steps, ways, batch, hidden}), node.like({ways, batch, hidden}),
                      node.like({ways, batch, hidden})};
     found.resize(node.results);
@@ -141,18 +123,17 @@ Results constant(GraphNode &node) {
     const bool list = given.type == 6 || given.type == 7, whole = given.type == 2 || given.type == 7;
     const auto count = given.type == 7 ? given.wholes.size() : given.type == 6 ? given.numbers : 1;
     std::optional<Ranges> content;
-    if (whole && count <= static_cast<std::size_t>(SMALL_VALUE)) {
+    if (whole && Int(count) <= SMALL_VALUE) {
         content = Ranges();
         for (auto number : list ? given.wholes : std::vector{given.whole}) content->emplace_back(number, number);
     }
-    return {sized(list ? Dims{static_cast<Int>(count)} : Dims{}, true, content)};
+    return {sized(list ? Dims{Int(count)} : Dims{}, true, content)};
 }
 
 Results depth_to_space(GraphNode &node) {
     const auto &x = node.value(0).dims;
     const Int block = node.whole("blocksize", 0);
-    if (x.size() != 4 || block < 1 ||
-        block > *std::max_element(x.begin(), x.end()))  // the square of a larger one ends the process
+    if (x.size() != 4 || block < 1 || block > std::ranges::max(x))  // the square of a larger one ends the process
         refuse_graph("blocks of a value without four axes, or of no size", "four axes, and blocks within them");
     if (node.op == "DepthToSpace") return {node.like({x[0], x[1] / (block * block), x[2] * block, x[3] * block})};
     return {node.like({x[0], x[1] * block * block, x[2] / block, x[3] / block})};
@@ -171,23 +152,17 @@ Term term_of(const std::string &text) {
 
 Results einsum(GraphNode &node) {
     auto equation = node.text("equation", "");
-    equation.erase(std::remove(equation.begin(), equation.end(), ' '), equation.end());
+    std::erase(equation, ' ');
     const auto arrow = equation.find("->");
     const auto left = equation.substr(0, arrow);
     const auto letter = [](char sign) { return (sign >= 'a' && sign <= 'z') || (sign >= 'A' && sign <= 'Z'); };
     const auto all = [&](const std::string &text, bool commas) {
-        return std::all_of(text.begin(), text.end(),
-                           [&](char sign) { return letter(sign) || sign == '.' || (commas && sign == ','); });
+        return std::ranges::all_of(text, [&](char s) { return letter(s) || s == '.' || (commas && s == ','); });
     };
     if (left.empty() || !all(left, true) || (arrow != std::string::npos && !all(equation.substr(arrow + 2), false)))
         refuse_graph("an equation that is none", "letters for axes");
     std::vector<std::string> terms = {""};
-    for (char sign : left) {
-        if (sign == ',')
-            terms.emplace_back();
-        else
-            terms.back().push_back(sign);
-    }
+    for (char sign : left) sign == ',' ? void(terms.emplace_back()) : terms.back().push_back(sign);
     if (terms.size() != node.inputs.size()) refuse_graph("an equation of another number of values", "as many");
     std::map<char, Int> sizes;
     std::map<char, int> times;
@@ -196,18 +171,16 @@ Results einsum(GraphNode &node) {
     for (std::size_t i = 0; i < terms.size(); ++i) {
         const auto term = term_of(terms[i]);
         const auto &dims = node.value(i).dims;
-        const auto named = term.before.size() + term.behind.size();
-        if (dims.size() < named || (dims.size() > named && !term.dots) ||
-            (term.before + term.behind).find('.') != std::string::npos)
+        const auto letters = term.before + term.behind;
+        const auto named = letters.size();
+        if (dims.size() < named || (dims.size() > named && !term.dots) || letters.find('.') != std::string::npos)
             refuse_graph("an equation of other axes than its values", "the same");
         const auto more = dims.size() - named;
         if (term.dots) unnamed.insert(more);
-        rest = wider({rest, Dims(dims.begin() + static_cast<std::ptrdiff_t>(term.before.size()),
-                                 dims.begin() + static_cast<std::ptrdiff_t>(term.before.size() + more))});
+        rest = wider({rest, part(dims, term.before.size(), term.before.size() + more)});
         for (std::size_t k = 0; k < named; ++k) {
-            const auto sign = (term.before + term.behind)[k];
-            auto &size = sizes[sign];
-            size = std::max(size, dims[k < term.before.size() ? k : k + more]), ++times[sign];
+            auto &size = sizes[letters[k]];
+            size = std::max(size, dims[k < term.before.size() ? k : k + more]), ++times[letters[k]];
         }
     }
     if (unnamed.size() > 1 || (!unnamed.empty() && node.loose))
@@ -220,67 +193,59 @@ Results einsum(GraphNode &node) {
         for (const auto &[sign, count] : times)
             if (count == 1) result += sign;
     const auto term = term_of(result);
-    Dims kept;
     const auto named = [&](const std::string &letters) {
+        Dims found;
         for (char sign : letters) {
-            if (!sizes.count(sign)) refuse_graph("an equation that returns axes it has not", "some of its own");
-            kept.push_back(sizes[sign]);
+            if (!sizes.contains(sign)) refuse_graph("an equation that returns axes it has not", "some of its own");
+            found.push_back(sizes[sign]);
         }
+        return found;
     };
-    named(term.before);
-    if (term.dots) kept.insert(kept.end(), rest.begin(), rest.end());
-    named(term.behind);
+    const auto kept = named(term.before) + (term.dots ? rest : Dims()) + named(term.behind);
     node.work = product(rest);
     double each = product(rest);
     for (const auto &[sign, size] : sizes) {
-        node.work *= static_cast<double>(size);
-        if (times[sign] > 1 && result.find(sign) != std::string::npos) each *= static_cast<double>(size);
+        node.work *= double(size);
+        if (times[sign] > 1 && result.find(sign) != std::string::npos) each *= double(size);
     }
     if (terms.size() > 2) node.memory = node.work;  // pairs are multiplied one after the other
     products(node, each);
-    for (std::size_t i = 0; i < terms.size(); ++i) node.memory += static_cast<double>(node.value(i).most);
+    for (std::size_t i = 0; i < terms.size(); ++i) node.memory += double(node.value(i).most);
     node.memory += product(kept);
     return {node.like(kept)};
 }
 
 Results flatten(GraphNode &node) {
     const auto &x = node.value(0);
-    const auto rank = static_cast<std::int64_t>(x.dims.size());
+    const auto rank = std::ssize(x.dims);
     auto axis = node.whole("axis", 1);
     axis += axis < 0 ? rank : 0;
     axis = std::clamp<std::int64_t>(axis < 0 ? axis + rank : axis, 0, rank);
-    Int before = 1, behind = 1;
-    for (std::int64_t i = 0; i < rank; ++i) (i < axis ? before : behind) *= x.dims[static_cast<std::size_t>(i)];
-    return {node.like({before, behind}, {}, true, x.most)};
+    return {node.like({Int(product(part(x.dims, 0, axis))), Int(product(part(x.dims, axis)))}, {}, true, x.most)};
 }
 
 Results gather_nd(GraphNode &node) {
     const auto &data = node.value(0).dims;
     const auto &index = node.value(1);
-    const Int batch = node.whole("batch_dims", 0), rank = static_cast<Int>(data.size());
+    const Int batch = node.whole("batch_dims", 0), rank = Int(data.size());
     if (index.dims.empty() || !index.exact || batch + index.dims.back() < 0 || batch + index.dims.back() > rank ||
         index.dims.back() < 0)
         refuse_graph("indices of more axes than the value, or of an open number", "those of the value");
-    node.memory = 2 * static_cast<double>(index.most);
-    Dims dims(index.dims.begin(), index.dims.end() - 1);
-    for (Int i = batch + index.dims.back(); i < rank; ++i) dims.push_back(data[static_cast<std::size_t>(i)]);
-    return {node.like(dims)};
+    node.memory = 2 * double(index.most);
+    return {node.like(part(index.dims, 0, index.dims.size() - 1) + part(data, batch + index.dims.back()))};
 }
 
 Results grid_sample(GraphNode &node) {
     const auto &x = node.value(0).dims, &grid = node.value(1).dims;
-    Dims dims(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(2, x.size())));
-    for (std::size_t i = 1; i + 1 < grid.size(); ++i) dims.push_back(grid[i]);
-    const auto result = node.like(dims);
-    node.work = 16 * SLOW * static_cast<double>(result.most);
+    const auto result = node.like(part(x, 0, 2) + part(grid, 1, grid.empty() ? 0 : grid.size() - 1));
+    node.work = 16 * SLOW * double(result.most);
     return {result};
 }
 
 Results nonzero(GraphNode &node) {
     const auto &x = node.value(0);
-    const auto rank = std::max<Int>(static_cast<Int>(x.dims.size()), 1);
-    node.memory =
-        2 * static_cast<double>(rank) * static_cast<double>(x.most);  // counted twice over before it is returned
+    const auto rank = std::max<Int>(Int(x.dims.size()), 1);
+    node.memory = 2 * double(rank) * double(x.most);  // counted twice over before it is returned
     return {node.like({rank, x.most}, {}, false)};
 }
 
@@ -289,7 +254,7 @@ Results one_hot(GraphNode &node) {
     const auto [depth, exact] = node.sizes(1);
     if (depth.size() != 1 || node.value(2).dims != Dims{2})
         refuse_graph("a depth that is no single number, or other than two values", "one depth, two values");
-    dims.insert(dims.begin() + static_cast<std::ptrdiff_t>(node.axis(dims.size() + 1, -1)), depth[0]);
+    dims.insert(dims.begin() + node.axis(dims.size() + 1, -1), depth[0]);
     return {node.like(dims, {}, exact)};
 }
 
@@ -308,7 +273,7 @@ Results pad(GraphNode &node) {
 
 Results size(GraphNode &node) {
     const auto &x = node.value(0);
-    const auto most = static_cast<Int>(std::min(static_cast<double>(x.most), product(x.dims)));
+    const auto most = Int(std::min(double(x.most), product(x.dims)));
     return {sized({}, true, Ranges{{node.exact ? most : 0, most}})};
 }
 
@@ -327,23 +292,21 @@ Results resize(GraphNode &node) {
     bool exact = true;
     if (node.there(2) && node.value(2).most) {
         const auto &scales = node.value(2).scales;
-        bool fits = scales.size() == x.dims.size();
-        for (auto scale : scales) fits = fits && scale > 0 && scale < 65536;
-        if (!fits) refuse_graph("scales that are no constants above 0, one for each axis", "such constants");
-        std::vector<double> scaled;
-        for (std::size_t i = 0; i < scales.size(); ++i) {
-            scaled.push_back(static_cast<double>(x.dims[i]) * static_cast<double>(scales[i]));
-            exact = exact && std::floor(scaled[i]) == scaled[i] && scaled[i] < 16777216;
-        }
-        for (auto one : scaled) dims.push_back(static_cast<Int>(one) + !exact);
+        const bool sound = std::ranges::all_of(scales, [](auto scale) { return scale > 0 && scale < 65536; });
+        if (!sound || scales.size() != x.dims.size())
+            refuse_graph("scales that are no constants above 0, one for each axis", "such constants");
+        const auto scaled = [&](std::size_t i) { return double(x.dims[i]) * double(scales[i]); };
+        for (std::size_t i = 0; i < scales.size(); ++i)
+            exact = exact && std::floor(scaled(i)) == scaled(i) && scaled(i) < 16777216;
+        for (std::size_t i = 0; i < scales.size(); ++i) dims.push_back(Int(scaled(i)) + !exact);
     } else {
         std::tie(dims, exact) = node.sizes(3);
         if (dims.size() != x.dims.size()) refuse_graph("sizes of other axes than the value", "one for each");
     }
     const auto result = node.like(dims, {}, exact);
     const bool slow = node.text("mode", "") == "cubic" || node.whole("antialias", 0);
-    node.memory = slow ? 3 * static_cast<double>(result.most) : 0;
-    node.work = (slow ? 16 : 2) * SLOW * (static_cast<double>(x.most) + static_cast<double>(result.most));
+    node.memory = slow ? 3 * double(result.most) : 0;
+    node.work = (slow ? 16 : 2) * SLOW * (double(x.most) + double(result.most));
     return {result};
 }
 
@@ -353,36 +316,34 @@ Results col2im(GraphNode &node) {
     const auto block = node.numbers(2).value_or(Dims());
     double each = 1;
     bool fits = x.size() == 3 && image.size() == block.size();
-    for (auto one : block) fits = fits && one >= 1, each *= static_cast<double>(one);
+    for (auto one : block) fits = fits && one >= 1, each *= double(one);
     if (!fits)
         refuse_graph("blocks of other axes than the image, or of no size", "one size for each axis of the image");
-    Dims dims = {x[0], each < 1e18 ? x[1] / static_cast<Int>(each) : 0};
-    dims.insert(dims.end(), image.begin(), image.end());
-    return {node.like(dims, {}, exact)};
+    return {node.like(Dims{x[0], each < 1e18 ? x[1] / Int(each) : 0} + image, {}, exact)};
 }
 
 }  // namespace
 
-const std::map<std::string, SizeRule> &module_rules() {
-    static const std::map<std::string, SizeRule> RULES = {{"arg", arg},
-                                                          {"conv", conv},
-                                                          {"conv_transpose", conv_transpose},
-                                                          {"pool", pool},
-                                                          {"global_pool", global_pool},
-                                                          {"recurrent", recurrent},
-                                                          {"constant", constant},
-                                                          {"depth_to_space", depth_to_space},
-                                                          {"einsum", einsum},
-                                                          {"flatten", flatten},
-                                                          {"gather_nd", gather_nd},
-                                                          {"grid_sample", grid_sample},
-                                                          {"nonzero", nonzero},
-                                                          {"one_hot", one_hot},
-                                                          {"pad", pad},
-                                                          {"size", size},
-                                                          {"tile", tile},
-                                                          {"resize", resize},
-                                                          {"col2im", col2im}};
+const SizeRules &module_rules() {
+    static const SizeRules RULES = {{"arg", arg},
+                                    {"conv", conv},
+                                    {"conv_transpose", conv_transpose},
+                                    {"pool", pool},
+                                    {"global_pool", global_pool},
+                                    {"recurrent", recurrent},
+                                    {"constant", constant},
+                                    {"depth_to_space", depth_to_space},
+                                    {"einsum", einsum},
+                                    {"flatten", flatten},
+                                    {"gather_nd", gather_nd},
+                                    {"grid_sample", grid_sample},
+                                    {"nonzero", nonzero},
+                                    {"one_hot", one_hot},
+                                    {"pad", pad},
+                                    {"size", size},
+                                    {"tile", tile},
+                                    {"resize", resize},
+                                    {"col2im", col2im}};
     return RULES;
 }
 

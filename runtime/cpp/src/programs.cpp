@@ -8,13 +8,12 @@ namespace txl_runtime {
 namespace {
 
 const Spec *spec_named(const std::vector<Spec> &specs, const std::string &name) {
-    const auto found = std::find_if(specs.begin(), specs.end(), [&](const Spec &spec) { return spec.name == name; });
+    const auto found = std::ranges::find(specs, name, &Spec::name);
     return found == specs.end() ? nullptr : &*found;
 }
 
 Array array_of(const Spec &spec) {
-    const bool open = std::find(spec.shape.begin(), spec.shape.end(), TXL_SIZE_ROWS) != spec.shape.end();
-    return open ? Array() : Array(spec.dtype, Shape(spec.shape));
+    return std::ranges::count(spec.shape, std::int64_t{TXL_SIZE_ROWS}) ? Array() : Array(spec.dtype, Shape(spec.shape));
 }
 
 }  // namespace
@@ -48,7 +47,7 @@ Runner::~Runner() = default;
 
 bool Runner::takes(const Program &program) const {
     if (!model_.growing) return true;
-    const auto side = static_cast<std::size_t>(states_.side(0));
+    const auto side = states_.side(0);
     for (const auto &held : states_.held()) {
         if (held.state->update != Rule::replace) continue;
         const auto *spec = spec_named(program.inputs, held.state->input);
@@ -57,12 +56,8 @@ bool Runner::takes(const Program &program) const {
             if (spec || (held.there[side] && shape.product())) return false;
             continue;
         }
-        bool fits = static_cast<int>(spec->shape.size()) == shape.rank();
-        for (int axis = 0; fits && axis < shape.rank(); ++axis) {
-            const auto wanted = spec->shape[static_cast<std::size_t>(axis)];
-            fits = wanted == TXL_SIZE_ROWS || wanted == shape[axis];
-        }
-        if (!fits) return false;
+        const auto fits = [](auto wanted, auto size) { return wanted == TXL_SIZE_ROWS || wanted == size; };
+        if (!std::ranges::equal(spec->shape, shape, fits)) return false;
     }
     return true;
 }
@@ -92,21 +87,14 @@ std::unique_ptr<Route> Runner::route(Bound &bound, std::int64_t rows, int side) 
             (returned ? found->after : found->before).emplace_back(returned ? part : own, returned ? own : part);
         }
         found->values.emplace_back(model_.engine(), View(own.data, own.dtype, own.shape));
-        if (returned)
-            found->outputs.push_back(found->values.back().get());
-        else
-            found->inputs.push_back(found->values.back().get());
-    };
-    const auto state_of = [&](const std::string &name, bool returned) -> Held * {
-        for (auto &held : states_.held())
-            if (name == (returned ? held.state->output : held.state->input)) return &held;
-        return nullptr;
+        returned ? found->outputs.push_back(found->values.back().get())
+                 : found->inputs.push_back(found->values.back().get());
     };
     for (const auto &spec : program.inputs) {
         found->input_names.push_back(spec.name.c_str());
-        if (const auto *held = state_of(spec.name, false)) {
-            const bool ring = held->state->update == Rule::ring;
-            add(first(held->sides[ring ? 0 : static_cast<std::size_t>(side)].view(), held->state->batch_axis), false);
+        if (const auto *held = states_.named(spec.name, false)) {
+            add(first(held->sides[held->state->update == Rule::ring ? 0 : side].view(), held->state->batch_axis),
+                false);
             continue;
         }
         std::size_t given = 0;
@@ -124,8 +112,8 @@ std::unique_ptr<Route> Runner::route(Bound &bound, std::int64_t rows, int side) 
             found->outputs.push_back(nullptr);
             continue;
         }
-        if (auto *held = state_of(spec.name, true)) {
-            const auto to = held->state->update == Rule::ring ? 0 : static_cast<std::size_t>(1 - side);
+        if (auto *held = states_.named(spec.name, true)) {
+            const auto to = held->state->update == Rule::ring ? 0 : 1 - side;
             if (held->state->update == Rule::replace) held->sides[to].shape = Shape(spec.shape), held->there[to] = true;
             add(first(held->sides[to].view(), held->state->batch_axis), true);
             continue;
@@ -165,22 +153,19 @@ void Runner::collect(Bound &bound, Route &route) {
     for (auto *value : route.outputs) made.emplace_back(model_.engine(), value);
     route.outputs.clear();
     const auto &specs = bound.program->outputs;
-    const auto side = static_cast<std::size_t>(1 - states_.side(0));
+    const auto side = 1 - states_.side(0);
     for (std::size_t i = 0; i < specs.size(); ++i) {
         const auto view = made[i].view();
         Array *to = nullptr;
         Shape shape = view.shape;
         for (std::size_t o = 0; o < model_.manifest.outputs.size(); ++o)
             if (model_.manifest.outputs[o].name == specs[i].name) to = &bound.outputs[o], shape = to->shape;
-        for (auto &held : states_.held()) {
-            if (held.state->output != specs[i].name) continue;
-            to = &held.sides[side];
-            shape = Shape(held.state->shape);
-            const auto axis = held.state->row_axis;
-            const bool fits =
-                view.shape.rank() == shape.rank() && (axis < 0 || !held.state->rows || view.shape[axis] <= shape[axis]);
-            if (fits && axis >= 0 && held.state->rows) shape[axis] = view.shape[axis];
-            held.there[side] = true;
+        if (auto *held = states_.named(specs[i].name, true)) {
+            to = &held->sides[side], shape = Shape(held->state->shape);
+            const auto axis = held->state->rows ? held->state->row_axis : -1;
+            const bool fits = axis >= 0 && view.shape.rank() == shape.rank() && view.shape[axis] <= shape[axis];
+            if (fits) shape[axis] = view.shape[axis];
+            held->there[side] = true;
         }
         need(to && view.dtype == to->dtype && view.shape == shape, TXL_BACKEND, "program ", brief(bound.program->name),
              " returned ", brief(specs[i].name), " ", listed(view.shape), ", expected at most ", listed(shape),

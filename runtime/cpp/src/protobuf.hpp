@@ -26,7 +26,7 @@ struct Known {
 
 // A field is one that is known, or refused; one that can be there once is there once.
 std::vector<Field> fields(std::string_view message, const Known &known);
-// Whole numbers one after the other, with signs.
-std::vector<std::int64_t> varints(std::string_view packed);
+// Whole numbers with signs, of a field that holds one, or several one after the other.
+std::vector<std::int64_t> wholes(const Field &field);
 
 }  // namespace txl_runtime

@@ -3,11 +3,18 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <numeric>
 
 #include "error.hpp"
 
 namespace txl_runtime {
+
+namespace {
+
+constexpr std::int64_t CHUNK = 1 << 22;  // log-probabilities computed at a time: 16 MiB
+
+}  // namespace
 
 Pcg64::Pcg64(const std::vector<std::uint32_t> &seed, std::uint32_t row) {
     auto words = seed;
@@ -35,7 +42,7 @@ Pcg64::Pcg64(const std::vector<std::uint32_t> &seed, std::uint32_t row) {
     for (std::size_t i = 0; i < 8; ++i) {
         std::uint32_t v = pool[i % 4] ^ c;
         c *= 0x58f38dedU, v *= c, v ^= v >> 16;
-        q[i / 2] |= static_cast<std::uint64_t>(v) << (i % 2 ? 32 : 0);
+        q[i / 2] |= std::uint64_t(v) << (i % 2 ? 32 : 0);
     }
     const auto wide = [](std::uint64_t high, std::uint64_t low) { return static_cast<Wide>(high) << 64 | low; };
     inc_ = wide(q[2], q[3]) << 1 | 1;
@@ -50,10 +57,10 @@ void Pcg64::step() {
 
 double Pcg64::random() {
     step();
-    const auto x = static_cast<std::uint64_t>(state_ >> 64) ^ static_cast<std::uint64_t>(state_);
+    const auto x = std::uint64_t(state_ >> 64) ^ std::uint64_t(state_);
     const auto r = static_cast<unsigned>(state_ >> 122);
     const auto turned = x >> r | x << ((64 - r) & 63U);
-    return static_cast<double>(turned >> 11) * 0x1p-53;
+    return double(turned >> 11) * 0x1p-53;
 }
 
 Sampler::Sampler(const txl_sampling &sampling, std::int32_t b)
@@ -64,10 +71,9 @@ Sampler::Sampler(const txl_sampling &sampling, std::int32_t b)
     need(top_k_ >= 0, TXL_USAGE, "top_k is ", top_k_, ", expected at least 1, or 0 to keep every token");
     need(top_p_ >= 0 && top_p_ <= 1, TXL_USAGE, "top_p is ", top_p_,
          ", expected more than 0 and at most 1, or 0 to keep every token");
-    std::vector<std::uint32_t> seed = {static_cast<std::uint32_t>(sampling.seed),
-                                       static_cast<std::uint32_t>(sampling.seed >> 32)};
+    std::vector<std::uint32_t> seed = {std::uint32_t(sampling.seed), std::uint32_t(sampling.seed >> 32)};
     if (sampling.seed_words) seed.assign(sampling.seed_words, sampling.seed_words + sampling.seed_count);
-    for (std::int32_t row = 0; row < b; ++row) numbers_.emplace_back(seed, static_cast<std::uint32_t>(row));
+    for (std::int32_t row = 0; row < b; ++row) numbers_.emplace_back(seed, std::uint32_t(row));
 }
 
 std::int32_t Sampler::draw(std::size_t row, const float *logprobs, std::int64_t words) {
@@ -75,9 +81,9 @@ std::int32_t Sampler::draw(std::size_t row, const float *logprobs, std::int64_t 
     need(std::none_of(logprobs, end, [](float one) { return std::isnan(one); }), TXL_BACKEND, "sequence ", row,
          " produced NaN, expected log-probabilities; reset the stream");
     const auto *best = std::max_element(logprobs, end);  // of equal ones the first
-    if (temperature_ == 0) return static_cast<std::int32_t>(best - logprobs);
-    const auto uniform = numbers_[row].random(), highest = static_cast<double>(*best);
-    ids_.resize(static_cast<std::size_t>(words));
+    if (temperature_ == 0) return std::int32_t(best - logprobs);
+    const auto uniform = numbers_[row].random(), highest = double(*best);
+    ids_.resize(std::size_t(words));
     std::iota(ids_.begin(), ids_.end(), 0);
     if (top_k_ || top_p_ > 0) {
         const auto before = [&](std::int32_t x, std::int32_t y) {
@@ -85,13 +91,13 @@ std::int32_t Sampler::draw(std::size_t row, const float *logprobs, std::int64_t 
         };
         const auto count = top_k_ ? std::min(top_k_, words) : words;
         std::partial_sort(ids_.begin(), ids_.begin() + count, ids_.end(), before);
-        ids_.resize(static_cast<std::size_t>(count));
+        ids_.resize(std::size_t(count));
     }
     // Cumulative sums of the weights, in this order.
     weights_.resize(ids_.size());
     double sum = 0;
     for (std::size_t i = 0; i < ids_.size(); ++i) {
-        const auto apart = static_cast<double>(logprobs[ids_[i]]) - highest;
+        const auto apart = double(logprobs[ids_[i]]) - highest;
         weights_[i] = sum += apart == 0 ? 1 : std::exp(apart / temperature_);
     }
     std::size_t count = ids_.size();
@@ -99,9 +105,57 @@ std::int32_t Sampler::draw(std::size_t row, const float *logprobs, std::int64_t 
         const auto asked = top_p_ * sum;
         for (count = 1; count < ids_.size() && weights_[count - 1] < asked;) ++count;
     }
-    const auto last = weights_.begin() + static_cast<std::ptrdiff_t>(count);
+    const auto last = weights_.begin() + std::ptrdiff_t(count);
     const auto at = std::upper_bound(weights_.begin(), last, uniform * weights_[count - 1]) - weights_.begin();
-    return ids_[std::min<std::size_t>(static_cast<std::size_t>(at), count - 1)];
+    return ids_[std::min<std::size_t>(std::size_t(at), count - 1)];
+}
+
+Softmax::Softmax(const Model &model)
+    : model_(model),
+      width_(model.softmax.empty() ? model.manifest.logprobs()->axes.shape.back() : model.manifest.logprobs()->width),
+      words_(model.manifest.logprobs()->axes.shape.back()),
+      chunk_(std::max<std::int64_t>(1, CHUNK / words_)),
+      results_(model.softmax.size()),
+      input_names_(1),
+      output_names_(1),
+      inputs_(1),
+      outputs_(1) {}
+
+void Softmax::part(std::size_t cluster, const float *rows, std::int64_t n) {
+    const auto &program = *model_.softmax[cluster];
+    const auto columns = program.outputs[0].shape[1];
+    auto &result = results_[cluster];
+    if (result.shape.rank() == 0 || result.shape[0] < n) result = Array(TXL_FLOAT32, {n, columns});
+    const Value input(model_.engine(), View(rows, TXL_FLOAT32, {n, width_}));
+    const Value output(model_.engine(), View(result.view().data, TXL_FLOAT32, {n, columns}));
+    input_names_[0] = program.inputs[0].name.c_str(), output_names_[0] = program.outputs[0].name.c_str();
+    inputs_[0] = input.get(), outputs_[0] = output.get();
+    model_.session(program).run(input_names_, inputs_, output_names_, outputs_, program.name);
+}
+
+void Softmax::logprobs(const float *rows, std::int64_t n, float *into, std::int64_t stride) {
+    const auto bytes = [](std::int64_t numbers) { return numbers * sizeof(float); };
+    if (model_.softmax.empty()) {
+        for (std::int64_t i = 0; i < n; ++i) std::memcpy(into + i * stride, rows + i * words_, bytes(words_));
+        return;
+    }
+    const auto &output = *model_.manifest.logprobs();
+    for (std::int64_t begin = 0; begin < n; begin += chunk_) {
+        const auto some = std::min(chunk_, n - begin);
+        for (std::size_t c = 0; c < model_.softmax.size(); ++c) {
+            part(c, rows + begin * width_, some);
+            const auto [first, last] = output.clusters[c];
+            const auto columns = model_.softmax[c]->outputs[0].shape[1], head = model_.softmax[0]->outputs[0].shape[1];
+            for (std::int64_t i = 0; i < some; ++i) {
+                const auto *from = results_[c].as<float>() + i * columns;
+                auto *to = into + (begin + i) * stride + first;
+                std::memcpy(to, from, bytes(last - first));
+                if (!c) continue;
+                const float cluster = results_[0].as<float>()[i * head + output.columns[c - 1]];
+                for (std::int64_t word = 0; word < last - first; ++word) to[word] += cluster;
+            }
+        }
+    }
 }
 
 }  // namespace txl_runtime

@@ -4,8 +4,8 @@
 #include <limits>
 
 #include "error.hpp"
+#include "safetensors.hpp"
 #include "stream.hpp"
-#include "vectors.hpp"
 
 namespace txl_runtime {
 namespace {
@@ -44,20 +44,13 @@ double at(const View &own, std::int64_t place) {
         for (int rest = axis + 1; rest < own.shape.rank(); ++rest) behind *= own.shape[rest];
         view = view.at(0, place / behind % own.shape[axis]);
     }
-    Stored one{view.dtype == TXL_FLOAT16   ? "F16"
-               : view.dtype == TXL_FLOAT32 ? "F32"
-               : view.dtype == TXL_INT32   ? "I32"
-               : view.dtype == TXL_BOOL    ? "BOOL"
-                                           : "BF16",
-               {},
-               {reinterpret_cast<const char *>(view.data), size_of(view.dtype)}};
-    return one.number(0);
+    return number_at(view.data, view.dtype);
 }
 
 class Replay {
 public:
-    Replay(std::shared_ptr<const Model> model, const Vectors &vectors)
-        : model_(std::move(model)), m_(model_->manifest), vectors_(vectors), text_(vectors.arrays.count("tokens") > 0) {
+    Replay(std::shared_ptr<const Model> model, const Tensors &vectors)
+        : model_(std::move(model)), m_(model_->manifest), vectors_(vectors), text_(vectors.find("tokens")) {
         const auto &counts = array("counts");
         const auto tokens = m_.tokens();
         fits(counts.shape.size() == 2 && counts.shape[1] == m_.B && (!text_ || (tokens && m_.logprobs())),
@@ -72,7 +65,7 @@ public:
         std::map<std::string, Pairs> outputs;
         for (std::int64_t step = 0; step < steps_; ++step) segment(stream, step, outputs);
         double allowed[] = {ROUNDING, ROUNDING};
-        if (vectors_.arrays.count("reached")) {
+        if (vectors_.find("reached")) {
             for (int side = 0; side < 2; ++side) allowed[side] += FURTHER * array("reached").number(side);
         } else if (m_.precision != "fp32") {
             allowed[0] = allowed[1] = FAR;
@@ -92,9 +85,9 @@ private:
         need(holds, TXL_BUNDLE, "stored vectors do not fit the model (", what, "); export the model again");
     }
     [[nodiscard]] const Stored &array(const std::string &name) const {
-        const auto found = vectors_.arrays.find(name);
-        fits(found != vectors_.arrays.end(), "no " + brief(name));
-        return found->second;
+        const auto *found = vectors_.find(name);
+        fits(found, "no " + brief(name));
+        return *found;
     }
 
     void segment(Stream &stream, std::int64_t step, std::map<std::string, Pairs> &outputs) {
@@ -104,23 +97,21 @@ private:
         std::vector<std::int32_t> counts;
         for (std::int64_t row = 0; row < b; ++row) {
             again.push_back(!text_ && array("reset").number(step * B + row) != 0);
-            counts.push_back(static_cast<std::int32_t>(array("counts").whole(step * B + row)));
+            counts.push_back(std::int32_t(array("counts").whole(step * B + row)));
         }
-        if (std::count(again.begin(), again.end(), 1)) stream.reset(again.data());
+        if (std::ranges::count(again, 1)) stream.reset(again.data());
         std::vector<Array> given, results;
         std::vector<const void *> inputs;
         std::vector<void *> returned;
         for (const auto *entry : model_->given) {
             const auto &stored = array(text_ ? "tokens" : "input/" + entry->name);
             const auto whole = entry->axes.sizes(B, model_->lengths[0]), part = entry->axes.sizes(b, length);
-            fits(static_cast<int>(stored.shape.size()) == whole.rank() + 1 && stored.shape[0] == steps_ &&
-                     std::equal(whole.begin(), whole.end(), stored.shape.begin() + 1) &&
-                     stored.bytes.size() % static_cast<std::size_t>(steps_) == 0 &&
-                     stored.bytes.size() / static_cast<std::size_t>(steps_) ==
-                         static_cast<std::size_t>(whole.product()) * size_of(entry->dtype),
+            auto steps = whole;
+            steps.insert(0, steps_);
+            fits(std::ranges::equal(stored.shape, steps) &&
+                     stored.bytes.size() == View(stored.bytes.data(), entry->dtype, steps).bytes(),
                  "input " + brief(entry->name));
-            const auto each = stored.bytes.size() / static_cast<std::size_t>(steps_);
-            View from(stored.bytes.data() + static_cast<std::size_t>(step) * each, entry->dtype, whole);
+            auto from = View(stored.bytes.data(), entry->dtype, steps).at(0, step);
             for (int axis = 0; axis < part.rank(); ++axis) from = from.narrow(axis, 0, part[axis]);
             given.emplace_back(entry->dtype, part);
             copy(given.back().view(), from);
@@ -133,8 +124,7 @@ private:
         stream.run(length, inputs.data(), counts.data(), returned.data(), true);
         for (std::size_t i = 0; i < results.size(); ++i)
             for (std::int64_t row = 0; row < b; ++row)
-                if (counts[static_cast<std::size_t>(row)])
-                    compare(m_.outputs[i], results[i].view(), step, row, outputs[m_.outputs[i].name]);
+                if (counts[row]) compare(m_.outputs[i], results[i].view(), step, row, outputs[m_.outputs[i].name]);
     }
 
     void compare(const Output &output, const View &result, std::int64_t step, std::int64_t row, Pairs &pairs) const {
@@ -198,7 +188,7 @@ private:
 
     std::shared_ptr<const Model> model_;
     const Manifest &m_;
-    const Vectors &vectors_;
+    const Tensors &vectors_;
     bool text_;
     std::int64_t steps_ = 0;
 };

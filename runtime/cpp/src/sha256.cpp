@@ -69,8 +69,8 @@ struct Sha256::Inside {
     void round() {
         std::array<std::uint32_t, 64> w{};
         for (std::size_t i = 0; i < 16; ++i)
-            w[i] = static_cast<std::uint32_t>(block[4 * i]) << 24 | static_cast<std::uint32_t>(block[4 * i + 1]) << 16 |
-                   static_cast<std::uint32_t>(block[4 * i + 2]) << 8 | block[4 * i + 3];
+            w[i] = std::uint32_t(block[4 * i]) << 24 | std::uint32_t(block[4 * i + 1]) << 16 |
+                   std::uint32_t(block[4 * i + 2]) << 8 | block[4 * i + 3];
         for (std::size_t i = 16; i < 64; ++i) {
             const auto a = turned(w[i - 15], 7) ^ turned(w[i - 15], 18) ^ (w[i - 15] >> 3);
             const auto b = turned(w[i - 2], 17) ^ turned(w[i - 2], 19) ^ (w[i - 2] >> 10);
@@ -110,8 +110,7 @@ std::string Sha256::hex() {
     unsigned char length[8], digest[32];
     for (int i = 0; i < 8; ++i) length[i] = static_cast<unsigned char>(bits >> (56 - 8 * i));
     add(length, 8);
-    for (int i = 0; i < 32; ++i)
-        digest[i] = static_cast<unsigned char>(inside_->state[static_cast<std::size_t>(i / 4)] >> (24 - 8 * (i % 4)));
+    for (int i = 0; i < 32; ++i) digest[i] = static_cast<unsigned char>(inside_->state[i / 4] >> (24 - 8 * (i % 4)));
     return hexadecimal(digest, 32);
 }
 

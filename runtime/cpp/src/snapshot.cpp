@@ -1,5 +1,6 @@
 // Snapshots: the state of sequences as a safetensors file, saved and held against a stream (§ 5).
 #include <algorithm>
+#include <cstring>
 
 #include "error.hpp"
 #include "safetensors.hpp"
@@ -13,8 +14,7 @@ constexpr const char *WHOLE = "whole/";
 
 // Whether a snapshot has memory rows, and whether it has whole tensors.
 std::pair<bool, bool> parts_of(const Model &model) {
-    const auto whole =
-        std::any_of(model.states.begin(), model.states.end(), [](const State *state) { return !state->counted(); });
+    const auto whole = std::ranges::any_of(model.states, [](const State *state) { return !state->counted(); });
     return {model.manifest.counts_rows(), whole || !model.manifest.counts_rows()};
 }
 
@@ -34,7 +34,7 @@ bool reached(const Model &model, const State &state, std::int64_t rows) {
         for (const auto *side : {&program.inputs, &program.outputs})
             for (const auto &spec : *side)
                 if (spec.name == state.input || spec.name == state.output) {
-                    const auto size = spec.shape[static_cast<std::size_t>(state.row_axis)];
+                    const auto size = spec.shape[state.row_axis];
                     if (size == rows || size == TXL_SIZE_ROWS) return true;
                 }
     return false;
@@ -47,7 +47,7 @@ std::string Stream::save(std::int32_t row) const {
     const auto carried = states_->take(rows);
     std::map<std::string, View> tensors;
     std::map<std::string, std::string> facts = {{"format", kind_of(*model_)}, {"model_id", model_->manifest.model_id}};
-    const auto n = static_cast<std::int64_t>(rows.size());
+    const auto n = std::int64_t(rows.size());
     if (parts_of(*model_).first) {
         tensors["fill"] = View(carried.fill.data(), TXL_INT32, {n});
         tensors["head"] = View(carried.head.data(), TXL_INT32, {n});
@@ -61,14 +61,14 @@ std::string Stream::save(std::int32_t row) const {
 
 void Stream::restore(std::int32_t row, std::string_view bytes) {
     const auto rows = sequences(row);
-    const auto n = static_cast<std::int64_t>(rows.size());
+    const auto n = std::int64_t(rows.size());
     const auto refused = [](bool holds, const auto &...said) {
         need(holds, TXL_USAGE, "the snapshot ", said..., "; take it again from this model");
     };
     const auto stored = read_tensors(bytes, MOST_HEADER, TXL_USAGE, "the snapshot");
     const auto fact = [&](const char *name) {
-        const auto found = stored.header.facts.find(name);
-        return found == stored.header.facts.end() ? std::string() : found->second;
+        const auto found = stored.facts.find(name);
+        return found == stored.facts.end() ? std::string() : found->second;
     };
     const auto [counts, whole] = parts_of(*model_);
     refused(fact("format") == kind_of(*model_), "is of format '", brief(fact("format")), "', expected ",
@@ -82,44 +82,44 @@ void Stream::restore(std::int32_t row, std::string_view bytes) {
     carried.fill = carried.head;
     std::size_t known = 0;
     for (auto [name, into] : {std::pair("fill", &carried.fill), {"head", &carried.head}}) {
-        if (!counts || (!stored.has(name) && into == &carried.head)) continue;
-        refused(stored.has(name) && stored.entry(name).dtype == "I32" && stored.entry(name).shape == std::vector{n},
-                "has no ", name, " that is int32 [", n, "]");
-        std::copy_n(stored.data(name), rows.size() * sizeof(std::int32_t), reinterpret_cast<char *>(into->data()));
+        const auto *found = stored.find(name);
+        if (!counts || (!found && into == &carried.head)) continue;
+        refused(found && found->dtype == "I32" && found->shape == std::vector{n}, "has no ", name, " that is int32 [",
+                n, "]");
+        std::memcpy(into->data(), found->bytes.data(), found->bytes.size());
         ++known;
     }
     const auto M = model_->manifest.memory_length();
     for (auto fill : carried.fill) refused(fill >= 0 && fill <= M, "has a fill of ", fill, ", expected 0 ... ", M);
-    const std::int64_t longest = *std::max_element(carried.fill.begin(), carried.fill.end());
+    const std::int64_t longest = std::ranges::max(carried.fill);
     for (const auto *state : model_->states) {
         const auto label = label_of(*model_, *state);
-        if (!stored.has(label)) {
+        const auto *found = stored.find(label);
+        if (!found) {
             refused(state->absent, "lacks ", brief(label), ", expected it");
             continue;
         }
         ++known;
-        const auto &entry = stored.entry(label);
         Shape shape(state->counted() ? state->row_shape() : state->shape);
         if (state->counted()) {
             shape.insert(0, longest), shape.insert(0, n);
         } else {
             if (state->batch_axis >= 0) shape[state->batch_axis] = n;
-            const auto axis = static_cast<std::size_t>(state->row_axis);
-            if (state->rows && entry.shape.size() == state->shape.size())
-                shape[state->row_axis] = std::clamp(entry.shape[axis], state->rows->first, state->rows->second);
+            const auto axis = std::size_t(state->row_axis);
+            if (state->rows && found->shape.size() == state->shape.size())
+                shape[state->row_axis] = std::clamp(found->shape[axis], state->rows->first, state->rows->second);
         }
         const auto dtype = state->counted() ? TXL_FLOAT32 : state->dtype;
-        refused(entry.dtype == stored_name(dtype) &&
-                    std::equal(entry.shape.begin(), entry.shape.end(), shape.begin(), shape.end()),
-                "has ", brief(label), " as ", brief(entry.dtype), " ", listed(entry.shape), ", expected ",
-                name_of(dtype), " ", listed(shape));
+        refused(found->dtype == stored_name(dtype) && std::ranges::equal(found->shape, shape), "has ", brief(label),
+                " as ", brief(found->dtype), " ", listed(found->shape), ", expected ", name_of(dtype), " ",
+                listed(shape));
         refused(!state->rows || reached(*model_, *state, shape[state->row_axis]), "has ", brief(label),
                 " with a number of rows that no step leads to");
         Array tensor(dtype, shape);
-        copy(tensor.view(), View(stored.data(label), dtype, shape));
+        copy(tensor.view(), View(found->bytes.data(), dtype, shape));
         carried.tensors.emplace(state->name, std::move(tensor));
     }
-    refused(known == stored.header.entries.size(), "has tensors that the model does not know");
+    refused(known == stored.all.size(), "has tensors that the model does not know");
     if (n == b_) states_->reset();
     for (std::size_t i = 0; n < b_ && i < rows.size(); ++i) states_->reset(rows[i]);
     states_->put(rows, carried);

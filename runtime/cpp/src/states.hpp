@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -33,21 +34,27 @@ public:
     [[nodiscard]] Carried take(const std::vector<std::int32_t> &rows) const;
     void put(const std::vector<std::int32_t> &rows, const Carried &carried);  // they were reset
     [[nodiscard]] Array table(std::size_t index, std::int64_t b) const;       // of b sequences; memory with M rows
-    [[nodiscard]] bool there(std::size_t index) const { return held_[index].there[static_cast<std::size_t>(side(0))]; }
+    [[nodiscard]] bool there(std::size_t index) const { return held_[index].there[side(0)]; }
 
     // A step of the first `rows` sequences: brings them to one side, and lets it be done.
     void join(std::int64_t rows);
     void advance(std::int64_t rows);
     [[nodiscard]] int side(std::int64_t row) const { return sides_[static_cast<std::size_t>(row)]; }
     [[nodiscard]] std::vector<Held> &held() { return held_; }
+    [[nodiscard]] Held *named(const std::string &name,
+                              bool returned);  // by its input's name, or its output's; null without
     [[nodiscard]] std::int32_t *valid() const { return valid_.as<std::int32_t>(); }
     [[nodiscard]] std::int32_t *fill() const { return fill_.as<std::int32_t>(); }
     [[nodiscard]] View counts(const std::string &role) const;  // int32 [B] of valid, fill or head
 
 private:
-    [[nodiscard]] View rows_of(const Held &held, std::int64_t row) const;  // one sequence's slots, [slots, ...]
+    [[nodiscard]] View own(const Held &held, std::int64_t row) const;      // one sequence's part, where it is now
+    [[nodiscard]] View rows_of(const Held &held, std::int64_t row) const;  // its memory, [slots, ...]
+    // Calls with each run of its memory rows, the oldest first: where it stands, how many are before it, and its
+    // length.
     template <typename Move>
-    void pieces(std::int64_t row, Move move) const;  // where its memory rows stand, the oldest first
+    void pieces(std::int64_t row, Move move) const;
+    [[nodiscard]] Array gathered(const Held &held, std::span<const std::int32_t> rows) const;  // of a replaced state
     void start(Held &held, std::int64_t row);
     const Model &model_;
     std::int64_t B_, M_, R_, most_;

@@ -29,8 +29,7 @@ View sequence(const View &view, const Axes &axes, std::int64_t row) {
 
 bool inside(const View &view, std::int64_t vocab) {
     if (view.shape.rank() == 0) {
-        std::int32_t id;
-        std::copy_n(view.data, sizeof id, reinterpret_cast<std::byte *>(&id));
+        const auto id = number_at(view.data, TXL_INT32);
         return id >= 0 && id < vocab;
     }
     for (std::int64_t i = 0; i < view.shape[0]; ++i)
@@ -55,7 +54,7 @@ Stream::Stream(std::shared_ptr<const Model> model, std::int64_t b, std::int64_t 
     outputs_.resize(manifest.outputs.size());
     if (const auto *output = manifest.logprobs()) {
         softmax_ = std::make_unique<Softmax>(*model_);
-        logprobs_ = static_cast<std::size_t>(output - manifest.outputs.data());
+        logprobs_ = output - manifest.outputs.data();
         if (output->axes.batch >= 0) last_ = Array(TXL_FLOAT32, {manifest.B, softmax_->width()});
         row_ = Array(TXL_FLOAT32, {softmax_->words()});
     }
@@ -67,14 +66,12 @@ void Stream::check_batch(std::int64_t b) const {
     need(b >= 1 && b <= B, TXL_USAGE, "a stream of ", b, " sequences was asked for, expected 1 ... ", B,
          "; export with --batch-size for more");
     need(!model_->manifest.joint || b == B, TXL_USAGE, "a stream of ", b,
-         " sequences was asked for, but this model's sequences influence "
-         "one another, expected ",
-         B, "; open all");
+         " sequences was asked for, but this model's sequences influence one another, expected ", B, "; open all");
 }
 
 void Stream::set_batch(std::int64_t b) {
     b_ = b;
-    counts_.assign(static_cast<std::size_t>(b), 0), inside_ = counts_;
+    counts_.assign(b, 0), inside_ = counts_;
 }
 
 void Stream::prepare() {
@@ -120,7 +117,7 @@ void Stream::read_counts(std::int64_t length, const std::int32_t *counts) {
     need(length >= 1, TXL_USAGE, "T is ", length, ", expected at least 1; give positions");
     given_length_ = length;
     for (std::size_t row = 0; row < counts_.size(); ++row) {
-        counts_[row] = counts ? counts[row] : static_cast<std::int32_t>(length);
+        counts_[row] = counts ? counts[row] : std::int32_t(length);
         need(counts_[row] >= 0 && counts_[row] <= length, TXL_USAGE, "the count of sequence ", row, " is ",
              counts_[row], ", expected 0 ... ", length, "; 0 leaves a sequence idle");
     }
@@ -132,9 +129,8 @@ void Stream::read_tokens(std::int64_t length, const std::int32_t *tokens, const 
     ids_ = View(tokens, TXL_INT32, {b_, length});
     const auto vocab = model_->manifest.vocab_size();
     for (std::int64_t row = 0; row < b_; ++row)
-        need(inside(ids_.at(0, row).narrow(0, 0, counts_[static_cast<std::size_t>(row)]), vocab), TXL_USAGE,
-             "tokens hold an id outside 0 ... ", vocab - 1, " in sequence ", row,
-             "; check the vocabulary that they come from");
+        need(inside(ids_.at(0, row).narrow(0, 0, counts_[row]), vocab), TXL_USAGE, "tokens hold an id outside 0 ... ",
+             vocab - 1, " in sequence ", row, "; check the vocabulary that they come from");
 }
 
 // As the table has them: positions may stand first, and a step of one position has no axis for it.
@@ -149,7 +145,7 @@ void Stream::check_ids() const {
         const auto &entry = *model_->given[i];
         if (!entry.vocab) continue;
         for (std::int64_t row = 0; row < (entry.axes.batch < 0 ? 1 : b_); ++row) {
-            const std::int64_t count = entry.axes.batch < 0 ? given_length_ : counts_[static_cast<std::size_t>(row)];
+            const std::int64_t count = entry.axes.batch < 0 ? given_length_ : counts_[row];
             if (!count) continue;
             const auto counted =
                 positions(sequence(inputs_[i], entry.axes, row), entry.axes, 0, count + entry.axes.ahead);
@@ -161,13 +157,13 @@ void Stream::check_ids() const {
 
 void Stream::check_segment(std::int64_t length, const std::vector<std::int32_t> &counts) const {
     const auto &known = model_->lengths;
-    const auto running = std::count_if(counts.begin(), counts.end(), [](auto count) { return count > 0; });
+    const auto running = std::ranges::count_if(counts, [](auto count) { return count > 0; });
     if (model_->manifest.exact) {
-        need(std::find(known.begin(), known.end(), length) != known.end(), TXL_USAGE, "a segment has ", length,
+        need(std::ranges::find(known, length) != known.end(), TXL_USAGE, "a segment has ", length,
              " positions, expected one of ", Listed{known},
              ", because this model takes whole segments alone; feed several, or export another --segment-length");
-        need(std::all_of(counts.begin(), counts.end(), [&](auto count) { return count == 0 || count == length; }),
-             TXL_USAGE, "counts are ", Listed{counts}, ", expected 0 or ", length,
+        need(std::ranges::all_of(counts, [&](auto count) { return count == 0 || count == length; }), TXL_USAGE,
+             "counts are ", Listed{counts}, ", expected 0 or ", length,
              " each, because this model takes whole segments alone");
     } else {
         need(length <= known[0], TXL_USAGE, "a segment has ", length, " positions, expected at most ", known[0],
@@ -185,15 +181,14 @@ bool Stream::next(Segment &segment, std::int64_t length) {
     if (left <= 0) return false;
     segment.size = std::min(left, known[0]);
     if (model_->manifest.exact) {
-        const auto fits = std::find_if(known.begin(), known.end(), [&](auto one) { return one <= left; });
+        const auto fits = std::ranges::find_if(known, [&](auto one) { return one <= left; });
         need(fits != known.end(), TXL_USAGE, "there are ", length, " positions (look-ahead aside), of which ", left,
              " remain after segments, expected what segments of ", Listed{known}, " add up to; give more or fewer");
         segment.size = *fits;
     }
     segment.any = false;
     for (std::size_t row = 0; row < counts_.size(); ++row) {
-        inside_[row] =
-            static_cast<std::int32_t>(std::clamp<std::int64_t>(counts_[row] - segment.first, 0, segment.size));
+        inside_[row] = std::clamp<std::int64_t>(counts_[row] - segment.first, 0, segment.size);
         segment.any = segment.any || inside_[row];
     }
     return true;
@@ -215,20 +210,19 @@ void Stream::check_feed(std::int64_t length) {
 bool Stream::step(std::int64_t first, std::int64_t length, bool commit) {
     const auto &manifest = model_->manifest;
     std::int64_t rows = b_, most = 0;
-    while (rows && !inside_[static_cast<std::size_t>(rows) - 1]) --rows;
+    while (rows && !inside_[rows - 1]) --rows;
     if (!rows) return false;
     if (!model_->leading) rows = manifest.B;
     auto &bound = runner_->find(length);
     for (auto count : inside_) most = std::max<std::int64_t>(most, count);
     for (std::int64_t row = 0; row < manifest.B; ++row)
-        states_->valid()[row] =
-            row < b_ ? inside_[static_cast<std::size_t>(row)] : static_cast<std::int32_t>(manifest.lockstep ? most : 0);
+        states_->valid()[row] = row < b_ ? inside_[row] : std::int32_t(manifest.lockstep ? most : 0);
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
         const auto &axes = model_->given[i]->axes;
         const auto to = bound.inputs[i].view();
         zero(to);
         for (std::int64_t row = 0; row < (axes.batch < 0 ? 1 : b_); ++row) {
-            const auto count = axes.batch < 0 ? length : inside_[static_cast<std::size_t>(row)];
+            const auto count = axes.batch < 0 ? length : inside_[row];
             if (count)
                 copy(positions(sequence(to, axes, row), axes, 0, count + axes.ahead),
                      positions(sequence(inputs_[i], axes, row), axes, first, count + axes.ahead));
@@ -244,18 +238,20 @@ bool Stream::step(std::int64_t first, std::int64_t length, bool commit) {
     return true;
 }
 
+// Of a position of the segment that ran: what the softmax takes, or the log-probabilities.
+View Stream::before_softmax(std::int64_t row, std::int64_t position) const {
+    const auto &axes = model_->manifest.logprobs()->axes;
+    const bool parts = ran_->program->kind == "hidden";
+    const auto all = ran_->outputs[parts ? 0 : logprobs_].view();
+    return (parts ? all : rows_first(all, axes)).at(0, row).at(0, axes.positions.empty() ? 0 : position);
+}
+
 // A draw may come later, when the program's arrays are another segment's.
 void Stream::keep_last() {
     if (last_.shape.rank() == 0) return;
-    const auto &program = *ran_->program;
     for (std::int64_t row = 0; row < b_; ++row) {
-        const auto count = inside_[static_cast<std::size_t>(row)];
-        if (!count) continue;
-        const auto &axes = model_->manifest.logprobs()->axes;
-        const bool parts = program.kind == "hidden";
-        const auto all = ran_->outputs[parts ? 0 : logprobs_].view();
-        const auto one = (parts ? all : rows_first(all, axes)).at(0, row);
-        const auto last = one.at(0, axes.positions.empty() ? 0 : count - 1);
+        if (!inside_[row]) continue;
+        const auto last = before_softmax(row, inside_[row] - 1);
         if (last.shape.rank() == 1) copy(last_.view().at(0, row), last);
     }
     fed_ = true;
@@ -273,36 +269,28 @@ void Stream::clear_outputs(std::int64_t length, void *const *outputs, bool last)
 
 // Hands out what counts of a segment that ran; the rest is zero already.
 void Stream::give(void *const *outputs, std::int64_t first, std::int64_t length, bool last) {
-    const auto most = *std::max_element(inside_.begin(), inside_.end());
+    const auto most = std::ranges::max(inside_);
     for (std::size_t i = 0; outputs && i < outputs_.size(); ++i) {
         if (!outputs_[i].data) continue;
         const auto &output = model_->manifest.outputs[i];
         const auto &axes = output.axes;
-        const auto &still = output.still;
-        const bool parts = ran_->program->kind == "hidden";
+        const bool one = last && !axes.positions.empty();
         for (std::int64_t row = 0; row < (axes.batch < 0 ? 1 : b_); ++row) {
-            const std::int64_t count = axes.batch < 0 ? length : inside_[static_cast<std::size_t>(row)];
+            const std::int64_t count = axes.batch < 0 ? length : inside_[row];
             if (!count) continue;
-            const bool one = last && !axes.positions.empty();
             const auto from = one ? (axes.batch < 0 ? most : count) - 1 : 0, some = one ? 1 : count;
-            if (parts) {
-                auto to = sequence(outputs_[i], one ? still : axes, row);
-                if (!one) to = positions(to, axes, first, some);
-                const auto stride = one ? 0 : to.strides[axes.positions[0]] / static_cast<std::int64_t>(sizeof(float));
-                const auto hidden = ran_->outputs[0].view().at(0, row).at(0, from);
-                softmax_->logprobs(reinterpret_cast<const float *>(hidden.data), some,
+            auto to = sequence(outputs_[i], one ? output.still : axes, row);
+            if (!one) to = positions(to, axes, first, some);
+            if (ran_->program->kind == "hidden") {
+                const auto stride = one ? 0 : to.strides[axes.positions[0]] / std::int64_t(sizeof(float));
+                softmax_->logprobs(reinterpret_cast<const float *>(before_softmax(row, from).data), some,
                                    reinterpret_cast<float *>(to.data), stride);
                 continue;
             }
-            auto found = sequence(ran_->outputs[i].view(), axes, row);
-            if (!one) {
-                copy(positions(sequence(outputs_[i], axes, row), axes, axes.positions.empty() ? 0 : first, some),
-                     positions(found, axes, 0, some));
-                continue;
-            }
-            found = positions(found, axes, from, 1);
-            for (auto axis = axes.positions.rbegin(); axis != axes.positions.rend(); ++axis) found = found.at(*axis, 0);
-            copy(sequence(outputs_[i], still, row), found);
+            auto found = positions(sequence(ran_->outputs[i].view(), axes, row), axes, from, some);
+            for (auto axis = axes.positions.rbegin(); one && axis != axes.positions.rend(); ++axis)
+                found = found.at(*axis, 0);
+            copy(to, found);
         }
     }
 }
@@ -312,7 +300,7 @@ void Stream::run(std::int64_t length, const void *const *inputs, const std::int3
     read(length, inputs, counts);
     check_segment(length, counts_);
     inside_ = counts_;
-    if (std::any_of(counts_.begin(), counts_.end(), [](auto count) { return count > 0; })) runner_->find(length);
+    if (std::ranges::any_of(counts_, [](auto count) { return count > 0; })) runner_->find(length);
     clear_outputs(length, outputs, false);
     if (step(0, length, commit)) give(outputs, 0, length, false);
 }
@@ -329,8 +317,7 @@ void Stream::feed(std::int64_t length, const void *const *inputs, const std::int
 void Stream::reset(const std::uint8_t *which) {
     const auto many = which ? std::count_if(which, which + b_, [](auto one) { return one != 0; }) : b_;
     need(many == 0 || many == b_ || !model_->manifest.lockstep, TXL_USAGE,
-         "some sequences are to be reset, but this model's run in lockstep, "
-         "expected all or none; reset all");
+         "some sequences are to be reset, but this model's run in lockstep, expected all or none; reset all");
     if (many == b_) fed_ = false;
     if (!which || (many == b_ && model_->manifest.lockstep)) return states_->reset();
     for (std::int64_t row = 0; row < b_; ++row)
@@ -347,7 +334,7 @@ void Stream::select(const std::int32_t *rows, std::int64_t count) {
     const auto carried = states_->take(from);
     Array last = last_.shape.rank() ? Array(TXL_FLOAT32, last_.shape) : Array();
     for (std::size_t i = 0; last.shape.rank() && i < from.size(); ++i)
-        copy(last.view().at(0, static_cast<std::int64_t>(i)), last_.view().at(0, from[i]));
+        copy(last.view().at(0, i), last_.view().at(0, from[i]));
     states_->reset();
     set_batch(count);
     states_->put(sequences(-1), carried);
@@ -361,8 +348,7 @@ std::vector<std::int32_t> Stream::sequences(std::int32_t row) const {
     need(row >= -1 && row < b_, TXL_USAGE, "sequence ", row, " was named, expected 0 ... ", b_ - 1,
          "; name one that there is");
     need(row < 0 || b_ == 1 || !model_->manifest.lockstep, TXL_USAGE, "one of ", b_,
-         " sequences was named, but this model's run in lockstep, "
-         "expected all of them; give -1");
+         " sequences was named, but this model's run in lockstep, expected all of them; give -1");
     return found;
 }
 

@@ -6,7 +6,6 @@
 
 #include "programs.hpp"
 #include "sampling.hpp"
-#include "softmax.hpp"
 #include "states.hpp"
 
 namespace txl_runtime {
@@ -52,6 +51,7 @@ private:
     bool step(std::int64_t first, std::int64_t length, bool commit);  // of inputs_, the positions that inside_ counts
     void clear_outputs(std::int64_t length, void *const *outputs, bool last);
     void give(void *const *outputs, std::int64_t first, std::int64_t length, bool last);
+    [[nodiscard]] View before_softmax(std::int64_t row, std::int64_t position) const;
     void keep_last();
     void refuse_text(const char *what) const;
     [[nodiscard]] std::vector<std::int32_t> sequences(std::int32_t row) const;

@@ -8,8 +8,8 @@ namespace txl_runtime {
 
 void Stream::refuse_text(const char *what) const {
     need(model_->text, TXL_USAGE, what,
-         " takes token ids alone and log-probabilities of the next one, which this model "
-         "does not read and return; use run or feed");
+         " takes token ids alone and log-probabilities of the next one, which this model does not read and return; use "
+         "run or feed");
     need(model_->scoring, TXL_USAGE, what,
          " needs a state after every token, but this model's is that of whole segments of ", Listed{model_->lengths},
          "; use run without commit, and feed for whole ones");
@@ -25,18 +25,13 @@ void Stream::score(const std::int32_t *tokens, std::int64_t length, const std::i
     check_feed(columns);
     for (Segment segment; next(segment, columns);) {
         if (!step_tokens(segment.first, segment.size)) continue;
-        const auto first = segment.first;
-        const auto hidden = ran_->program->kind == "hidden";
         for (std::int64_t row = 0; row < b_; ++row) {
-            for (std::int64_t t = 0; t < inside_[static_cast<std::size_t>(row)]; ++t) {
-                const auto all = ran_->outputs[hidden ? 0 : logprobs_].view();
-                auto one = hidden || model_->given[0]->axes.batch == 0 ? all.at(0, row) : all.at(1, row);
-                if (one.shape.rank() == 2) one = one.at(0, t);
+            for (std::int64_t t = 0; t < inside_[row]; ++t) {
+                const auto one = before_softmax(row, t);
                 softmax_->logprobs(reinterpret_cast<const float *>(one.data), 1, row_.as<float>(), softmax_->words());
-                std::int32_t target;
-                std::copy_n(ids_.at(0, row).at(0, first + t + 1).data, sizeof target,
-                            reinterpret_cast<std::byte *>(&target));
-                nll[row * columns + first + t] = -row_.as<float>()[target];
+                const auto at = segment.first + t;
+                const auto target = std::int64_t(number_at(ids_.at(0, row).at(0, at + 1).data, TXL_INT32));
+                nll[row * columns + at] = -row_.as<float>()[target];
             }
         }
     }
@@ -46,11 +41,11 @@ void Stream::draw(Sampler &sampler, std::int32_t *tokens, float *logprobs) {
     refuse_text("a draw");
     need(tokens != nullptr, TXL_USAGE, "tokens are NULL, expected room for [b]; give an array");
     need(fed_, TXL_USAGE, "nothing was fed, expected a prompt to draw after; feed one");
-    need(sampler.batch() == static_cast<std::size_t>(b_), TXL_USAGE, "the sampler is for ", sampler.batch(),
-         " sequences, expected ", b_, "; open another");
+    need(sampler.batch() == std::size_t(b_), TXL_USAGE, "the sampler is for ", sampler.batch(), " sequences, expected ",
+         b_, "; open another");
     for (std::int64_t row = 0; row < b_; ++row) {
         softmax_->logprobs(last_.as<float>() + row * softmax_->width(), 1, row_.as<float>(), softmax_->words());
-        tokens[row] = sampler.draw(static_cast<std::size_t>(row), row_.as<float>(), softmax_->words());
+        tokens[row] = sampler.draw(std::size_t(row), row_.as<float>(), softmax_->words());
         if (logprobs) logprobs[row] = row_.as<float>()[tokens[row]];
     }
 }
@@ -58,7 +53,7 @@ void Stream::draw(Sampler &sampler, std::int32_t *tokens, float *logprobs) {
 void Stream::generate(const txl_sampling &sampling, const std::int32_t *tokens, std::int64_t length,
                       const std::int32_t *counts, std::int32_t count, std::int32_t *drawn, float *logprobs) {
     refuse_text("generate");
-    Sampler sampler(sampling, static_cast<std::int32_t>(b_));
+    Sampler sampler(sampling, std::int32_t(b_));
     need(count >= 0 && (drawn || !count), TXL_USAGE, count,
          " tokens were asked for, expected at least 0, and room for them");
     read_tokens(length, tokens, counts);

@@ -1,9 +1,6 @@
-#include "vectors.hpp"
-
+// Stored vectors of bundles before 2.1: a zip of NumPy's arrays.
 #include <algorithm>
-#include <cstring>
 
-#include "array.hpp"
 #include "error.hpp"
 #include "safetensors.hpp"
 
@@ -16,12 +13,6 @@ namespace {
 
 constexpr std::uint64_t EXPANDED = 64,
                         SMALL = 1U << 26;  // what packed vectors may take: so many times the file, or bytes
-
-std::uint64_t little(std::string_view bytes, std::size_t at, std::size_t count) {
-    std::uint64_t number = 0;
-    for (std::size_t i = count; i-- > 0;) number = number << 8 | static_cast<unsigned char>(bytes[at + i]);
-    return number;
-}
 
 #ifdef TXL_ZLIB
 
@@ -48,7 +39,7 @@ Stored array_of(std::string &content) {
         {"<u4", "U32"},  {"<i8", "I64"}, {"<u8", "U64"}, {"<f2", "F16"}, {"<f4", "F32"}, {"<f8", "F64"}};
     const auto sound = [](bool holds) { need(holds, TXL_BUNDLE, "an array that is no plain array of numbers"); };
     sound(content.size() >= 10 && content.compare(0, 8, std::string("\x93NUMPY\x01\x00", 8)) == 0);
-    const auto length = static_cast<std::size_t>(little(content, 8, 2));
+    const auto length = std::size_t(little(content, 8, 2));
     sound(content.size() >= 10 + length);
     const auto header = content.substr(10, length);
     const auto text = [&](const std::string &key, char begin, char end) {
@@ -62,23 +53,17 @@ Stored array_of(std::string &content) {
     sound(dtype != TYPES.end());
     Stored found{dtype->second, {}, std::string_view(content).substr(10 + length)};
     const auto sizes = text("shape", '(', ')');
-    for (std::size_t at = 0; at < sizes.size();) {
-        if (sizes[at] == ' ' || sizes[at] == ',') {
-            ++at;
-            continue;
-        }
-        std::int64_t size = 0;
-        const auto first = at;
-        for (; at < sizes.size() && sizes[at] >= '0' && sizes[at] <= '9'; ++at)
-            sound((size = 10 * size + sizes[at] - '0') < (1LL << 40));
-        sound(at > first && found.shape.size() < 32);
-        found.shape.push_back(size);
+    for (std::size_t at = 0; (at = sizes.find_first_not_of(" ,", at)) != std::string::npos;) {
+        const auto digits = sizes.substr(at, sizes.find_first_of(" ,", at) - at);
+        sound(digits.size() < 13 && digits.find_first_not_of("0123456789") == std::string::npos &&
+              found.shape.size() < 32);
+        found.shape.push_back(std::stoll(digits));
+        at += digits.size();
     }
-    const auto digits = found.dtype.find_first_of("0123456789");
-    const auto width = digits == std::string::npos ? 1 : std::stoul(found.dtype.substr(digits)) / 8;
-    double wanted = static_cast<double>(width);
-    for (auto size : found.shape) wanted *= static_cast<double>(size);
-    sound(wanted == static_cast<double>(found.bytes.size()));
+    const auto width = width_of(found.dtype);
+    double wanted = double(width);
+    for (auto size : found.shape) wanted *= double(size);
+    sound(wanted == double(found.bytes.size()));
     if (header.find("'fortran_order': True") == std::string::npos || found.shape.size() < 2) return found;
     std::string ordered;  // the first axis runs fastest
     for (std::int64_t i = 0; i < found.size(); ++i) {
@@ -87,38 +72,36 @@ Stored array_of(std::string &content) {
             behind /= *axis;
             at += left % *axis * behind, left /= *axis;
         }
-        ordered += found.bytes.substr(static_cast<std::size_t>(at) * width, width);
+        ordered += found.bytes.substr(std::size_t(at) * width, width);
     }
     content.replace(10 + length, ordered.size(), ordered);
     return found;
 }
 
 // The central directory of a zip names its members; of each the local header says where its bytes begin.
-Vectors unpacked(const std::string &file) {
+Tensors unpacked(const std::string &file) {
     const auto sound = [](bool holds, const char *what) { need(holds, TXL_BUNDLE, what); };
     const std::string_view all = file;
     const auto end = all.rfind(std::string_view("PK\x05\x06", 4));
     sound(end != std::string_view::npos && end + 22 <= all.size(), "no zip of arrays");
-    auto at = static_cast<std::size_t>(little(all, end + 16, 4));
+    auto at = std::size_t(little(all, end + 16, 4));
     std::uint64_t total = 0;
-    Vectors found;
+    Tensors found;
     for (auto count = little(all, end + 10, 2); count; --count) {
         sound(at + 46 <= all.size() && all.substr(at, 4) == std::string_view("PK\x01\x02", 4), "a damaged directory");
         const auto way = little(all, at + 10, 2), packed = little(all, at + 20, 4), size = little(all, at + 24, 4);
-        const auto length = static_cast<std::size_t>(little(all, at + 28, 2)),
-                   local = static_cast<std::size_t>(little(all, at + 42, 4));
+        const auto length = std::size_t(little(all, at + 28, 2)), local = std::size_t(little(all, at + 42, 4));
         sound(at + 46 + length <= all.size() && local + 30 <= all.size(), "a damaged directory");
         auto name = std::string(all.substr(at + 46, length));
-        const auto begin =
-            local + 30 + static_cast<std::size_t>(little(all, local + 26, 2) + little(all, local + 28, 2));
+        const auto begin = local + 30 + std::size_t(little(all, local + 26, 2) + little(all, local + 28, 2));
         sound(begin <= all.size() && packed <= all.size() - begin, "an array that is cut off");
         sound((total += size) <= std::max<std::uint64_t>(SMALL, EXPANDED * all.size()),
               "arrays that are too large for their file");
         sound(way == 8 || (way == 0 && size == packed), "an array that is compressed in an unknown way");
-        std::string content(all.substr(begin, static_cast<std::size_t>(packed)));
+        std::string content(all.substr(begin, std::size_t(packed)));
         if (way == 8) {
 #ifdef TXL_ZLIB
-            std::string wide(static_cast<std::size_t>(size), '\0');
+            std::string wide(std::size_t(size), '\0');
             sound(inflated(content, wide), "an array that cannot be inflated");
             content = std::move(wide);
 #else
@@ -126,52 +109,24 @@ Vectors unpacked(const std::string &file) {
                    "arrays that are compressed, which this library reads where it was built with zlib");
 #endif
         }
-        if (name.size() > 4 && name.substr(name.size() - 4) == ".npy") name.resize(name.size() - 4);
+        if (name.ends_with(".npy")) name.resize(name.size() - 4);
         found.memory.push_back(std::move(content));
-        found.arrays[name] = array_of(found.memory.back());
-        at += 46 + length + static_cast<std::size_t>(little(all, at + 30, 2) + little(all, at + 32, 2));
+        found.all[name] = array_of(found.memory.back());
+        at += 46 + length + std::size_t(little(all, at + 30, 2) + little(all, at + 32, 2));
     }
-    for (auto &[_, array] : found.arrays)
+    for (auto &[_, array] : found.all)
         sound(array.bytes.data() != nullptr || array.size() == 0, "an array without numbers");
     return found;
 }
 
 }  // namespace
 
-std::int64_t Stored::size() const {
-    std::int64_t found = 1;
-    for (auto one : shape) found *= one;
-    return found;
-}
-
-double Stored::number(std::int64_t index) const {
-    need(index >= 0 && index < size(), TXL_BUNDLE, "stored vectors do not fit one another; export the model again");
-    const auto at = [&](auto kind) {
-        std::memcpy(&kind, bytes.data() + static_cast<std::size_t>(index) * sizeof kind, sizeof kind);
-        return static_cast<double>(kind);
-    };
-    if (dtype == "F32") return at(float{});
-    if (dtype == "F64") return at(double{});
-    if (dtype == "I64" || dtype == "U64") return at(std::int64_t{});
-    if (dtype == "I32" || dtype == "U32") return at(std::int32_t{});
-    if (dtype == "I16" || dtype == "U16") return at(std::int16_t{});
-    if (dtype == "F16" || dtype == "BF16") {
-        Array one(TXL_FLOAT32, Shape{});
-        copy(one.view(), View(bytes.data() + 2 * index, dtype == "F16" ? TXL_FLOAT16 : TXL_BFLOAT16, Shape{}));
-        return static_cast<double>(*one.as<float>());
-    }
-    return at(std::int8_t{});
-}
-
-Vectors read_vectors(std::string file, const std::string &where) {
+Tensors read_vectors(std::string file, const std::string &where) {
     try {
-        if (where.size() > 4 && where.substr(where.size() - 4) == ".npz") return unpacked(file);
-        Vectors found;
-        found.memory.push_back(std::move(file));
-        const auto stored = read_tensors(found.memory.front(), found.memory.front().size(), TXL_BUNDLE, where);
-        for (const auto &[name, entry] : stored.header.entries)
-            found.arrays[name] = {
-                entry.dtype, entry.shape, {stored.data(name), static_cast<std::size_t>(entry.last - entry.first)}};
+        if (where.ends_with(".npz")) return unpacked(file);
+        std::list<std::string> memory = {std::move(file)};
+        auto found = read_tensors(memory.front(), memory.front().size(), TXL_BUNDLE, where);
+        found.memory = std::move(memory);
         return found;
     } catch (const Refused &refused) {
         refuse(refused.code, where, ": ", refused.what(), "; expected stored vectors; export the model again");

@@ -50,10 +50,10 @@ Vocabulary::Vocabulary(const std::string &text, std::int64_t vocab_size, const s
     sound(found["kind"] == "words" && found.contains("symbols") && found["symbols"].is_array(), "is of no known kind");
     for (const auto &symbol : found["symbols"]) {
         sound(symbol.is_string(), "has a symbol that is no text");
-        ids_[symbol] = static_cast<std::int32_t>(symbols_.size());  // of symbols that are alike the last
+        ids_[symbol] = std::int32_t(symbols_.size());  // of symbols that are alike the last
         symbols_.push_back(symbol);
     }
-    sound(!symbols_.empty() && static_cast<std::int64_t>(symbols_.size()) <= vocab_size,
+    sound(!symbols_.empty() && std::int64_t(symbols_.size()) <= vocab_size,
           "has " + std::to_string(symbols_.size()) + " symbols for " + std::to_string(vocab_size) + " ids");
     for (auto [name, into] :
          {std::pair("unknown", &unknown_), {"line_start", &line_start_}, {"line_end", &line_end_}}) {
@@ -87,58 +87,42 @@ std::vector<std::int32_t> Vocabulary::encode(std::string_view text) const {
         at += length;
     }
     need(plain || !lower_case_, TXL_UNSUPPORTED,
-         "the vocabulary has lower_case and the text is not ASCII, which needs tables of "
-         "Unicode; encode it with txl_runtime from Python");
+         "the vocabulary has lower_case and the text is not ASCII, which needs tables of Unicode; encode it with "
+         "txl_runtime from Python");
     for (std::size_t at = 0; at < text.size();) {
         const auto end = std::min(text.find_first_of("\r\n", at), text.size());
-        if (line_start_ >= 0) ids.push_back(static_cast<std::int32_t>(line_start_));
+        if (line_start_ >= 0) ids.push_back(std::int32_t(line_start_));
         split(text.substr(at, end - at), ids);
-        if (line_end_ >= 0 && end < text.size()) ids.push_back(static_cast<std::int32_t>(line_end_));
+        if (line_end_ >= 0 && end < text.size()) ids.push_back(std::int32_t(line_end_));
         at = end + (text.substr(end, 2) == "\r\n" ? 2 : 1);
     }
     return ids;
 }
 
 void Vocabulary::split(std::string_view line, std::vector<std::int32_t> &ids) const {
-    struct Character {
-        std::size_t first, length;
-        bool white;
-    };
-    std::vector<Character> characters;
     std::string lowered(line);
     if (lower_case_)
-        std::transform(line.begin(), line.end(), lowered.begin(),
-                       [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
+        std::ranges::transform(line, lowered.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? char(c + 32) : c; });
     line = lowered;
-    for (std::size_t at = 0; at < line.size();) {
+    std::vector<std::pair<std::size_t, std::size_t>> words;  // between white space: where they begin and end
+    for (std::size_t at = 0, end = line.size(); at < line.size();) {
         std::uint32_t code = 0;
         const auto length = character(line, at, code);
-        characters.push_back({at, length, is_white(code)});
+        if (!is_white(code) && end != at) words.emplace_back(at, at);
         at += length;
+        if (!is_white(code)) words.back().second = end = at;
     }
-    while (!characters.empty() && characters.back().white) characters.pop_back();
-    const auto begin = std::find_if(characters.begin(), characters.end(), [](const auto &one) { return !one.white; });
-    characters.erase(characters.begin(), begin);
-    if (characters.empty()) return;
-    const auto first = characters.front().first, last = characters.back().first + characters.back().length;
-    if (!white_ && delimiter_.empty()) {
-        for (const auto &one : characters) ids.push_back(id(line.substr(one.first, one.length)));
+    if (words.empty()) return;
+    if (white_) {
+        for (const auto &[begin, end] : words) ids.push_back(id(line.substr(begin, end - begin)));
         return;
     }
-    if (!white_) {
-        const auto words = line.substr(first, last - first);
-        for (std::size_t at = 0;;) {
-            const auto end = words.find(delimiter_, at);
-            ids.push_back(id(words.substr(at, end - at)));
-            if (end == std::string_view::npos) return;
-            at = end + delimiter_.size();
-        }
-    }
-    for (auto one = characters.begin(); one != characters.end();) {
-        const auto end = std::find_if(one, characters.end(), [](const auto &next) { return next.white; });
-        const auto word = one->first, stop = std::prev(end)->first + std::prev(end)->length;
-        ids.push_back(id(line.substr(word, stop - word)));
-        one = std::find_if(end, characters.end(), [](const auto &next) { return !next.white; });
+    line = line.substr(words.front().first, words.back().second - words.front().first);
+    for (std::size_t at = 0, end = 0; end != std::string_view::npos; at = end + delimiter_.size()) {
+        std::uint32_t code = 0;
+        end = !delimiter_.empty() ? line.find(delimiter_, at) : at + character(line, at, code);
+        ids.push_back(id(line.substr(at, end - at)));
+        if (delimiter_.empty() && end == line.size()) return;
     }
 }
 
@@ -147,7 +131,7 @@ std::int32_t Vocabulary::id(std::string_view word) const {
     if (found != ids_.end()) return found->second;
     need(unknown_ >= 0, TXL_USAGE, "'", brief(std::string(word)), "' is not among the ", symbols_.size(),
          " words of the vocabulary, which has no unknown one; give a text of its words, or token ids");
-    return static_cast<std::int32_t>(unknown_);
+    return std::int32_t(unknown_);
 }
 
 std::string Vocabulary::decode(const std::int32_t *tokens, std::size_t count) const {
@@ -157,12 +141,12 @@ std::string Vocabulary::decode(const std::int32_t *tokens, std::size_t count) co
         need(token >= 0 && (!bytes_ || token < 256), TXL_USAGE, "token ", i, " is ", token,
              ", expected an id of the vocabulary; look where it comes from");
         if (bytes_) {
-            text += static_cast<char>(token);
+            text += char(token);
         } else if (token == line_end_) {
             text += '\n';
         } else {
-            const auto known = static_cast<std::size_t>(token) < symbols_.size();
-            text += known ? symbols_[static_cast<std::size_t>(token)] : "<" + std::to_string(token) + ">";
+            const auto known = std::size_t(token) < symbols_.size();
+            text += known ? symbols_[token] : join("<", token, ">");
             text += white_ ? " " : delimiter_;
         }
     }

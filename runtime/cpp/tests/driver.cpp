@@ -10,6 +10,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "txl.hpp"
@@ -43,7 +44,7 @@ std::size_t width_of(const std::string &dtype) {
     return dtype == "bool" ? 1 : dtype == "float16" || dtype == "bfloat16" ? 2 : 4;
 }
 
-const std::string DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+constexpr std::string_view DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
 std::string to_base64(const std::string &bytes) {
     std::string text;
@@ -65,7 +66,7 @@ std::string from_base64(const std::string &text) {
         for (std::size_t k = 0; k < 4; ++k) {
             const auto digit = DIGITS.find(text[i + k]);
             const bool padding = text[i + k] == '=' && i + 4 == text.size() && k >= 2;
-            need(digit != std::string::npos || padding, "bytes are no base64");
+            need(digit != std::string_view::npos || padding, "bytes are no base64");
             if (padding) there = std::min(there, k - 1);
             group = group << 6 | (padding ? 0U : static_cast<std::uint32_t>(digit));
         }
@@ -374,7 +375,7 @@ private:
     }
 
     static std::int32_t row_of(const Json &r) {
-        const auto row = r.at("row");
+        const auto &row = r.at("row");
         need(row.is_number_integer() && row >= 0 && row <= 2147483647LL,
              "row is " + row.dump() + ", expected one of the stream's");
         return row;

@@ -1,0 +1,180 @@
+"""Time one bundle in C and in Python, in turns: start, memory, one position and 64, policies of 1 and 16 sequences.
+
+    python benchmarks/compare/c_against_python.py [--rounds 12] [--seconds 0.2] [--installed PREFIX] [--out FOLDER]
+
+Both sides open the same bundle on the same library of ONNX Runtime with one thread, and run segments with all outputs,
+once their memory is full: `c_side.cpp` and `python_side.py`. One process per side works in turns with the other, and
+who goes first changes with every round. Processor time is counted, so that waiting for a core is not. Of a round the
+table takes both sides' figures and their ratio, and shows medians, with quartiles of the ratio. Start and memory are
+those of fresh processes up to the end of one step, the start of Python itself included.
+
+The library is built from this checkout, which takes a minute, unless --installed names where one was installed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnxruntime
+import txl_runtime
+from asking import Ask, asked
+from host_cost import spread
+
+from benchmarks.shared.models import TINY, random_bundle, shape
+from benchmarks.shared.results import finish, parser
+from benchmarks.shared.tables import Table, log
+
+ROOT = Path(__file__).parents[2]
+POLICIES = ROOT / "conformance" / "bundles"
+
+
+class Case(NamedTuple):
+    """One row of the first table: a bundle, an update rule and segments of so many positions."""
+
+    name: str
+    bundle: Path
+    update: str
+    positions: int
+
+
+Figures = dict[str, dict[str, list[float]]]
+"""By row and side, of each round."""
+
+
+def cases(folder: Path, quick: bool) -> list[Case]:
+    """The bundles, exported into a folder, and what is timed of them."""
+    sizes: Mapping[str, tuple[dict[str, Any], int]] = {
+        "4 × 192": (shape(4, 192, 6, 32, 768, 256), 128),
+        "12 × 512": (shape(12, 512, 8, 64, 2048, 204), 640),
+    }
+    if quick:
+        sizes = {"tiny": (TINY, 8)}
+    long, found = 4 if quick else 64, []
+    for name, (values, memory) in sizes.items():
+        bundle = random_bundle(folder / f"{name.replace(' ', '')}.txl", values, (long, 1), memory)
+        found += [
+            Case(f"{name}, {update}, {positions}", bundle, update, positions)
+            for update in ("ring", "rolled")
+            for positions in (1, long)
+        ]
+    return [*found, *(Case(f"GRU, B {b}", POLICIES / f"policy-{b}", "replace", 1) for b in (1, 16))]
+
+
+def built(folder: Path, installed: Path | None) -> Path:
+    """The program of C, linked with the library."""
+    if installed is None:
+        log("build the library")
+        installed = folder / "installed"
+        leave_out = ("-DTXL_TESTS=OFF", "-DTXL_SAMPLES=OFF")
+        for command in (
+            ("cmake", "-S", ROOT / "runtime" / "cpp", "-B", folder / "build", *leave_out),
+            ("cmake", "--build", folder / "build", "-j", "2"),
+            ("cmake", "--install", folder / "build", "--prefix", installed),
+        ):
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    (place,) = installed.rglob("pkgconfig")
+    about = ("pkg-config", "--cflags", "--libs", "txl")
+    words = subprocess.run(
+        about, check=True, capture_output=True, text=True, env=os.environ | {"PKG_CONFIG_PATH": str(place)}
+    ).stdout
+    program, source = folder / "c_side", Path(__file__).with_name("c_side.cpp")
+    flags = shlex.split(os.environ.get("CXXFLAGS", "-O2"))
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    subprocess.run([*compiler, "-std=c++17", *flags, source, "-o", program, *words.split()], check=True)
+    return program
+
+
+def commands(program: Path, case: Case) -> dict[str, list[str]]:
+    """What starts each side with a case's bundle."""
+    told = [str(case.bundle), case.update]
+    return {
+        "C": [str(program), *told],
+        "Python": [sys.executable, str(Path(__file__).with_name("python_side.py")), *told],
+    }
+
+
+def turns(rounds: int) -> list[tuple[str, ...]]:
+    """The sides of each round, in the order in which they work."""
+    return [("C", "Python")[:: 1 if turn % 2 == 0 else -1] for turn in range(rounds)]
+
+
+def timed(program: Path, case: Case, rounds: int, seconds: float) -> dict[str, list[float]]:
+    """Microseconds of one segment, by side and round."""
+    with ExitStack() as stack:
+        ask: dict[str, Ask] = {
+            side: stack.enter_context(asked(command, ROOT, side)) for side, command in commands(program, case).items()
+        }
+        memory = txl_runtime.load(case.bundle, backend="cpu").manifest.memory_length
+        request = {"positions": case.positions, "calls": 1 + (memory or 0) // case.positions}
+        once = {side: each(request)["seconds"] / request["calls"] for side, each in ask.items()}  # memory is full now
+        calls = {side: max(1, round(seconds / max(took, 1e-7))) for side, took in once.items()}
+        found: dict[str, list[float]] = {side: [] for side in ask}
+        for sides in turns(rounds):
+            for side in sides:
+                took = ask[side]({"positions": case.positions, "calls": calls[side]})["seconds"]
+                found[side].append(took / calls[side] * 1e6)
+    return found
+
+
+def started(program: Path, case: Case, rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Milliseconds of processor time until a step has ended, and MB at most, by side and round."""
+    found: dict[str, dict[str, list[float]]] = {what: {"C": [], "Python": []} for what in ("ms", "MB")}
+    for sides in turns(rounds):
+        for side in sides:
+            command = [*commands(program, case)[side], "first"]
+            said = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            found["ms"][side].append(said["seconds"] * 1e3)
+            found["MB"][side].append(said["peak"] / 1e6)
+    return found
+
+
+def table(title: str, figures: Figures) -> Table:
+    """Medians of both sides, and the median of the ratios of each round with its quartiles."""
+    made = Table((title, "C", "Python", "Python / C (quartiles)"))
+    for row, sides in figures.items():
+        c, python = np.array(sides["C"]), np.array(sides["Python"])
+        made.add(row, float(np.median(c)), float(np.median(python)), spread(python / c, 2))
+    return made
+
+
+def main() -> int:
+    """Read the command line and measure."""
+    made = parser(__doc__, seconds=0.2, threads="not asked: both sides have one")
+    made.set_defaults(threads=1)
+    made.add_argument("--rounds", type=int, default=12, help="turns of each side (default 12)")
+    made.add_argument("--installed", type=Path, metavar="PREFIX", help="where the library was installed")
+    options = made.parse_args()
+    (library,) = (Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so*")
+    os.environ["TXL_ONNXRUNTIME"] = str(library)
+    steps, starts, peaks = Figures(), Figures(), Figures()
+    with tempfile.TemporaryDirectory() as folder:
+        rounds, seconds = (1, 0.01) if options.quick else (options.rounds, options.seconds)
+        chosen = cases(Path(folder), options.quick)
+        program = built(Path(folder), options.installed)
+        for case in chosen:
+            log(case.name)
+            steps[case.name] = timed(program, case, rounds, seconds)
+            if case.positions == 1:
+                found = started(program, case, rounds)
+                starts[case.name], peaks[case.name] = found["ms"], found["MB"]
+    tables = [
+        table("µs of processor time of one segment", steps),
+        table("ms of processor time from start to the end of one step", starts),
+        table("MB at most until then", peaks),
+    ]
+    finish("c_against_python", options, tables, {"steps": steps, "starts": starts, "peaks": peaks})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

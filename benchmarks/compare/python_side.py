@@ -1,0 +1,50 @@
+"""The side of Python in c_against_python.py, which imports what an application does; see c_side.cpp."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import txl_runtime
+from txl_runtime.types import Array
+
+
+def inputs(model: txl_runtime.Model, length: int) -> dict[str, Array]:
+    """Random arrays for a segment of so many positions."""
+    draws, given = np.random.default_rng(0), dict[str, Array]()
+    for entry in model.manifest.inputs:
+        if entry.role == "tokens":
+            given[entry.name] = draws.integers(0, model.vocab_size, (model.batch_size, length), np.int32)
+        elif entry.role == "feature":
+            features = (size for size in entry.shape[2:] if isinstance(size, int))
+            given[entry.name] = draws.random((model.batch_size, length, *features), np.float32)
+    return given
+
+
+def main() -> int:
+    """One step in a fresh process, or segments as lines of input ask for them."""
+    bundle, update, *first = sys.argv[1:]
+    model = txl_runtime.load(bundle, backend="cpu", threads=1, update=update)
+    stream = model.stream(model.batch_size)
+    if first:
+        stream.run(inputs(model, 1))
+        lines = Path("/proc/self/status").read_text().splitlines()  # getrusage counts the process that started it, too
+        (peak,) = (int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+        print(json.dumps({"seconds": time.process_time(), "peak": peak * 1024}))
+        return 0
+    for line in sys.stdin:
+        request = json.loads(line)
+        given = inputs(model, request["positions"])
+        stream.run(given)
+        began = time.thread_time()
+        for _ in range(request["calls"]):
+            stream.run(given)
+        print(json.dumps({"seconds": time.thread_time() - began}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

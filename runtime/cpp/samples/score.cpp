@@ -1,0 +1,69 @@
+// Says how well a model predicts a text, as `txl-deploy score` does: what its tokens cost, and what its bytes do.
+//
+//     txl-score demo/model.txl heldout.txt
+//
+// The text is read on from one piece to the next, so that what is held beside it does not grow with it.
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <iomanip>
+#include <iostream>
+#include <iterator>
+
+#include "txl.hpp"
+
+namespace {
+
+// A piece is a whole number of the longest segments: cut in other places, a full memory would give other numbers.
+constexpr std::ptrdiff_t SEGMENTS = 16;
+
+std::string read(const std::string &path) {
+    std::ifstream file(path, std::ios::binary);
+    const std::string found(std::istreambuf_iterator<char>(file), {});
+    if (!file) throw std::runtime_error(path + ": cannot be read, expected a text");
+    return found;
+}
+
+void run(const std::string &bundle, const std::string &path) {
+    const txl::Model model(bundle);
+    const auto text = read(path);
+    const auto tokens = model.encode(text);
+    if (tokens.size() < 2)
+        throw std::runtime_error(path + ": holds " + std::to_string(tokens.size()) +
+                                 " tokens, expected at least 2, because the first is only context");
+    txl::Stream stream(model);
+    const auto piece = SEGMENTS * model.info().longest;
+    double nats = 0;
+    for (auto first = tokens.begin(); tokens.end() - first > 1;) {
+        const auto last = first + std::min(piece, tokens.end() - first - 1);
+        for (const auto cost : stream.score({first, last + 1})) nats += cost;
+        first = last;  // the last token was a target alone
+    }
+    const auto mean = nats / static_cast<double>(tokens.size() - 1);
+    std::cout << std::setprecision(12) << "tokens " << tokens.size() << "\nnll " << mean << "\nperplexity "
+              << std::exp(mean) << "\nbits_per_token " << mean / std::log(2.0) << '\n';
+    // Ids that do not give the text back, as those of unknown words, say nothing of its bytes.
+    if (model.decode(tokens) == text) {
+        const auto bytes = text.size() - model.decode({tokens.front()}).size();
+        const auto each = nats / static_cast<double>(bytes);
+        std::cout << "nats_per_byte " << each << "\nbits_per_byte " << each / std::log(2.0) << '\n';
+    }
+}
+
+}  // namespace
+
+int main(int count, char **words) {
+    if (count != 3) {
+        std::cerr << "usage: " << words[0] << " BUNDLE FILE\n";
+        return 2;
+    }
+    setenv("ORT_DISABLE_TELEMETRY", "1", 0);  // which newer builds of the engine look at when they are opened
+    try {
+        run(words[1], words[2]);
+    } catch (const std::exception &error) {
+        std::cerr << error.what() << '\n';
+        return 2;
+    }
+    return 0;
+}

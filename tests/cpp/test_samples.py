@@ -1,0 +1,226 @@
+"""The samples in C and C++: built under the sanitizers, installed, run, and held against Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import txl_runtime
+from building import CPP, ROOT, compiler, done
+from conforming import FOLDER
+from txl_runtime.types import Floats
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]  # whoever comes first builds
+SANITIZED = "-fsanitize=address,undefined"
+TINY = ROOT / "samples" / "tiny.txl"
+POLICY = FOLDER / "bundles" / "policy-1"
+IN_C = """
+cmake_minimum_required(VERSION 3.20)
+project(consumer LANGUAGES C)
+set(CMAKE_C_STANDARD 11)
+find_package(txl REQUIRED)
+find_package(Threads REQUIRED)
+add_executable(consumer {source})
+target_link_libraries(consumer PRIVATE txl::txl Threads::Threads m)
+"""
+IN_CPP = """
+#include <iostream>
+#include <txl.hpp>
+template <typename Call>
+void tried(Call call) {
+    try {
+        call();
+    } catch (const txl::Error &error) {
+        std::cout << error.code << ": " << error.what() << std::endl;
+    }
+}
+int main(int, char **words) {
+    const txl::Model model(words[1]);
+    txl::Stream stream(model, 2);
+    tried([&] { stream.feed({1, 2, 3}); });
+    tried([&] { (void)stream.score({1, 2, 3}); });
+    const auto costs = stream.score({1, 2, 3, 4});
+    std::cout << costs.size() << " numbers, " << stream.fill() << " rows" << std::endl;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the library and its headers are after `cmake --install`, which is not where the build was made for."""
+    there = tmp_path_factory.mktemp("installed")
+    done(["cmake", "--install", built, "--prefix", there])
+    return there
+
+
+def made(source: Path, folder: Path, built: Path, installed: Path, *options: str) -> None:
+    """Configure and build a project that looks for the installed library."""
+    prefix = [f"-DCMAKE_PREFIX_PATH={installed}", f"-DCMAKE_C_FLAGS={SANITIZED}", f"-DCMAKE_CXX_FLAGS={SANITIZED}"]
+    compilers = [f"-DCMAKE_{language}_COMPILER={compiler(built, language)}" for language in ("C", "CXX")]
+    done(["cmake", "-S", source, "-B", folder, "-G", "Ninja", *prefix, *compilers, *options])
+    done(["cmake", "--build", folder])
+
+
+def flags(installed: Path) -> list[str]:
+    """What pkg-config has a compiler be told."""
+    (folder,) = installed.rglob("pkgconfig")
+    about = ["pkg-config", "--cflags", "--libs", "txl"]
+    return done(about, env={**os.environ, "PKG_CONFIG_PATH": str(folder)}).split()
+
+
+def refused(*command: Path | str) -> str:
+    """The one line with which a program ends in 2."""
+    found = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=600, check=False)
+    (line,) = found.stderr.splitlines()
+    assert (found.returncode, found.stdout) == (2, "")
+    return line
+
+
+def actions(observations: Floats, begins: set[int]) -> Floats:
+    """What the policy does at each of the observations [n, 6], reset before some of them: [n, 3]."""
+    model, found = txl_runtime.load(POLICY, "cpu", threads=1), []
+    stream, name = model.stream(1), model.manifest.inputs[0].name
+    for n, seen in enumerate(observations):
+        if n in begins:
+            stream.reset()
+        found.append(next(iter(stream.run({name: seen[None, None]}).values()))[0, 0])
+    return np.stack(found)
+
+
+def test_a_project_in_c_alone_links_what_was_installed(
+    built: Path, installed: Path, engine: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "CMakeLists.txt").write_text(IN_C.format(source=CPP / "samples" / "control.c"))
+    made(tmp_path, tmp_path / "build", built, installed)
+    assert done([tmp_path / "build" / "consumer", POLICY, "1"]).startswith("1 steps, 1 resets")
+
+
+def test_pkg_config_says_all_that_a_compiler_of_c_needs_wherever_it_was_installed(
+    built: Path, installed: Path, engine: Path, tmp_path: Path
+) -> None:
+    program = tmp_path / "control"
+    control = CPP / "samples" / "control.c"
+    done([compiler(built, "C"), SANITIZED, control, "-o", program, *flags(installed), "-lm", "-pthread"])
+    assert done([program, POLICY, "1"]).startswith("1 steps, 1 resets")
+
+
+def test_tokens_that_are_not_as_many_for_each_sequence_are_refused(
+    built: Path, installed: Path, engine: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "main.cpp").write_text(IN_CPP)
+    done(
+        [
+            compiler(built, "CXX"),
+            "-std=c++17",
+            SANITIZED,
+            tmp_path / "main.cpp",
+            "-o",
+            tmp_path / "main",
+            *flags(installed),
+        ]
+    )
+    assert done([tmp_path / "main", FOLDER / "bundles" / "ring"]).splitlines() == [
+        "3: 3 token ids were given, expected as many for each of 2 sequences; give [b, T]",
+        "3: 3 token ids were given, expected as many for each of 2 sequences; give [b, T]",
+        "2 numbers, 1 rows",
+    ]
+
+
+@pytest.mark.parametrize("text", ["def main(", "é"])
+def test_generate_writes_and_remembers_what_python_does(built: Path, engine: Path, tmp_path: Path, text: str) -> None:
+    stream, drawing = txl_runtime.load(TINY, "cpu").stream(1), {"temperature": 0.7, "top_p": 0.95, "seed": 1}
+    for _ in range(2):  # the second one goes on from the first one's memory
+        said = subprocess.run(
+            [built / "txl-generate", TINY, text, "40", tmp_path / "memory"],
+            capture_output=True,
+            check=True,
+            timeout=600,
+        )
+        drawn = [int(token) for (token,) in stream.generate(text, 40, feed_last=True, **drawing)]
+        assert said.stdout == bytes(drawn)
+
+
+@pytest.mark.parametrize("length", [2, 129, 130, 4000])
+def test_score_says_what_the_command_says(built: Path, engine: Path, tmp_path: Path, length: int) -> None:
+    text = tmp_path / "text"
+    text.write_bytes((ROOT / "runtime" / "txl_runtime" / "model.py").read_bytes()[:length])
+    said = dict(line.split() for line in done([built / "txl-score", TINY, text]).splitlines())
+    expected = json.loads(done([sys.executable, "-m", "txl_deploy", "score", TINY, text, "--threads", "1", "--json"]))
+    assert expected.pop("unknown_words") == 0
+    assert float(said.pop("nats_per_byte")) == pytest.approx(expected["bits_per_byte"] * np.log(2), rel=1e-6)
+    assert {name: float(value) for name, value in said.items()} == pytest.approx(expected, rel=1e-6)
+
+
+def test_score_refuses_what_it_cannot_score(built: Path, engine: Path, tmp_path: Path) -> None:
+    (tmp_path / "short").write_text("a")
+    assert "holds 1 tokens, expected at least 2" in refused(built / "txl-score", TINY, tmp_path / "short")
+    assert "missing: cannot be read" in refused(built / "txl-score", TINY, tmp_path / "missing")
+    assert "no vocabulary" in refused(built / "txl-score", POLICY, tmp_path / "short")
+
+
+@pytest.mark.parametrize(("name", "rows"), [("tiny", 1), ("ring", 3), ("hidden", 2), ("int8", 2)])
+def test_users_who_share_rows_are_told_what_each_is_told_alone(built: Path, engine: Path, name: str, rows: int) -> None:
+    first, second = done(
+        [built / "txl-sessions", TINY if name == "tiny" else FOLDER / "bundles" / name, "7", "6"]
+    ).splitlines()
+    found = re.fullmatch(r"7 users on (\d+) rows: (\d+) rounds, (\d+) moves", first)
+    assert found is not None
+    assert int(found[1]) == rows
+    assert int(found[3]) >= 7
+    found = re.fullmatch(r"7 of 7 users were told the same alone, log-probabilities (\S+) apart", second)
+    assert found is not None
+    assert float(found[1]) <= 1e-6
+
+
+def test_sessions_refuses_a_model_whose_sequences_run_in_lockstep(built: Path, engine: Path) -> None:
+    said = refused(built / "txl-sessions", FOLDER / "bundles" / "lockstep")
+    assert said.endswith("expected a model of text whose sequences can be idle and moved alone")
+
+
+def test_the_control_loop_runs_every_observation_and_reset_in_their_order(built: Path, engine: Path) -> None:
+    said = done([built / "txl-control", POLICY, "20", "8"])
+    assert said.startswith("20 steps, 3 resets, 0 observations and 0 actions lost\n")
+    found = re.fullmatch(
+        r"a step took \S+ us on average, \S+ us at most\n"
+        r"(\d+) periods began \S+ us late on average, \S+ us at most; (\d+) of them ended too late\n"
+        r"20 actions, the last one (\S+) (\S+) (\S+)\n",
+        said.partition("\n")[2],
+    )
+    assert found is not None
+    assert int(found[2]) <= int(found[1])
+    waves = np.sin(0.05 * np.arange(20)[:, None] + np.arange(6)).astype(np.float32)
+    last = [float(number) for number in found.groups()[2:]]
+    assert last == pytest.approx(actions(waves, {0, 8, 16})[-1], abs=1e-6)
+    assert last != pytest.approx(actions(waves, {0, 8})[-1], abs=1e-3)
+
+
+def test_the_control_loop_is_for_few_numbers(built: Path, engine: Path) -> None:
+    assert "take another bundle" in refused(built / "txl-control", FOLDER / "bundles" / "ring", "1")
+
+
+def test_the_node_for_ros_2_acts_on_the_newest_observation(
+    built: Path, installed: Path, engine: Path, tmp_path: Path
+) -> None:
+    stand_in = ROOT / "tests" / "stand_ins" / "ros2"
+    names = [f"-D{name}_DIR={stand_in}" for name in ("ament_cmake", "rclcpp", "std_msgs", "std_srvs")]
+    made(CPP / "samples" / "ros2", tmp_path, built, installed, *names)
+    waves = np.sin(np.arange(12).reshape(2, 6)).astype(np.float32)
+    first, second = ("observation " + " ".join(str(number) for number in wave) for wave in waves)
+    lines = ["tick", first, second, "tick", "tick", "observation 1", "tick", "reset", "tick", first, "tick", "tick"]
+    said = done(
+        [tmp_path / "policy_node", "--ros-args", "-p", f"bundle:={POLICY}", "-p", "rate:=100"],
+        input="\n".join(lines) + "\n",
+    ).splitlines()
+    assert [line for line in said if not line.startswith("action")] == [
+        "every 0.01 s",
+        "1 numbers, expected 6",
+        "reset 1",
+    ]
+    found = np.array([line.split()[1:] for line in said if line.startswith("action")], np.float32)
+    assert np.abs(found - actions(waves[[1, 1, 0, 0]], {0, 2})).max() <= 1e-6

@@ -1,0 +1,74 @@
+"""First inputs of the fuzz targets in runtime/cpp/fuzz, from the conformance list and the corpus of bad bundles."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import bad_bundles
+import txl_runtime
+from conforming import FOLDER
+from txl_runtime.bundle.manifest import decode_manifest
+
+from txl_deploy.conformance.messages import unpacked_bytes
+
+BUNDLES = sorted(path.parent for path in (FOLDER / "bundles").glob("*/manifest.json"))
+SUFFIXES = {
+    "manifest": "manifest.json",
+    "graph": ".onnx",
+    "weights": "weights.safetensors",
+    "vectors": "selftest.npz",
+    "snapshot": ".state",
+}
+"""The targets, and how the files end that the corpus of bad bundles has for them."""
+
+
+def write(target: str, into: Path) -> int:
+    """Write a target's seeds, each a file, and return how many of them there are."""
+    found = [*_good(target), *_bad(target)]
+    for number, data in enumerate(found):
+        (into / f"{number:04}").write_bytes(data)
+    return len(found)
+
+
+def _good(target: str) -> Iterator[bytes]:
+    if target == "manifest":
+        yield from ((path / "manifest.json").read_bytes() for path in BUNDLES)
+    elif target == "graph":
+        places = [(path, program) for path in BUNDLES for program in _manifest(path).programs]
+        for number, (path, program) in enumerate(places):  # as the target numbers them
+            yield bytes([number]) + (path / program.file).read_bytes()
+    elif target == "snapshot":
+        for path in BUNDLES:
+            model = txl_runtime.load(path, "cpu", threads=1)
+            yield model.stream(model.batch_size).snapshot().to_bytes()
+        for path in sorted((FOLDER / "vectors").glob("*.jsonl")):
+            for line in path.read_text("utf-8").splitlines():
+                requests = [step["request"] for step in json.loads(line)["steps"]]
+                kept = [each["bytes"] for each in requests if each["do"] in ("restore", "put") and each["bytes"]]
+                yield from map(unpacked_bytes, kept)
+    else:
+        names = ("weights.safetensors",) if target == "weights" else ("selftest.safetensors", "selftest.npz")
+        for path in BUNDLES:
+            yield from ((path / name).read_bytes() for name in names if (path / name).is_file())
+
+
+def _bad(target: str) -> Iterator[bytes]:
+    """What the corpus puts in the place of such a file; a graph's stands for the program that it is put for."""
+    suffix = SUFFIXES[target]
+    for case in bad_bundles.index()["cases"]:
+        wanted = {change["file"] for change in case["changes"] if change["file"].endswith(suffix)}
+        if not wanted:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            made = bad_bundles.build(case, Path(folder) / "bundle")
+            for name in wanted:
+                if (made / name).is_file() and not (made / name).is_symlink():
+                    yield b"\0" * (target == "graph") + (made / name).read_bytes()
+
+
+def _manifest(path: Path) -> Any:
+    return decode_manifest((path / "manifest.json").read_bytes(), str(path))

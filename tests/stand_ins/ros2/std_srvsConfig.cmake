@@ -1,0 +1,1 @@
+set(std_srvs_TARGETS rclcpp::rclcpp)
