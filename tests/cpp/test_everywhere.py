@@ -82,7 +82,7 @@ def test_clang_tidy_finds_nothing(tmp_path: Path) -> None:
     done(["run-clang-tidy", "-quiet", "-p", tmp_path, rf"{CPP}/(src|samples|tests)/.*"], timeout=3000)
 
 
-@pytest.mark.skipif(not ENGINES, reason="no other versions of ONNX Runtime here; make engines")
+@pytest.mark.skipif(not ENGINES, reason="no other versions of ONNX Runtime here; make cpp-full installs them")
 @pytest.mark.parametrize("package", ENGINES, ids=lambda path: path.parent.name)
 def test_one_binary_keeps_the_list_on_every_engine(built: Path, package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python has the same engine, so that results have to be equal to the bit."""
