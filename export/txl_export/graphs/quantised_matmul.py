@@ -127,9 +127,17 @@ def _by_rows(
 
 
 def initializer(graph: ir.Graph, name: str, value: NDArray[np.generic] | np.generic) -> ir.Value:
-    """The graph's initializer of that name, made of the value when it is first asked for."""
+    """The graph's initializer of that value, made when it is first asked for; dots follow a name that another has."""
+    array = np.asarray(value)
+    while name in graph.initializers and not _holds(graph.initializers[name], array):
+        name += "."  # a parameter may have any name
     if name not in graph.initializers:
-        tensor = ir.tensor(np.asarray(value), name=name)
+        tensor = ir.tensor(array, name=name)
         shape, kind = ir.Shape(tensor.shape.numpy()), ir.TensorType(tensor.dtype)
         graph.register_initializer(ir.Value(name=name, type=kind, shape=shape, const_value=tensor))
     return graph.initializers[name]
+
+
+def _holds(value: ir.Value, array: NDArray[np.generic]) -> bool:
+    found = None if value.const_value is None else value.const_value.numpy()
+    return found is not None and found.dtype == array.dtype and np.array_equal(found, array)

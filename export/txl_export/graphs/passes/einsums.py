@@ -28,7 +28,7 @@ def _replace(graph: ir.Graph, node: ir.Node, equation: str) -> None:
     summed = [letter for letter in one if letter in other and letter not in result]
     if len(summed) != 1 or len(mine) > 1 or len(theirs) > 1 or set(mine + theirs) - set(result):
         return
-    if any(sizes(left)[one.index(letter)] != sizes(right)[other.index(letter)] for letter in both):
+    if any(sizes(left)[one.index(letter)] != sizes(right)[other.index(letter)] for letter in both + summed):
         return  # a size of 1 that is repeated
     build = Builder(graph, node)
     left = build.transpose(left, [one.index(letter) for letter in both + mine + summed])

@@ -9,10 +9,11 @@ into keys and values anew, as GTrXL does, then takes half of the time.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 import onnx_ir as ir
 
-from txl_export.graphs.passes.views import Axis, Builder, View, sizes, views_of
+from txl_export.graphs.passes.views import LEAST, Axis, Builder, View, sizes, views_of
 
 GAIN = 1.5
 """How many times as many multiplications keys or values have to take."""
@@ -21,11 +22,9 @@ GAIN = 1.5
 def take_queries_to_rows(graph: ir.Graph) -> None:
     """Replace products of queries with keys, and of probabilities with values, where there are few queries."""
     for node in list(graph):
-        if node.op_type == "MatMul" and node.outputs[0].dtype == ir.DataType.FLOAT:
-            for keys in (True, False):
-                if (found := _attention(node, keys)) is not None:
-                    _replace(graph, node, found)
-                    break
+        is_product = node.op_type == "MatMul" and node.outputs[0].dtype == ir.DataType.FLOAT
+        if is_product and (found := _attention(node)) is not None:
+            _replace(graph, node, found)
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class _Attention:
         return self.batch is None or self.head is None or self.batch.place < self.head.place
 
 
-def _attention(node: ir.Node, keys: bool) -> _Attention | None:
+def _attention(node: ir.Node) -> _Attention | None:
     """What a product is, if it is one that is worth to be replaced."""
     one, many = node.inputs
     if one is None or many is None or not 3 <= len(sizes(many)) <= 4:
@@ -83,7 +82,7 @@ def _attention(node: ir.Node, keys: bool) -> _Attention | None:
     if not isinstance(queries, int) or fronts[0] != fronts[1]:  # a product may repeat an operand's only sequence
         return None
     is_open = None in fronts[1]
-    for view in views_of(many):
+    for view, keys in product(views_of(many), (True, False)):
         behind = len(view.shape)
         slots = next((axis for axis in view.rows if axis.place == behind - (1 if keys else 2)), None)
         inside = next((axis for axis in view.columns if axis.place == behind - (2 if keys else 1)), None)
@@ -95,7 +94,7 @@ def _attention(node: ir.Node, keys: bool) -> _Attention | None:
             continue
         size = -1 if is_open else batch[0].size if batch else 1
         found = _Attention(keys, view, *_first(batch), *_first(head), slots, inside, queries, size)
-        if _gain(found) >= GAIN:
+        if _is_less(found):
             return found
     return None
 
@@ -114,11 +113,12 @@ def _are_all(view: View) -> bool:
     return count == view.row_count
 
 
-def _gain(found: _Attention) -> float:
-    """How many times as many multiplications it takes today, for one sequence."""
+def _is_less(found: _Attention) -> bool:
+    """Whether it takes enough fewer multiplications than today; an open number of sequences may be one."""
     width, slots, inside, asked = found.view.product.width, found.slots.size, found.inside.size, found.queries
     today = found.heads * inside * slots * (width + asked)
-    return today / (asked * found.heads * width * (inside + slots))
+    then = asked * found.heads * width * (inside + slots)
+    return today >= GAIN * then and (today - then) * max(found.size, 1) >= LEAST
 
 
 def _replace(graph: ir.Graph, node: ir.Node, found: _Attention) -> None:

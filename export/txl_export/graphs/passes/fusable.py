@@ -26,10 +26,13 @@ def _norm(op: Any, x: Any, two: Any, axes: Any, small: Any) -> Any:
     return op.Mul(x, op.Reciprocal(op.Sqrt(op.Add(mean, small))))
 
 
-def _norm_known(op: Any, x: Any, two: Any, axes: Any, small: Any, mean: Any) -> Any:
-    keeps = mean.producer().attributes.get_int("keepdims", 1)
-    mean = op.ReduceMean(op.Pow(x, two), axes, keepdims=keeps)
-    return op.Div(x, op.Sqrt(op.Add(mean, small)))
+def _keeps_axes(context: object, mean: Any, **_: object) -> bool:
+    """Whether means keep their axes; ONNX Runtime takes others for such, too, and then computes something else."""
+    return bool(mean.producer().attributes.get_int("keepdims", 1))
 
 
-RULES = RewriteRuleSet([RewriteRule(_gelu, _gelu_known), RewriteRule(_norm, _norm_known)], commute=True)
+def _norm_known(op: Any, x: Any, two: Any, axes: Any, small: Any, **_: object) -> Any:
+    return op.Div(x, op.Sqrt(op.Add(op.ReduceMean(op.Pow(x, two), axes, keepdims=1), small)))
+
+
+RULES = RewriteRuleSet([RewriteRule(_gelu, _gelu_known), RewriteRule(_norm, _norm_known, _keeps_axes)], commute=True)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
+from txl_runtime.bundle.open_batch import BATCH
 
-from txl_export.graphs.passes.views import MOVING, OPEN, Axis, Builder, View, product_of, sizes, view_of
+from txl_export.graphs.passes.views import LEAST, MOVING, OPEN, Axis, Builder, View, product_of, sizes, view_of
 
 MOST = 0.7
 """The share of a product's multiplications that may be left."""
@@ -26,10 +27,13 @@ def compute_what_is_read(graph: ir.Graph) -> None:
         if product is None:
             continue
         ends = list(_ends(value))
+        if sum(map(_fewest, ends)) > MOST * _fewest(value):
+            continue  # before anything large is moved
         parts = [part for part in map(_part, ends) if part is not None]
         if not parts or len(parts) < len(ends):
             continue
-        if sum(part.size for part in parts) <= MOST * parts[0].view.row_count * product.columns:
+        size, left = parts[0].view.row_count * product.columns, sum(part.size for part in parts)
+        if left <= MOST * size and (size - left) * product.width >= LEAST:
             for end, part in zip(ends, parts, strict=True):
                 _replace(graph, end, part)
 
@@ -55,6 +59,11 @@ class _Part:
     def size(self) -> int:
         """Its elements."""
         return int(np.prod([*(cut.count for cut in self.cuts), *(axis.size for axis in self.view.columns)]))
+
+
+def _fewest(value: ir.Value) -> int:
+    """How many elements a value has at least."""
+    return int(np.prod([size if isinstance(size, int) else OPEN if size == BATCH else 1 for size in sizes(value)]))
 
 
 def _ends(value: ir.Value) -> Iterator[ir.Value]:

@@ -8,7 +8,7 @@ elements are taken through all of that, and what comes out says which rows and w
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,8 +22,10 @@ from txl_export.graphs.quantised_matmul import initializer
 
 OPEN = 2
 """Stands for a size that is open while numbers are moved: 1 would be an axis over which nothing changes."""
-MOST = 2**25
+MOST = 2**23
 """Elements of a product whose numbers are moved."""
+LEAST = 2**13
+"""Multiplications that have to be saved: more operators take longer than fewer of them do."""
 
 MOVING = frozenset({"Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"})
 """Operators that only move values."""
@@ -103,13 +105,21 @@ def is_open(value: ir.Value) -> bool:
 
 
 def is_constant(value: ir.Value | None) -> bool:
-    """Whether it depends on no input."""
-    if value is None or value.is_graph_input():
-        return False
-    if value.const_value is not None:
-        return True
-    node = value.producer()
-    return node is not None and bool(node.inputs) and all(one is None or is_constant(one) for one in node.inputs)
+    """Whether it depends on no input; a graph may be too deep for a function that calls itself."""
+    known, left = set[ir.Value](), [value]
+    while left:
+        one = left.pop()
+        if one is None or one.is_graph_input():
+            return False
+        if one.const_value is not None or one in known:
+            continue
+        known.add(one)
+        node = one.producer()
+        read = [] if node is None else [given for given in node.inputs if given is not None]
+        if not read:
+            return False
+        left += read
+    return True
 
 
 def scalar_of(value: ir.Value | None) -> float | None:
@@ -124,18 +134,19 @@ def view_of(value: ir.Value) -> View | None:
     return None if found is None else _view(*found)
 
 
-def views_of(value: ir.Value) -> list[View]:
+def views_of(value: ir.Value) -> Iterator[View]:
     """The same; where the first of three axes is one of sequences and heads, with that one taken as two."""
     found = _numbers(value)
     if found is None:
-        return []
+        return
     product, factor, numbers = found
     taken = [numbers]
     if numbers.ndim == 3:
         size = numbers.shape[0]
         taken += [numbers.reshape(-1, n, *numbers.shape[1:]) for n in range(2, size) if size % n == 0]
-    views = (_view(product, factor, one) for one in taken)
-    return [view for view in views if view is not None]
+    for one in taken:
+        if (view := _view(product, factor, one)) is not None:
+            yield view
 
 
 def _view(product: Product, factor: float, numbers: Numbers) -> View | None:
@@ -232,10 +243,10 @@ def product_of(value: ir.Value) -> Product | None:
     if node.op_type == "Add":
         for place in (0, 1):
             bias, of = node.inputs[1 - place], node.inputs[place]
-            if of is None or bias is None or not is_constant(bias):
+            if of is None or bias is None or len(sizes(bias)) != 1:
                 continue
             found = product_of(of)
-            if found is not None and found.bias is None and sizes(bias) == (found.columns,):
+            if found is not None and found.bias is None and sizes(bias) == (found.columns,) and is_constant(bias):
                 return replace(found, bias=bias, result=value)
         return None
     turned = False
@@ -328,7 +339,7 @@ class Builder:
         made.type, made.shape, name = old.type, old.shape, old.name
         old.name, made.name = f"{name}.before", name
         for number, node in enumerate(self._tape.nodes):
-            node.name = f"{self._before.name}.{kind}.{number}"
+            node.name = f"{name}.{kind}.{number}"  # one operator may have several values
             for output in node.outputs:
                 output.name = output.name or node.name
         self._graph.insert_before(self._before, self._tape.nodes)
