@@ -11,14 +11,14 @@ The cells of torch's LSTMCell and GRUCell, which come as a product of the input 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import onnx_ir as ir
-from onnx_ir.tape import Tape
 
 from txl_export.graphs.half import RECURRENT
-from txl_export.graphs.passes.sizes import give_way, number, numbers, size_of, sizes_of
+from txl_export.graphs.passes.builder import Builder
+from txl_export.graphs.passes.values import constant, size_along, size_of, sizes_of
 
 _ACTIVATIONS = {"LSTM": (["Sigmoid", "Tanh", "Tanh"],), "GRU": (["Sigmoid", "Tanh"],), "RNN": (["Tanh"], ["Relu"])}
 _UNUSUAL = ("activation_alpha", "activation_beta", "clip")
@@ -31,8 +31,9 @@ _Product: TypeAlias = "tuple[ir.Value, ir.Value, _Value]"
 
 def take_cells_apart(graph: ir.Graph) -> None:
     """Replace operators over one position, and torch's cells, in place; values have types and shapes."""
+    build = Builder(graph, "cell")
     for node in list(graph):
-        cell = _Cell(graph, node)
+        cell = _Cell(build.at(node), node)
         if node.op_type in RECURRENT and _is_usual(node):
             cell.replace_operator()
         elif node.op_type == "Split" and len(node.outputs) == 4:
@@ -67,27 +68,27 @@ class _Cell:
     """What stands in place of one cell.
 
     Args:
-        graph: that it is in.
+        build: makes it.
         node: the operator, or where torch's cell splits the gates.
     """
 
-    def __init__(self, graph: ir.Graph, node: ir.Node) -> None:
-        self._graph, self._node, self._tape = graph, node, Tape()
+    def __init__(self, build: Builder, node: ir.Node) -> None:
+        self._build, self._node = build, node
 
     def replace_operator(self) -> None:
         """X [1, B, k] and states [1, B, d] → Y [1, 1, B, d] and states."""
-        node, op = self._node, self._tape.op
-        x, w, r, hidden = (op("Squeeze", [node.inputs[index], numbers(self._graph, 0)]) for index in (0, 1, 2, 5))
-        size = int(size_of(node.inputs[2], 2) or 0)
+        node, build, op = self._node, self._build, self._build.op
+        x, w, r, hidden = (op("Squeeze", [node.inputs[index], build.numbers(0)]) for index in (0, 1, 2, 5))
+        size = size_along(node.inputs[2], 2) or 0
         biases: list[_Value] = [None, None]
         if node.inputs[3] is not None:
-            rows = op("Reshape", [node.inputs[3], numbers(self._graph, 2, -1)])
-            biases = [op("Gather", [rows, number(self._graph, which)], {"axis": 0}) for which in (0, 1)]
+            rows = build.reshape(node.inputs[3], [2, -1])
+            biases = [build.gather(rows, which, 0) for which in (0, 1)]
         if node.op_type == "LSTM":
             i, o, f, c = self._lstm((x, w, biases[0]), (hidden, r, biases[1]), size, last=3)
             cell = op("Add", [op("Mul", [i, c]), op("Mul", [f, node.inputs[6]])])
             new = op("Mul", [o, op("Tanh", [cell])])  # [1, B, d], as the cell before it is
-            self._put(zip(node.outputs, (op("Unsqueeze", [new, numbers(self._graph, 0)]), new, cell), strict=False))
+            self._put(node.outputs, (op("Unsqueeze", [new, build.numbers(0)]), new, cell))
             return
         if node.op_type == "GRU":
             after = bool(node.attributes.get_int("linear_before_reset", 0))
@@ -95,10 +96,9 @@ class _Cell:
             new = op("Add", [n, op("Mul", [z, op("Sub", [hidden, n])])])
         else:
             (kind,) = node.attributes.get_strings("activations", ["Tanh"])
-            joined, both = op("Concat", [x, hidden], {"axis": 1}), op("Concat", [w, r], {"axis": 1})
+            joined, both = build.concat([x, hidden], 1), build.concat([w, r], 1)
             new = op(kind, [self._product(joined, both, self._sum(biases))])
-        made = [op("Unsqueeze", [new, numbers(self._graph, *axes)]) for axes in ((0, 1), (0,))]
-        self._put(zip(node.outputs, made, strict=False))
+        self._put(node.outputs, [op("Unsqueeze", [new, build.numbers(*axes)]) for axes in ((0, 1), (0,))])
 
     def replace_lstm_cell(self) -> None:
         """The gates i, f, g and o of torch's LSTMCell, if they are that."""
@@ -108,7 +108,7 @@ class _Cell:
         one, two = (_product(value) for value in total.inputs) if total else (None, None)
         size = _part(node)
         if one and two and _fit(one, two, 4 * size) and None not in gates:
-            self._put(zip(gates, self._lstm(one, two, size, last=2), strict=True))
+            self._put(gates, self._lstm(one, two, size, last=2))
 
     def replace_gru_cell(self) -> None:
         """The gates r and z of torch's GRUCell, and its new values, if they are that; the node splits the state's."""
@@ -126,19 +126,19 @@ class _Cell:
         one, two = _product(split.inputs[0]), _product(node.inputs[0])
         size = _part(node)
         if one and two and _fit(one, two, 3 * size) and size == _part(split):
-            self._put(zip((r, z, n), self._gru(one, two, size, reset=0, after=True), strict=True))
+            self._put((r, z, n), self._gru(one, two, size, reset=0, after=True))
 
     def _lstm(self, one: _Product, two: _Product, size: int, last: int) -> list[ir.Value]:
         """The gates in the order of the weights, [B, size] each; the one at `last` has tanh, the others sigmoid."""
-        joined = self._tape.op("Concat", [one[0], two[0]], {"axis": 1})
-        both, bias = self._tape.op("Concat", [one[1], two[1]], {"axis": 1}), self._sum([one[2], two[2]])
-        rows = [slice(0, last * size), slice((last + 1) * size, 4 * size)]
+        build, before, behind = self._build, (0, last * size), ((last + 1) * size, 4 * size)
+        joined, both = build.concat([one[0], two[0]], 1), build.concat([one[1], two[1]], 1)
+        bias = self._sum([one[2], two[2]])
         three, alone = (
-            self._product(joined, self._rows(both, chosen), None if bias is None else self._rows(bias, chosen))
-            for chosen in ([one for one in rows if one.start < one.stop], [slice(last * size, (last + 1) * size)])
+            self._product(joined, self._rows(both, *chosen), bias and self._rows(bias, *chosen))
+            for chosen in ([before, behind], [(before[1], behind[0])])
         )
-        gates = self._split(self._tape.op("Sigmoid", [three]), size, 3)
-        return [*gates[:last], self._tape.op("Tanh", [alone]), *gates[last:]]
+        gates = build.split(build.op("Sigmoid", [three]), [size] * 3, 1)
+        return [*gates[:last], build.op("Tanh", [alone]), *gates[last:]]
 
     def _gru(self, one: _Product, two: _Product, size: int, reset: int, after: bool) -> list[ir.Value]:
         """The two gates in the order of the weights, and the new values, [B, size] each.
@@ -149,13 +149,12 @@ class _Cell:
             reset: which of the two gates says what is left of the state.
             after: whether it says so behind the product with the state, and not before it.
         """
-        op, gated, rest = self._tape.op, [slice(0, 2 * size)], [slice(2 * size, 3 * size)]
+        build, op, gated, rest = self._build, self._build.op, (0, 2 * size), (2 * size, 3 * size)
         (x, w, first), (hidden, r, second) = one, two
-        both = op("Concat", [self._rows(w, gated), self._rows(r, gated)], {"axis": 1})
-        biases = [None if bias is None else self._rows(bias, gated) for bias in (first, second)]
-        total = self._product(op("Concat", [x, hidden], {"axis": 1}), both, self._sum(biases))
-        gates = self._split(op("Sigmoid", [total]), size, 2)
-        first, second = (None if bias is None else self._rows(bias, rest) for bias in (first, second))
+        both = build.concat([self._rows(w, gated), self._rows(r, gated)], 1)
+        bias = self._sum([bias and self._rows(bias, gated) for bias in (first, second)])
+        gates = build.split(op("Sigmoid", [self._product(build.concat([x, hidden], 1), both, bias)]), [size] * 2, 1)
+        first, second = (bias and self._rows(bias, rest) for bias in (first, second))
         if after:
             part = op("Mul", [gates[reset], self._product(hidden, self._rows(r, rest), second)])
             part = part if first is None else op("Add", [part, first])
@@ -164,37 +163,21 @@ class _Cell:
         return [*gates, op("Tanh", [self._product(x, self._rows(w, rest), part)])]
 
     def _product(self, x: ir.Value, weights: ir.Value, bias: _Value) -> ir.Value:
-        return self._tape.op("Gemm", [x, weights] if bias is None else [x, weights, bias], {"transB": 1})
+        return self._build.op("Gemm", [x, weights] if bias is None else [x, weights, bias], transB=1)
 
     def _sum(self, biases: Sequence[_Value]) -> _Value:
         there = [bias for bias in biases if bias is not None]
-        return self._tape.op("Add", there) if len(there) > 1 else there[0] if there else None
+        return self._build.op("Add", there) if len(there) > 1 else there[0] if there else None
 
-    def _rows(self, value: ir.Value, chosen: Sequence[slice]) -> ir.Value:
+    def _rows(self, value: ir.Value, *chosen: tuple[int, int]) -> ir.Value:
         """Rows of a constant, one behind the other."""
-        parts = [
-            self._tape.op(
-                "Slice",
-                [value, numbers(self._graph, one.start), numbers(self._graph, one.stop), numbers(self._graph, 0)],
-            )
-            for one in chosen
-        ]
-        return self._tape.op("Concat", parts, {"axis": 0}) if len(parts) > 1 else parts[0]
+        return self._build.concat([self._build.slice(value, 0, *bounds) for bounds in chosen if len({*bounds}) > 1], 0)
 
-    def _split(self, value: ir.Value, size: int, count: int) -> list[ir.Value]:
-        sizes = numbers(self._graph, *(size,) * count)
-        return list(self._tape.op_multi_out("Split", [value, sizes], {"axis": 1}, num_outputs=count))
-
-    def _put(self, pairs: Iterable[tuple[_Value, ir.Value]]) -> None:
-        """Let the new values be read in place of the old ones."""
-        for old, new in pairs:
-            assert old is not None
-            give_way(old, new)
-        for count, node in enumerate(self._tape.nodes):
-            node.name = f"{self._node.name}.cell.{count}"
-            for place, value in enumerate(node.outputs):
-                value.name = value.name or f"{node.name}.{place}"
-        self._graph.insert_before(self._node, self._tape.nodes)
+    def _put(self, old: Sequence[_Value], new: Sequence[ir.Value]) -> None:
+        """Let the new values be read in place of the old ones, of which the last may not be there."""
+        for before, made in zip(old, new, strict=False):
+            assert before is not None
+            self._build.replace(before, made)
 
 
 def _reader(value: _Value, kind: str) -> _Value:
@@ -224,9 +207,9 @@ def _product(value: _Value) -> _Product | None:
         return None
     x, weights, bias = (*node.inputs, None)[:3]
     turned = [node.attributes.get_int(name, 0) for name in ("transA", "transB")]
-    if x is None or weights is None or weights.const_value is None or turned != [0, 1]:
+    if x is None or weights is None or constant(weights) is None or turned != [0, 1]:
         return None
-    fits = bias is None or (bias.const_value is not None and sizes_of(bias) == [size_of(weights, 0)])
+    fits = bias is None or (constant(bias) is not None and sizes_of(bias) == (size_of(weights, 0),))
     return (x, weights, bias) if fits else None
 
 
@@ -239,5 +222,5 @@ def _fit(one: _Product, two: _Product, rows: int) -> bool:
 def _part(node: ir.Node) -> int:
     """The size of each part of a split along the last of two axes into parts of one size, else 0."""
     size, *others = (size_of(value, 1) for value in node.outputs)
-    along = node.attributes.get_int("axis", 0) in (1, -1) and len(sizes_of(node.inputs[0]) or ()) == 2
+    along = node.attributes.get_int("axis", 0) in (1, -1) and len(sizes_of(node.inputs[0])) == 2
     return size if along and isinstance(size, int) and {*others} == {size} else 0

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from txl_export.graphs.passes.views import Builder, sizes
+from txl_export.graphs.passes.builder import Builder
+from txl_export.graphs.passes.values import size_of
 
 
 def einsums_to_products(graph: ir.Graph) -> None:
     """Replace those that sum over one axis and have at most one axis more of either operand alone."""
+    build = Builder(graph, "product")
     for node in list(graph):
         if node.op_type == "Einsum" and len(node.inputs) == 2:
-            _replace(graph, node, node.attributes.get_string("equation", "").replace(" ", ""))
+            _replace(build.at(node), node, node.attributes.get_string("equation", "").replace(" ", ""))
 
 
-def _replace(graph: ir.Graph, node: ir.Node, equation: str) -> None:
+def _replace(build: Builder, node: ir.Node, equation: str) -> None:
     given, _, result = equation.partition("->")
     one, other = given.split(",")
     left, right = node.inputs
@@ -28,19 +30,17 @@ def _replace(graph: ir.Graph, node: ir.Node, equation: str) -> None:
     summed = [letter for letter in one if letter in other and letter not in result]
     if len(summed) != 1 or len(mine) > 1 or len(theirs) > 1 or set(mine + theirs) - set(result):
         return
-    if any(sizes(left)[one.index(letter)] != sizes(right)[other.index(letter)] for letter in both + summed):
+    if any(size_of(left, one.index(letter)) != size_of(right, other.index(letter)) for letter in both + summed):
         return  # a size of 1 that is repeated
-    build = Builder(graph, node)
     left = build.transpose(left, [one.index(letter) for letter in both + mine + summed])
     right = build.transpose(right, [other.index(letter) for letter in both + summed + theirs])
     if not mine:
-        left = build.op("Unsqueeze", [left, build.whole([-2])])
+        left = build.op("Unsqueeze", [left, build.numbers(-2)])
     if not theirs:
-        right = build.op("Unsqueeze", [right, build.whole([-1])])
+        right = build.op("Unsqueeze", [right, build.numbers(-1)])
     made = build.op("MatMul", [left, right])
     added = [axis for axis, letters in ((-2, mine), (-1, theirs)) if not letters]
     if added:
-        made = build.op("Squeeze", [made, build.whole(added)])
+        made = build.op("Squeeze", [made, build.numbers(*added)])
     order = both + mine + theirs
-    made = build.transpose(made, [order.index(letter) for letter in result])
-    build.replace(node.outputs[0], made, "product")
+    build.replace(node.outputs[0], build.transpose(made, [order.index(letter) for letter in result]))

@@ -9,11 +9,14 @@ into keys and values anew, as GTrXL does, then takes half of the time.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
+from itertools import accumulate, product
+from operator import mul
 
 import onnx_ir as ir
 
-from txl_export.graphs.passes.views import LEAST, Axis, Builder, View, sizes, views_of
+from txl_export.graphs.passes.builder import Builder
+from txl_export.graphs.passes.values import sizes_of, to_reshape
+from txl_export.graphs.passes.views import LEAST, Axis, View, columns_of, views_of
 
 GAIN = 1.5
 """How many times as many multiplications keys or values have to take."""
@@ -21,10 +24,11 @@ GAIN = 1.5
 
 def take_queries_to_rows(graph: ir.Graph) -> None:
     """Replace products of queries with keys, and of probabilities with values, where there are few queries."""
+    build = Builder(graph, "rows")
     for node in list(graph):
         is_product = node.op_type == "MatMul" and node.outputs[0].dtype == ir.DataType.FLOAT
         if is_product and (found := _attention(node)) is not None:
-            _replace(graph, node, found)
+            _replace(build.at(node), node, found)
 
 
 @dataclass(frozen=True)
@@ -75,13 +79,13 @@ class _Attention:
 def _attention(node: ir.Node) -> _Attention | None:
     """What a product is, if it is one that is worth to be replaced."""
     one, many = node.inputs
-    if one is None or many is None or not 3 <= len(sizes(many)) <= 4:
+    if one is None or many is None or not 3 <= len(sizes_of(many)) <= 4:
         return None
-    queries = sizes(one)[-2] if len(sizes(one)) == len(sizes(many)) else None
-    fronts = [[size if isinstance(size, int) else None for size in sizes(value)[:-2]] for value in (one, many)]
+    queries = sizes_of(one)[-2] if len(sizes_of(one)) == len(sizes_of(many)) else None
+    fronts = [to_reshape(sizes_of(value)[:-2]) for value in (one, many)]
     if not isinstance(queries, int) or fronts[0] != fronts[1]:  # a product may repeat an operand's only sequence
         return None
-    is_open = None in fronts[1]
+    is_open = -1 in fronts[1]
     for view, keys in product(views_of(many), (True, False)):
         behind = len(view.shape)
         slots = next((axis for axis in view.rows if axis.place == behind - (1 if keys else 2)), None)
@@ -93,24 +97,17 @@ def _attention(node: ir.Node) -> _Attention | None:
         if not _are_all(view) or (is_open and not batch):
             continue
         size = -1 if is_open else batch[0].size if batch else 1
-        found = _Attention(keys, view, *_first(batch), *_first(head), slots, inside, queries, size)
+        one_batch, one_head = (next(iter(axes), None) for axes in (batch, head))
+        found = _Attention(keys, view, one_batch, one_head, slots, inside, queries, size)
         if _is_less(found):
             return found
     return None
 
 
-def _first(axes: list[Axis]) -> tuple[Axis | None]:
-    return (axes[0] if axes else None,)
-
-
 def _are_all(view: View) -> bool:
     """Whether the axes of rows run over all rows, each once."""
-    count = 1
-    for axis in reversed(view.rows):
-        if axis.step != count:
-            return False
-        count *= axis.size
-    return count == view.row_count
+    counts = [*accumulate((axis.size for axis in reversed(view.rows)), mul, initial=1)]
+    return counts == [*(axis.step for axis in reversed(view.rows)), view.row_count]
 
 
 def _is_less(found: _Attention) -> bool:
@@ -121,16 +118,13 @@ def _is_less(found: _Attention) -> bool:
     return today >= GAIN * then and (today - then) * max(found.size, 1) >= LEAST
 
 
-def _replace(graph: ir.Graph, node: ir.Node, found: _Attention) -> None:
-    build, old, one = Builder(graph, node), node.outputs[0], node.inputs[0]
+def _replace(build: Builder, node: ir.Node, found: _Attention) -> None:
+    old, one = node.outputs[0], node.inputs[0]
     assert one is not None
-    shown = one
-    if len(found.view.shape) != len(sizes(one)):
-        shown = build.reshape(one, [*found.front, found.queries, sizes(one)[-1]])
+    apart = len(found.view.shape) != len(sizes_of(one))
+    shown = build.reshape(one, [*found.front, found.queries, sizes_of(one)[-1]]) if apart else one
     made = _scores(build, shown, found) if found.keys else _sums(build, shown, found, _sums_to_one(one))
-    if len(found.view.shape) != len(sizes(one)):
-        made = build.reshape(made, [-1, *sizes(old)[1:]])
-    build.replace(old, made, "rows")
+    build.replace(old, build.reshape(made, [-1, *sizes_of(old)[1:]]) if apart else made)
 
 
 def _scores(build: Builder, queries: ir.Value, found: _Attention) -> ir.Value:
@@ -156,14 +150,14 @@ def _sums(build: Builder, shares: ir.Value, found: _Attention, whole: bool) -> i
     if bias is not None:
         bias = build.reshape(bias, [*found.shared, 1, found.inside.size])
         if not whole:
-            bias = build.op("Mul", [bias, build.op("ReduceSum", [shares, build.whole([-1])], keepdims=1)])
+            bias = build.op("Mul", [bias, build.op("ReduceSum", [shares, build.numbers(-1)], keepdims=1)])
         sums = build.op("Add", [sums, bias])
     return build.scaled(sums, found.view.factor)
 
 
 def _by_heads(build: Builder, found: _Attention) -> tuple[ir.Value, ir.Value | None]:
     """The weight of keys or values as [H, d, D], or [d, D] where there is one head, and the bias as [H, d] or [d]."""
-    weight, bias = build.columns_of(found.view)
+    weight, bias = columns_of(build, found.view)
     if found.head is None:
         return weight, bias
     split = [axis.size for axis in found.view.columns]
@@ -197,7 +191,7 @@ def _rows(build: Builder, found: _Attention) -> ir.Value:
     """The rows of each sequence, as the last but one axis for sums, and as the last for scores."""
     value, axes = found.view.product.rows, found.view.rows
     shape = [found.size if axis is found.batch else axis.size for axis in axes]
-    if [size if isinstance(size, int) else -1 for size in sizes(value)[:-1]] != shape:
+    if to_reshape(sizes_of(value)[:-1]) != shape:
         value = build.reshape(value, [*shape, found.view.product.width])
     slots = axes.index(found.slots)
     front = [] if found.batch is None else [1 - slots]
@@ -206,5 +200,5 @@ def _rows(build: Builder, found: _Attention) -> ir.Value:
 
 def _sums_to_one(shares: ir.Value) -> bool:
     node = shares.producer()
-    last = len(sizes(shares)) - 1
+    last = len(sizes_of(shares)) - 1
     return node is not None and node.op_type == "Softmax" and node.attributes.get_int("axis", -1) in (-1, last)

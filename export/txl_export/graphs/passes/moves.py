@@ -7,9 +7,12 @@ one alone, and a Gather or a Slice of all that there is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
-from txl_export.graphs.passes.sizes import Size, give_way, numbers, numbers_of, size_of, sizes_of
+from txl_export.graphs.passes.builder import Builder
+from txl_export.graphs.passes.values import Size, axis_of, numbers_of, order_of, size_of, sizes_of, to_reshape
 
 _ALWAYS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})
 
@@ -17,50 +20,42 @@ _ALWAYS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten"})
 def join_moves(graph: ir.Graph) -> None:
     """Make each such row one node, in place; values have shapes, as far as they are known."""
     origins, made = dict[ir.Value, ir.Value](), dict[tuple[ir.Value, tuple[Size, ...]], ir.Value]()
+    build = Builder(graph, "move")
     for node in list(graph):
         source, result = node.inputs[0] if node.inputs else None, node.outputs[0]
-        sizes = sizes_of(result)
-        if source is None or sizes is None or not _keeps_order(node):
+        if source is None or result.shape is None or not _keeps_order(node):
             continue
         origin = origins[result] = origins.get(source, source)
-        key = (origin, tuple(sizes))
-        given = sizes_of(origin)
-        if given is None or 0 in sizes:
+        given, sizes = sizes_of(origin), sizes_of(result)
+        if origin.shape is None or 0 in sizes:
             continue
+        key = (origin, sizes)
         if given == sizes and None not in sizes:
-            if not result.is_graph_output():
-                ir.convenience.replace_all_uses_with(result, origin)
-            elif origin.producer() is not None and not origin.is_graph_output():
-                give_way(result, origin)
+            inside = origin.producer() is not None and not origin.is_graph_output()
+            if inside or not result.is_graph_output():
+                build.replace(result, origin)
         elif key in made and None not in sizes and not result.is_graph_output():
-            ir.convenience.replace_all_uses_with(result, made[key])
+            build.replace(result, made[key])
         else:
             if origin is not source or node.op_type not in _ALWAYS:
-                one = _move(graph, origin, given, sizes)
+                one = _move(build.at(node), origin, sizes)
                 if one is None:
                     continue
-                one.name = f"{node.name}.move"
-                graph.insert_before(node, one)
-                give_way(result, one.outputs[0])
-                result = one.outputs[0]
-                origins[result] = origin
+                build.replace(result, one)
+                result, origins[one] = one, origin
             made.setdefault(key, result)
 
 
 def _keeps_order(node: ir.Node) -> bool:
     """Whether the first result has the values of the first input, all of them, in their order."""
-    if node.op_type in _ALWAYS:
-        return True
-    sizes = sizes_of(node.inputs[0])
-    if sizes is None:
-        return False
+    source, sizes = node.inputs[0], sizes_of(node.inputs[0])
+    if node.op_type in _ALWAYS or not sizes:
+        return node.op_type in _ALWAYS
     if node.op_type == "Transpose":
-        order = node.attributes.get_ints("perm", list(reversed(range(len(sizes)))))
-        larger = [axis for axis in order if sizes[axis] != 1]
+        larger = [axis for axis in order_of(node) if sizes[axis] != 1]
         return larger == sorted(larger)
     if node.op_type == "Gather":
-        at = node.attributes.get_int("axis", 0)
-        return size_of(node.inputs[0], at % len(sizes)) == 1 and numbers_of(node.inputs[1]) in ([0], [-1])
+        return size_of(source, axis_of(node, source)) == 1 and numbers_of(node.inputs[1]) in ([0], [-1])
     if node.op_type == "Slice":
         steps = node.inputs[4] if len(node.inputs) > 4 else None
         forward = steps is None or set(numbers_of(steps) or (0,)) == {1}
@@ -68,17 +63,16 @@ def _keeps_order(node: ir.Node) -> bool:
     return False
 
 
-def _move(graph: ir.Graph, origin: ir.Value, given: list[Size], wanted: list[Size]) -> ir.Node | None:
-    """The node that gives values other sizes; None where no node with constant numbers does."""
+def _move(build: Builder, origin: ir.Value, wanted: Sequence[Size]) -> ir.Value | None:
+    """The value in other sizes; None where no node with constant numbers makes it."""
+    given = sizes_of(origin)
     for kind, more, fewer in (("Squeeze", given, wanted), ("Unsqueeze", wanted, given)):
-        axes = _left_out(more, fewer)
-        if axes:
-            return ir.node(kind, [origin, numbers(graph, *axes)])
-    shape = [size if isinstance(size, int) else -1 for size in wanted]
-    return ir.node("Reshape", [origin, numbers(graph, *shape)]) if shape.count(-1) < 2 else None
+        if axes := _left_out(more, fewer):
+            return build.op(kind, [origin, build.numbers(*axes)])
+    return build.reshape(origin, wanted) if to_reshape(wanted).count(-1) < 2 else None
 
 
-def _left_out(more: list[Size], fewer: list[Size]) -> list[int]:
+def _left_out(more: Sequence[Size], fewer: Sequence[Size]) -> list[int]:
     """The axes of one without which the first sizes are the second; none where there are no such."""
     axes, rest = list[int](), list(fewer)
     for axis, size in enumerate(more):

@@ -13,7 +13,9 @@ import numpy as np
 import onnx_ir as ir
 from txl_runtime.bundle.open_batch import BATCH
 
-from txl_export.graphs.passes.views import LEAST, MOVING, OPEN, Axis, Builder, View, product_of, sizes, view_of
+from txl_export.graphs.passes.builder import Builder
+from txl_export.graphs.passes.values import sizes_of
+from txl_export.graphs.passes.views import LEAST, MOVING, OPEN, Axis, View, columns_of, product_of, view_of
 
 MOST = 0.7
 """The share of a product's multiplications that may be left."""
@@ -21,10 +23,10 @@ MOST = 0.7
 
 def compute_what_is_read(graph: ir.Graph) -> None:
     """Replace such a product by one for each part that is read."""
+    build = Builder(graph, "read")
     for node in list(graph):
         value = node.outputs[0]
-        product = product_of(value)
-        if product is None:
+        if (product := product_of(value)) is None:
             continue
         ends = list(_ends(value))
         if sum(map(_fewest, ends)) > MOST * _fewest(value):
@@ -35,7 +37,7 @@ def compute_what_is_read(graph: ir.Graph) -> None:
         size, left = parts[0].view.row_count * product.columns, sum(part.size for part in parts)
         if left <= MOST * size and (size - left) * product.width >= LEAST:
             for end, part in zip(ends, parts, strict=True):
-                _replace(graph, end, part)
+                _replace(build, end, part)
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class _Part:
 
 def _fewest(value: ir.Value) -> int:
     """How many elements a value has at least."""
-    return int(np.prod([size if isinstance(size, int) else OPEN if size == BATCH else 1 for size in sizes(value)]))
+    return int(np.prod([size if isinstance(size, int) else OPEN if size == BATCH else 1 for size in sizes_of(value)]))
 
 
 def _ends(value: ir.Value) -> Iterator[ir.Value]:
@@ -82,33 +84,34 @@ def _part(end: ir.Value) -> _Part | None:
     view = view_of(end)
     if view is None:
         return None
-    lead, cuts = [size if isinstance(size, int) else OPEN for size in sizes(view.product.rows)[:-1]], list[_Cut]()
+    given, cuts = sizes_of(view.product.rows)[:-1], list[_Cut]()
+    lead = [size if isinstance(size, int) else OPEN for size in given]
     for place, size in enumerate(lead):
         step = int(np.prod(lead[place + 1 :], dtype=np.int64))
         axis = next((one for one in view.rows if one.step == step and size > 1), None)
         first, count = view.first_row // step % size, 1 if axis is None else axis.size
-        is_open = not isinstance(sizes(view.product.rows)[place], int)
+        is_open = not isinstance(given[place], int)
         if first + count > size or (is_open and count < size):
             return None
         cuts.append(_Cut(size, first, count, axis))
     return _Part(view, tuple(cuts)) if sum(cut.axis is not None for cut in cuts) == len(view.rows) else None
 
 
-def _replace(graph: ir.Graph, end: ir.Value, part: _Part) -> None:
-    node, view = end.producer(), part.view
+def _replace(build: Builder, end: ir.Value, part: _Part) -> None:
+    node, view, sizes = end.producer(), part.view, sizes_of(end)
     assert node is not None
-    build, rows = Builder(graph, node), view.product.rows
+    build.at(node)
+    rows = view.product.rows
     for place, cut in enumerate(part.cuts):
         if cut.count < cut.size:
             rows = build.slice(rows, place, cut.first, cut.first + cut.count)
-    weight, bias = build.columns_of(view)
+    weight, bias = columns_of(build, view)
     made = build.op("MatMul", [rows, build.transpose(weight, (1, 0))])
     if bias is not None:
         made = build.op("Add", [made, bias])
-    kept = [cut.axis for cut in part.cuts if cut.axis is not None]
-    shape = [-1 if not isinstance(sizes(end)[axis.place], int) else axis.size for axis in (*kept, *view.columns)]
-    places = [axis.place for axis in (*kept, *view.columns)]
-    made = build.transpose(build.reshape(made, shape), list(np.argsort(places)))
-    if len(places) < len(view.shape):
-        made = build.reshape(made, [size if isinstance(size, int) else -1 for size in sizes(end)])
-    build.replace(end, build.scaled(made, view.factor), "read")
+    axes = [*(cut.axis for cut in part.cuts if cut.axis is not None), *view.columns]
+    made = build.reshape(made, [axis.size if isinstance(sizes[axis.place], int) else None for axis in axes])
+    made = build.transpose(made, np.argsort([axis.place for axis in axes]).tolist())
+    if len(axes) < len(view.shape):
+        made = build.reshape(made, sizes)
+    build.replace(end, build.scaled(made, view.factor))

@@ -2,100 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
 import onnx_ir as ir
 
-from txl_export.graphs.passes.sizes import give_way, number, numbers, numbers_of, size_of, sizes_of
+from txl_export.graphs.passes.builder import Builder
+from txl_export.graphs.passes.values import Block, axis_of, block_of, numbers_of, size_of, sizes_of, to_reshape
 
-
-class _Part(NamedTuple):
-    node: ir.Node
-    axis: int
-    start: int
-    end: int
+_Part: TypeAlias = "tuple[ir.Value, Block]"
+"""A slice of a value, and where in it the slice lies."""
 
 
 def take_stacks_apart(graph: ir.Graph) -> None:
     """Read parts of what a step is given by one Gather each, or by one Split all of them, in place."""
-    given = list(graph.inputs)
+    build, given = Builder(graph, "part"), list(graph.inputs)
     changing = set(given)
     for node in graph:
         if any(value in changing for value in node.inputs):
             changing.update(node.outputs)
             given += node.outputs
     for value in given:  # what follows from constants is computed once, however it is written
-        for part in _parts(value):
-            _take_out(graph, value, part)
-        _split(graph, value, [part for part in _parts(value) if part.node.outputs[0].uses()])
+        for result, block in _parts(value):
+            _take_out(build, value, result, block)
+        parts = [part for part in _parts(value) if part[0].uses()]
+        for axis in {block.axis for _, block in parts}:
+            _split(graph, build, value, axis, [part for part in parts if part[1].axis == axis])
 
 
 def _parts(value: ir.Value) -> Iterator[_Part]:
     """The slices of a value along one axis, without those that are results of the graph."""
-    for use in value.uses():
-        node, what = use.node, [numbers_of(one) for one in use.node.inputs[1:]]
-        if node.op_type != "Slice" or use.idx or len(what) < 3 or node.outputs[0].is_graph_output():
-            continue
-        starts, ends, axes, steps = (*what, [1])[:4]
-        rank = len(sizes_of(value) or ())
-        if starts and ends and axes and len(axes) == 1 and steps == [1] and rank:
-            axis = axes[0] % rank
-            size = size_of(value, axis)
-            if isinstance(size, int):
-                start, end, _ = slice(starts[0], ends[0]).indices(size)
-                if start < end:
-                    yield _Part(node, axis, start, end)
+    for node, index in [(use.node, use.idx) for use in value.uses()]:
+        says_axes = len(node.inputs) > 3  # others take apart sizes, which are few numbers
+        block = block_of(node.outputs[0]) if node.op_type == "Slice" and says_axes and not index else None
+        if block is not None and not node.outputs[0].is_graph_output():
+            yield node.outputs[0], block
 
 
-def _take_out(graph: ir.Graph, value: ir.Value, part: _Part) -> None:
+def _take_out(build: Builder, value: ir.Value, result: ir.Value, block: Block) -> None:
     """Let a Gather drop the axis of a slice of one, where a Squeeze does."""
-    for use in list(part.node.outputs[0].uses()):
-        reader = use.node
-        if reader.op_type == "Squeeze" and _axes(reader) == [part.axis]:
-            node = ir.node("Gather", [value, number(graph, part.start)], attributes={"axis": part.axis})
-            node.name = f"{reader.name}.part"
-            graph.insert_before(reader, node)
-            give_way(reader.outputs[0], node.outputs[0])
+    for reader in [use.node for use in result.uses()]:
+        if reader.op_type == "Squeeze" and _axes(reader) == [block.axis]:
+            build.replace(reader.outputs[0], build.at(reader).gather(value, block.start, block.axis))
 
 
-def _split(graph: ir.Graph, value: ir.Value, parts: list[_Part]) -> None:
+def _split(graph: ir.Graph, build: Builder, value: ir.Value, axis: int, parts: Sequence[_Part]) -> None:
     """Let one Split make slices that are all of a value, each value once."""
-    for axis in {part.axis for part in parts}:
-        ordered = sorted((part for part in parts if part.axis == axis), key=lambda part: part.start)
-        places = [part.start for part in ordered] + [size_of(value, axis)]
-        if len(ordered) < 2 or places[0] or [part.end for part in ordered] != places[1:]:
-            continue
-        sizes = numbers(graph, *(part.end - part.start for part in ordered))
-        node = ir.node("Split", [value, sizes], attributes={"axis": axis}, num_outputs=len(ordered))
-        first = next(one for one in graph if any(part.node is one for part in ordered))
-        node.name = f"{first.name}.parts"
-        graph.insert_before(first, node)
-        for part, made in zip(ordered, node.outputs, strict=True):
-            give_way(part.node.outputs[0], made)
+    parts = sorted(parts, key=lambda part: part[1].start)
+    results, starts, ends = zip(*((result, block.start, block.end) for result, block in parts), strict=True)
+    if len(parts) < 2 or [*starts, size_of(value, axis)] != [0, *ends]:
+        return
+    first = next(node for node in graph if node.outputs[0] in results)
+    lengths = [block.end - block.start for _, block in parts]
+    for result, made in zip(results, build.at(first).split(value, lengths, axis), strict=True):
+        build.replace(result, made)
 
 
 def put_stacks_together(graph: ir.Graph) -> None:
     """Give an axis to all parts of a stack at once, behind the Concat, instead of to each before it, in place."""
+    build = Builder(graph, "stack")
     for node in list(graph):
         before = [None if value is None else value.producer() for value in node.inputs]
         sizes = sizes_of(node.outputs[0])
-        if node.op_type != "Concat" or len(before) < 2 or sizes is None:
+        if node.op_type != "Concat" or len(before) < 2 or not sizes:
             continue
-        axis = node.attributes.get_int("axis", 0) % len(sizes)
+        axis = axis_of(node, node.outputs[0])
         parts = [one.inputs[0] for one in before if one and one.op_type == "Unsqueeze" and _axes(one) == [axis]]
-        shape = [size if isinstance(size, int) else -1 for size in sizes]
-        if len(parts) < len(before) or axis + 1 == len(sizes) or shape.count(-1) > 1 or 0 in shape:
+        if len(parts) < len(before) or axis + 1 == len(sizes) or to_reshape(sizes).count(-1) > 1 or 0 in sizes:
             continue
-        joined = ir.node("Concat", parts, attributes={"axis": axis}, name=f"{node.name}.flat")
-        made = ir.node("Reshape", [joined.outputs[0], numbers(graph, *shape)], name=f"{node.name}.stack")
-        joined.outputs[0].name = joined.name
-        graph.insert_before(node, [joined, made])
-        give_way(node.outputs[0], made.outputs[0])
+        joined = build.at(node).op("Concat", parts, axis=axis)
+        build.replace(node.outputs[0], build.reshape(joined, sizes))
 
 
 def _axes(node: ir.Node) -> list[int] | None:
     """The axes that a Squeeze or an Unsqueeze names, counted from the front."""
     value = node.outputs[0] if node.op_type == "Unsqueeze" else node.inputs[0]
-    axes, rank = numbers_of(node.inputs[1] if len(node.inputs) > 1 else None), len(sizes_of(value) or ())
+    axes, rank = numbers_of(node.inputs[1] if len(node.inputs) > 1 else None), len(sizes_of(value))
     return None if axes is None or not rank else sorted(axis % rank for axis in axes)

@@ -14,8 +14,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from txl_export.graphs.passes.joins import Piece, Pieces, alike, constant, cut, size_along
-from txl_export.graphs.quantised_matmul import initializer
+from txl_export.graphs.passes.joins import Piece, Pieces, cut
+from txl_export.graphs.passes.values import alike, axis_of, constant, order_of, size_along, sizes_of
 
 _PARTS = 8
 """A write that leaves more parts is a selection from the tensor and the new values, one behind the other."""
@@ -23,24 +23,25 @@ _PARTS = 8
 
 def join_writes(graph: ir.Graph) -> None:
     """Let each write whose positions are constants be a join, in place; others stay."""
-    made = Pieces(graph)
+    made = Pieces(graph, "write")
     for node in list(graph):
         replaces = node.attributes.get_string("reduction", "none") == "none"
         data, index, new = node.inputs if node.op_type in ("ScatterND", "ScatterElements") and replaces else [None] * 3
         if data is None or index is None or new is None or (places := _places(node, data, index, new)) is None:
             continue
-        turn = _turn(data) or tuple(range(len(data.shape or ())))
+        made.at(node)
+        turn = _turn(data) or list(range(len(sizes_of(data))))
         back = np.argsort(turn).tolist()
         inside = {turn[axis]: found for axis, found in places.items()}
-        written = _written(made, node, _turned(made, node, data, back), inside, _turned(made, node, new, back))
+        written = _written(made, _turned(made, data, back), inside, _turned(made, new, back))
         if written is None:
             continue
         result = node.outputs[0]
         for user in [use.node for use in result.uses()]:
             if more := _turn(user.outputs[0]):
-                made.replace(user.outputs[0], _turned(made, user, written, [turn[axis] for axis in more]))
+                made.at(user).replace(user.outputs[0], _turned(made, written, [turn[axis] for axis in more]))
         if result.uses() or result.is_graph_output():
-            made.replace(result, _turned(made, node, written, turn))
+            made.at(node).replace(result, _turned(made, written, turn))
 
 
 def _places(node: ir.Node, data: ir.Value, index: ir.Value, new: ir.Value) -> dict[int, list[int]] | None:
@@ -52,7 +53,7 @@ def _places(node: ir.Node, data: ir.Value, index: ir.Value, new: ir.Value) -> di
         along = dict(enumerate(np.moveaxis(numbers, -1, 0)))
         whole = numbers.ndim == len(along) + 1
     else:
-        along = {node.attributes.get_int("axis", 0) % len(data.shape): numbers}
+        along = {axis_of(node, data): numbers}
         whole = alike(data, index, along)
     if not whole:
         return None
@@ -79,28 +80,21 @@ def _index(index: ir.Value) -> tuple[NDArray[np.int64] | None, bool]:
     return constant(index), False
 
 
-def _turn(value: ir.Value) -> tuple[int, ...]:
+def _turn(value: ir.Value) -> list[int]:
     """How a value's axes were moved, where a Transpose made it."""
     node = value.producer()
-    if node is None or node.op_type != "Transpose" or value.shape is None:
-        return ()
-    return tuple(node.attributes.get_ints("perm", range(len(value.shape))[::-1]))
+    return [] if node is None or node.op_type != "Transpose" else order_of(node)
 
 
-def _turned(made: Pieces, before: ir.Node, value: ir.Value, turn: Sequence[int]) -> ir.Value:
+def _turned(made: Pieces, value: ir.Value, turn: Sequence[int]) -> ir.Value:
     """A value with its axes moved; what moved them before is left out."""
     node, earlier = value.producer(), _turn(value)
     if node is not None and earlier and node.inputs[0] is not None:
         value, turn = node.inputs[0], [earlier[axis] for axis in turn]
-    if list(turn) == sorted(turn):
-        return value
-    shape = None if value.shape is None else ir.Shape([value.shape.dims[axis] for axis in turn])
-    return made.add(before, "Transpose", [value], shape, perm=list(turn))
+    return made.transpose(value, turn)
 
 
-def _written(
-    made: Pieces, before: ir.Node, data: ir.Value, places: dict[int, list[int]], new: ir.Value
-) -> ir.Value | None:
+def _written(made: Pieces, data: ir.Value, places: dict[int, list[int]], new: ir.Value) -> ir.Value | None:
     """A tensor with new values at some places along one axis; None where they are some along several, or one twice."""
     partly = [(axis, found) for axis, found in places.items() if found != list(range(size_along(data, axis) or 0))]
     if not partly:
@@ -113,6 +107,5 @@ def _written(
     for number, place in enumerate(found):
         order[place] = size + number
     if sum(one + 1 != other for one, other in pairwise(order)) < _PARTS:
-        return made.joined(before, [piece for place in order for piece in cut(both, place, place + 1)], axis)
-    index = initializer(made.graph, f"places.{before.name}", np.array(order, np.int32))
-    return made.add(before, "Gather", [made.joined(before, both, axis), index], data.shape, axis=axis)
+        return made.joined([piece for place in order for piece in cut(both, place, place + 1)], axis)
+    return made.gather(made.joined(both, axis), order, axis)

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 from txl_export.graphs.opening import open_batch
 from txl_export.graphs.passes.improving import improve
-from txl_export.graphs.passes.views import product_of, sizes
+from txl_export.graphs.passes.values import sizes_of
+from txl_export.graphs.passes.views import product_of
 from txl_export.graphs.settling import settle
 from txl_export.graphs.tracing import quiet
 from txl_runtime.bundle.tables import TensorSpec
@@ -126,7 +127,7 @@ def run(model: ir.Model, given: list[Tensor]) -> list[np.ndarray]:
 def rows_multiplied(model: ir.Model) -> list[int]:
     """How many remembered rows each product with a weight multiplies."""
     products = [product_of(node.outputs[0]) for node in model.graph if node.op_type in ("MatMul", "Gemm")]
-    counted = [sizes(product.rows)[:-1] for product in products if product is not None]
+    counted = [sizes_of(product.rows)[:-1] for product in products if product is not None]
     return [max((size for size in found if isinstance(size, int)), default=1) for found in counted]
 
 

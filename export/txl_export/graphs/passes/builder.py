@@ -1,0 +1,125 @@
+"""Makes a pass's operators and constants, and lets what they make be read in place of what was there."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import ArrayLike, NDArray
+
+from txl_export.graphs.passes.values import Size, size_along, to_reshape
+from txl_export.graphs.quantised_matmul import initializer
+
+_SPELT = 8
+"""A constant of at most so many numbers has them in its name."""
+
+
+class Builder:
+    """Makes operators in front of a node, with names of their own; constants that are equal are one.
+
+    A value that is made has the type of its first input, and a shape where it is as good as known here.
+
+    Args:
+        graph: that is changed.
+        name: what the operators are for, as a part of their names.
+    """
+
+    def __init__(self, graph: ir.Graph, name: str) -> None:
+        self._graph, self._name, self._count = graph, name, 0
+        self._before: ir.Node | None = None
+
+    def at(self, node: ir.Node) -> Self:
+        """Let what follows be put in front of a node."""
+        self._before = node
+        return self
+
+    def op(
+        self, kind: str, inputs: Sequence[ir.Value | None], shape: ir.Shape | None = None, **attributes: Any
+    ) -> ir.Value:
+        """One operator's only result."""
+        (made,) = self._ops(kind, inputs, [shape], attributes)
+        return made
+
+    def _ops(
+        self, kind: str, inputs: Sequence[ir.Value | None], shapes: Sequence[ir.Shape | None], attributes: Any
+    ) -> Sequence[ir.Value]:
+        assert self._before is not None
+        name = f"{self._before.name}.{self._name}.{self._count}"
+        self._count += 1
+        node = ir.node(kind, inputs, attributes=attributes, num_outputs=len(shapes), name=name)
+        for place, (made, shape) in enumerate(zip(node.outputs, shapes, strict=True)):
+            made.name = f"{name}.{place}"
+            made.type, made.shape = None if inputs[0] is None else inputs[0].type, shape
+        self._graph.insert_before(self._before, node)
+        return node.outputs
+
+    def constant(self, numbers: NDArray[Any]) -> ir.Value:
+        """A constant of the array's type and shape."""
+        sizes, said = "x".join(map(str, numbers.shape)) or "one", ".".join(map(str, numbers.ravel()))
+        if numbers.size > _SPELT:
+            said = hashlib.sha256(numbers.tobytes()).hexdigest()[:12]
+        return initializer(self._graph, f"{numbers.dtype}.{sizes}.{said}", numbers)
+
+    def numbers(self, *which: int) -> ir.Value:
+        """A constant of int64 with one axis."""
+        return self.constant(np.array(which, np.int64))
+
+    def gather(self, value: ir.Value, places: ArrayLike, axis: int) -> ir.Value:
+        """Some positions along an axis; one position, given without an axis, drops that axis."""
+        which = np.asarray(places, np.int32)
+        shape = None if value.shape is None else ir.Shape([*value.shape[:axis], *which.shape, *value.shape[axis + 1 :]])
+        return self.op("Gather", [value, self.constant(which)], shape, axis=axis)
+
+    def slice(self, value: ir.Value, axis: int, first: int, end: int) -> ir.Value:
+        """The positions `first` … `end` - 1 along an axis."""
+        bounds = [self.numbers(one) for one in (first, end, axis)]
+        return self.op("Slice", [value, *bounds], _with_size(value, axis, end - first))
+
+    def split(self, value: ir.Value, sizes: Sequence[int], axis: int) -> Sequence[ir.Value]:
+        """Parts of so many positions each along an axis."""
+        shapes = [_with_size(value, axis, size) for size in sizes]
+        return self._ops("Split", [value, self.numbers(*sizes)], shapes, {"axis": axis})
+
+    def concat(self, parts: Sequence[ir.Value], axis: int) -> ir.Value:
+        """Values one behind the other along an axis; itself where there is one."""
+        if len(parts) == 1:
+            return parts[0]
+        sizes = [size_along(part, axis) for part in parts]
+        known = [size for size in sizes if size is not None]
+        shape = _with_size(parts[0], axis, sum(known)) if len(known) == len(sizes) else None
+        return self.op("Concat", parts, shape, axis=axis)
+
+    def reshape(self, value: ir.Value, sizes: Sequence[Size]) -> ir.Value:
+        """A value in another shape, of which one size may be open."""
+        return self.op("Reshape", [value, self.numbers(*to_reshape(sizes))])
+
+    def transpose(self, value: ir.Value, axes: Sequence[int]) -> ir.Value:
+        """A value with its axes in another order; itself where that is the one it has."""
+        order = [int(axis) for axis in axes]
+        if order == sorted(order):
+            return value
+        shape = None if value.shape is None else ir.Shape([value.shape[axis] for axis in order])
+        return self.op("Transpose", [value], shape, perm=order)
+
+    def scaled(self, value: ir.Value, factor: float) -> ir.Value:
+        """A value times a number."""
+        return value if factor == 1 else self.op("Mul", [value, self.constant(np.array(factor, np.float32))])
+
+    def replace(self, old: ir.Value, new: ir.Value) -> None:
+        """Let a value be read in place of another, which may be a result of the graph."""
+        if old.is_graph_output():
+            if new.producer() is None or new.is_graph_output():
+                new = self.op("Identity", [new])
+            new.name, old.name = old.name, f"{old.name}.before"
+            new.type, new.shape = old.type, old.shape
+        new.type, new.shape = new.type or old.type, new.shape or old.shape
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+
+
+def _with_size(value: ir.Value, axis: int, size: int) -> ir.Shape | None:
+    if value.shape is None:
+        return None
+    return ir.Shape([size if place == axis else known for place, known in enumerate(value.shape)])
