@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "error.hpp"
+#include "ranges.hpp"
 
 namespace txl_runtime {
 namespace {
@@ -24,7 +25,7 @@ using Owned = std::unique_ptr<T, void (*)(T *)>;
 
 // 0 where there is none.
 txl_dtype dtype_of(ONNXTensorElementDataType element) {
-    const auto found = std::ranges::find(ELEMENTS, element);
+    const auto found = ranges::find(ELEMENTS, element);
     return found == std::end(ELEMENTS) ? txl_dtype{} : txl_dtype(found - ELEMENTS);
 }
 
@@ -214,7 +215,7 @@ void Session::hold_against(const Program &program, const Manifest &manifest, con
         need(found.size() == specs.size(), TXL_BUNDLE, where, ": has ", found.size(), returned ? " outputs" : " inputs",
              ", expected the ", specs.size(), " of the manifest; export the model again");
         for (const auto &spec : specs) {
-            const auto has = std::ranges::find(found, spec.name, &Binding::name);
+            const auto has = ranges::find(found, spec.name, &Binding::name);
             need(has != found.end(), TXL_BUNDLE, where, ": lacks ", brief(spec.name),
                  ", expected it as in the manifest; export the model again");
             bool fits = has->dtype == name_of(spec.dtype) && has->shape.size() == spec.shape.size();

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "error.hpp"
+#include "ranges.hpp"
 
 namespace txl_runtime {
 namespace {
@@ -157,12 +158,12 @@ void Stream::check_ids() const {
 
 void Stream::check_segment(std::int64_t length, const std::vector<std::int32_t> &counts) const {
     const auto &known = model_->lengths;
-    const auto running = std::ranges::count_if(counts, [](auto count) { return count > 0; });
+    const auto running = ranges::count_if(counts, [](auto count) { return count > 0; });
     if (model_->manifest.exact) {
-        need(std::ranges::find(known, length) != known.end(), TXL_USAGE, "a segment has ", length,
+        need(ranges::find(known, length) != known.end(), TXL_USAGE, "a segment has ", length,
              " positions, expected one of ", Listed{known},
              ", because this model takes whole segments alone; feed several, or export another --segment-length");
-        need(std::ranges::all_of(counts, [&](auto count) { return count == 0 || count == length; }), TXL_USAGE,
+        need(ranges::all_of(counts, [&](auto count) { return count == 0 || count == length; }), TXL_USAGE,
              "counts are ", Listed{counts}, ", expected 0 or ", length,
              " each, because this model takes whole segments alone");
     } else {
@@ -181,7 +182,7 @@ bool Stream::next(Segment &segment, std::int64_t length) {
     if (left <= 0) return false;
     segment.size = std::min(left, known[0]);
     if (model_->manifest.exact) {
-        const auto fits = std::ranges::find_if(known, [&](auto one) { return one <= left; });
+        const auto fits = ranges::find_if(known, [&](auto one) { return one <= left; });
         need(fits != known.end(), TXL_USAGE, "there are ", length, " positions (look-ahead aside), of which ", left,
              " remain after segments, expected what segments of ", Listed{known}, " add up to; give more or fewer");
         segment.size = *fits;
@@ -269,7 +270,7 @@ void Stream::clear_outputs(std::int64_t length, void *const *outputs, bool last)
 
 // Hands out what counts of a segment that ran; the rest is zero already.
 void Stream::give(void *const *outputs, std::int64_t first, std::int64_t length, bool last) {
-    const auto most = std::ranges::max(inside_);
+    const auto most = ranges::max(inside_);
     for (std::size_t i = 0; outputs && i < outputs_.size(); ++i) {
         if (!outputs_[i].data) continue;
         const auto &output = model_->manifest.outputs[i];
@@ -300,7 +301,7 @@ void Stream::run(std::int64_t length, const void *const *inputs, const std::int3
     read(length, inputs, counts);
     check_segment(length, counts_);
     inside_ = counts_;
-    if (std::ranges::any_of(counts_, [](auto count) { return count > 0; })) runner_->find(length);
+    if (ranges::any_of(counts_, [](auto count) { return count > 0; })) runner_->find(length);
     clear_outputs(length, outputs, false);
     if (step(0, length, commit)) give(outputs, 0, length, false);
 }
