@@ -31,7 +31,11 @@ txl_dtype dtype_of(ONNXTensorElementDataType element) {
 
 // The library stays open until the process ends: ONNX Runtime has threads and cannot be closed safely.
 const OrtApiBase *open_library(const char *asked) {
-    std::vector<std::string> names = {"libonnxruntime.so.1", "libonnxruntime.so", "libonnxruntime.dylib"};
+#ifdef __APPLE__
+    std::vector<std::string> names = {"libonnxruntime.dylib"};
+#else
+    std::vector<std::string> names = {"libonnxruntime.so.1", "libonnxruntime.so"};
+#endif
     const char *told = std::getenv("TXL_ONNXRUNTIME");
     if (told && *told) names = {told};
     if (asked) names = {asked};
@@ -43,7 +47,7 @@ const OrtApiBase *open_library(const char *asked) {
                  ": has no OrtGetApiBase, expected ONNX Runtime's library; give another");
             return reinterpret_cast<const OrtApiBase *(*)()>(symbol)();
         }
-        said = ::dlerror();
+        said += (said.empty() ? "" : "; ") + std::string(::dlerror());
     }
     refuse(TXL_BACKEND, "ONNX Runtime cannot be opened (", said,
            "), expected its library; name it in options.engine or $TXL_ONNXRUNTIME");
