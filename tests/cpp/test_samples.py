@@ -164,6 +164,19 @@ def test_score_refuses_what_it_cannot_score(built: Path, engine: Path, tmp_path:
     assert "no vocabulary" in refused(built / "txl-score", POLICY, tmp_path / "short")
 
 
+@pytest.mark.skipif(sys.platform == "darwin", reason="the libraries have other names there")
+def test_where_no_engine_opens_the_message_says_each_name_of_this_system_and_no_other(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("libonnxruntime.so", "libonnxruntime.so.1"):
+        (tmp_path / name).write_text("no library\n" * 100)
+    monkeypatch.delenv("TXL_ONNXRUNTIME", raising=False)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    said = refused(built / "txl-score", TINY, tmp_path / "text")
+    assert said.count("libonnxruntime.so: ") == said.count("libonnxruntime.so.1: ") == 1
+    assert "dylib" not in said
+
+
 @pytest.mark.parametrize(("name", "rows"), [("tiny", 1), ("ring", 3), ("hidden", 2), ("int8", 2)])
 def test_users_who_share_rows_are_told_what_each_is_told_alone(built: Path, engine: Path, name: str, rows: int) -> None:
     first, second = done(

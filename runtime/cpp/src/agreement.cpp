@@ -6,6 +6,7 @@
 
 #include "error.hpp"
 #include "manifest.hpp"
+#include "ranges.hpp"
 
 namespace txl_runtime {
 namespace {
@@ -23,17 +24,17 @@ bool portable(const std::string &part) {
     const auto bad = [](unsigned char sign) {
         return sign < 0x20 || sign == 0x7f || std::string("<>:\"|?*\\/").find(sign) != std::string::npos;
     };
-    if (part.empty() || part.back() == '.' || part.back() == ' ' || std::ranges::any_of(part, bad)) return false;
+    if (part.empty() || part.back() == '.' || part.back() == ' ' || ranges::any_of(part, bad)) return false;
     const auto stem = lowered(part.substr(0, part.find('.')));
     const bool port =
-        stem.size() == 4 && (stem.starts_with("com") || stem.starts_with("lpt")) && stem[3] >= '0' && stem[3] <= '9';
+        stem.size() == 4 && (starts_with(stem, "com") || starts_with(stem, "lpt")) && stem[3] >= '0' && stem[3] <= '9';
     return !port && stem != "con" && stem != "prn" && stem != "aux" && stem != "nul";
 }
 
 // Whether a program's tensor is the state, or one of the sizes that a growing state has.
 bool takes(const Spec &spec, const State &state) {
     if (spec.dtype != state.dtype || spec.shape.size() != state.shape.size()) return false;
-    for (int axis = 0; axis < std::ssize(spec.shape); ++axis) {
+    for (int axis = 0; axis < std::ptrdiff_t(spec.shape.size()); ++axis) {
         const auto size = spec.shape[axis];
         const bool grows = axis == state.row_axis && state.rows;
         const bool fits = grows ? size == TXL_SIZE_ROWS || (size >= state.rows->first && size <= state.rows->second)
@@ -52,7 +53,7 @@ Spec spec_of(const Row &row, std::int64_t b, std::int64_t length) {
 }
 
 const Spec *named(const std::vector<Spec> &specs, const std::string &name) {
-    const auto found = std::ranges::find(specs, name, &Spec::name);
+    const auto found = ranges::find(specs, name, &Spec::name);
     return found == specs.end() ? nullptr : &*found;
 }
 
@@ -80,7 +81,7 @@ private:
 
     void files() const {
         for (const auto &name : m.used_files())
-            must(m.files.contains(name), brief(name), " is used but not in the list of files");
+            must(m.files.count(name), brief(name), " is used but not in the list of files");
         std::set<std::string> alike;
         for (const auto &[name, _] : m.files) {
             for (std::size_t at = 0; at <= name.size();) {
@@ -103,7 +104,7 @@ private:
                  " has segments of ", program.length);
         }
         const auto runs = [](const Program &program) { return program.kind != "attention" && program.length; };
-        must(std::ranges::any_of(m.programs, runs), "no program runs segments");
+        must(ranges::any_of(m.programs, runs), "no program runs segments");
     }
 
     template <typename Rows, typename Row>
@@ -123,15 +124,15 @@ private:
         for (const auto rule : {Rule::ring, Rule::rolled, Rule::replace})
             unique(m.states_of(rule), join("states of rule ", name_of(rule)), &State::name);
         for (const auto &entry : m.inputs) {
-            must(!carried.contains(entry.name), brief(entry.name), " is an input and a state");
+            must(!carried.count(entry.name), brief(entry.name), " is an input and a state");
             must((entry.role == "tokens") == (entry.vocab != 0), "input ", brief(entry.name), " of role ", entry.role,
                  " has a vocab or none, expected one for tokens alone");
             const bool count = entry.role == "valid" || entry.role == "fill" || entry.role == "head";
             must(!count || (entry.dtype == TXL_INT32 && entry.axes.shape == Sizes{TXL_SIZE_B}), "input ",
                  brief(entry.name), " is no count, expected int32 ['B']");
         }
-        const bool valid = roles_.contains("valid");
-        must(!roles_.contains("fill") || m.counts_rows(), "the programs read a fill, but no counter is called fill");
+        const bool valid = roles_.count("valid");
+        must(!roles_.count("fill") || m.counts_rows(), "the programs read a fill, but no counter is called fill");
         for (const auto &[name, counter] : m.counters)
             must(counter.start <= counter.most, "counter ", brief(name), " starts at ", counter.start,
                  ", expected at most ", counter.most);
@@ -170,7 +171,7 @@ private:
     }
 
     void tensor(const State &state) const {
-        const auto rank = std::ssize(state.shape);
+        const auto rank = std::ptrdiff_t(state.shape.size());
         const auto fits = [&](bool holds, const auto &...said) {
             must(holds, "the state table does not fit: ", brief(state.name), " is ", listed(state.shape), said...);
         };
@@ -205,7 +206,7 @@ private:
             must(initial.emplace(state.name, state.initial).first->second == state.initial, brief(state.name),
                  " starts as two things, expected the same in all rules");
         }
-        if (!runs.empty() && !runs.contains(Rule::replace)) held.erase(Rule::replace);  // may stand beside memory rows
+        if (!runs.empty() && !runs.count(Rule::replace)) held.erase(Rule::replace);  // may stand beside memory rows
         must(m.states.empty() || held == runs,
              "the state table does not fit: a rule has states or programs, expected both");
         must(!m.counts_rows() || m.states.empty() || !rows.empty(),
@@ -237,14 +238,14 @@ private:
     void names(Rule rule) const {
         std::vector<std::pair<std::string, std::string>> sides;
         for (const auto *state : m.states_of(rule)) sides.emplace_back(state->input, state->output);
-        std::ranges::sort(sides);
+        ranges::sort(sides);
         std::vector<std::string> inputs, in_order;
         for (const auto &[input, output] : sides) inputs.push_back(input), in_order.push_back(output);
         auto outputs = in_order;
-        std::ranges::sort(outputs);
+        ranges::sort(outputs);
         for (const auto *list : {&inputs, &outputs})
             for (std::size_t i = 1; i < list->size(); ++i)
-                must(!(*list)[i].starts_with((*list)[i - 1]), "the state table does not fit: ", brief((*list)[i - 1]),
+                must(!starts_with((*list)[i], (*list)[i - 1]), "the state table does not fit: ", brief((*list)[i - 1]),
                      " is a prefix of ", brief((*list)[i]));
         must(in_order == outputs, "the state table does not fit: inputs and outputs of rule ", name_of(rule),
              " sort differently");
@@ -256,10 +257,10 @@ private:
             std::set<std::int64_t> there;
             for (const auto &program : m.programs)
                 if (program.update == rule) kinds.insert(program.kind), there.insert(program.length);
-            must(kinds.size() == 1 && (rule != Rule::replace || kinds.contains("step")), "the programs of rule ",
+            must(kinds.size() == 1 && (rule != Rule::replace || kinds.count("step")), "the programs of rule ",
                  name_of(rule), " are of kinds that it has not together");
             for (auto length : lengths_)
-                must(there.contains(length), "a program of rule ", name_of(rule), " for segments of ", length,
+                must(there.count(length), "a program of rule ", name_of(rule), " for segments of ", length,
                      " is missing");
         }
         std::vector<const Program *> seen;
@@ -296,7 +297,7 @@ private:
         }
         must(fits && read == program.inputs, "the inputs of ", name, " do not fit the state table");
         must(whole && returned == program.outputs, "the outputs of ", name, " do not fit the state table");
-        must(program.name.substr(0, program.name.find('.')).ends_with(join("-", program.length)), name,
+        must(ends_with(program.name.substr(0, program.name.find('.')), join("-", program.length)), name,
              " has segments of ", program.length, ", expected them in its name");
     }
 
@@ -314,22 +315,22 @@ private:
         for (const auto &program : m.programs) {
             needed = needed || program.kind == "hidden" || program.softmax();
             if (!program.softmax()) continue;
-            must(wanted.contains(program.kind), "program ", brief(program.name), " is of a cluster that there is not");
+            must(wanted.count(program.kind), "program ", brief(program.name), " is of a cluster that there is not");
             const auto &[input, returned] = wanted[program.kind];
             must(program.inputs == std::vector{input} && program.outputs == std::vector{returned},
                  "the inputs or outputs of program ", brief(program.name), " do not fit the output table");
             held.insert(program.kind);
         }
         must(!needed || !wanted.empty(), "program head is missing");
-        for (const auto &[kind, _] : wanted) must(!needed || held.contains(kind), "program ", kind, " is missing");
+        for (const auto &[kind, _] : wanted) must(!needed || held.count(kind), "program ", kind, " is missing");
     }
 
     // The program that tells where a model looks stands aside: no stream runs it here, but what is wrong with it is
     // refused.
     void attention() const {
-        const auto looks = std::ranges::count(m.programs, "attention", &Program::kind);
+        const auto looks = ranges::count(m.programs, "attention", &Program::kind);
         if (!looks) return;
-        const auto &program = *std::ranges::find(m.programs, "attention", &Program::kind);
+        const auto &program = *ranges::find(m.programs, "attention", &Program::kind);
         must(looks == 1, "two programs are of kind attention, expected one");
         must(program.update == Rule::none && !program.open_batch,
              "program attention has an update rule or several sequences, expected neither");
@@ -338,10 +339,10 @@ private:
                  "program attention shares its name or file with another, expected its own");
         const auto *tokens = m.tokens();
         must(tokens && !tokens->axes.ahead && tokens->axes.shape == Sizes{TXL_SIZE_B, TXL_SIZE_L} &&
-                 roles_.contains("valid") && roles_.contains("fill"),
+                 roles_.count("valid") && roles_.count("fill"),
              "program attention is there, but the model does not read tokens and counts");
         const auto length = lengths_[0], rows = m.memory_length();
-        must(!rows || std::ranges::count(m.updates(), Rule::rolled),
+        must(!rows || ranges::count(m.updates(), Rule::rolled),
              "program attention takes rolled memory, which no other program of the bundle has");
         std::vector<Spec> read;
         for (const auto &entry : m.inputs)

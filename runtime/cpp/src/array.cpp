@@ -1,16 +1,23 @@
 #include "array.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <new>
 
 #include "error.hpp"
+#include "ranges.hpp"
 
 namespace txl_runtime {
 namespace {
 
 constexpr std::size_t ALIGNED = 64;
+
+template <typename T>
+T at(const void *from) {
+    T value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+}
 
 float from_half(std::uint16_t half) {
     const std::uint32_t sign = (half & 0x8000U) << 16, exponent = (half >> 10) & 31U;
@@ -20,14 +27,15 @@ float from_half(std::uint16_t half) {
     } else if (exponent) {
         bits |= ((exponent + 112) << 23) | (mantissa << 13);
     } else if (mantissa) {
-        const std::uint32_t shift = std::countl_zero(mantissa) - 21;
+        std::uint32_t shift = 1;
+        while (!((mantissa << shift) & 1024U)) ++shift;
         bits |= ((113 - shift) << 23) | (((mantissa << shift) & 1023U) << 13);
     }
-    return std::bit_cast<float>(bits);
+    return at<float>(&bits);
 }
 
 std::uint16_t to_half(float value) {
-    const auto bits = std::bit_cast<std::uint32_t>(value);
+    const auto bits = at<std::uint32_t>(&value);
     const std::uint32_t sign = (bits >> 16) & 0x8000U, exponent = (bits >> 23) & 255U, mantissa = bits & 0x7fffffU;
     if (exponent == 255) return sign | 0x7c00U | (mantissa ? 0x200U | (mantissa >> 13) : 0U);
     const int scaled = int(exponent) - 112;
@@ -39,17 +47,15 @@ std::uint16_t to_half(float value) {
     return sign | (kept + (rest > middle || (rest == middle && (kept & 1U))));
 }
 
-std::uint16_t to_brain(float value) {
-    const auto bits = std::bit_cast<std::uint32_t>(value);
-    if ((bits & 0x7fffffffU) > 0x7f800000U) return (bits >> 16) | 64U;
-    return (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
+float from_brain(std::uint16_t brain) {
+    const auto bits = std::uint32_t{brain} << 16;
+    return at<float>(&bits);
 }
 
-template <typename T>
-T at(const void *from) {
-    T value;
-    std::memcpy(&value, from, sizeof value);
-    return value;
+std::uint16_t to_brain(float value) {
+    const auto bits = at<std::uint32_t>(&value);
+    if ((bits & 0x7fffffffU) > 0x7f800000U) return (bits >> 16) | 64U;
+    return (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
 }
 
 void write(std::byte *to, txl_dtype dtype, double number) {
@@ -112,14 +118,14 @@ double number_at(const void *from, txl_dtype dtype) {
         case TXL_FLOAT16:
             return double(from_half(at<std::uint16_t>(from)));
         default:
-            return double(std::bit_cast<float>(std::uint32_t{at<std::uint16_t>(from)} << 16));
+            return double(from_brain(at<std::uint16_t>(from)));
     }
 }
 
-Shape::Shape(std::span<const std::int64_t> sizes) : rank_(sizes.size()) {
+Shape::Shape(Span<const std::int64_t> sizes) : rank_(sizes.size()) {
     need(sizes.size() <= TXL_AXES, TXL_UNSUPPORTED, "a tensor has ", sizes.size(), " axes, this library takes at most ",
          TXL_AXES, "; use txl_runtime from Python");
-    std::ranges::copy(sizes, sizes_.begin());
+    ranges::copy(sizes, sizes_.begin());
 }
 
 void Shape::insert(int axis, std::int64_t size) {

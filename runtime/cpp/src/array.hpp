@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
+#include "span.hpp"
 #include "txl.h"
 
 namespace txl_runtime {
@@ -24,20 +24,21 @@ double number_at(const void *from, txl_dtype dtype);
 class Shape {
 public:
     Shape() = default;
-    Shape(std::initializer_list<std::int64_t> sizes) : Shape(std::span(sizes.begin(), sizes.size())) {}
-    explicit Shape(const Sizes &sizes) : Shape(std::span(sizes)) {}
+    Shape(std::initializer_list<std::int64_t> sizes) : Shape(Span(sizes.begin(), sizes.size())) {}
+    explicit Shape(const Sizes &sizes) : Shape(Span<const std::int64_t>(sizes)) {}
     [[nodiscard]] int rank() const { return rank_; }
     std::int64_t &operator[](int axis) { return sizes_[axis]; }
     std::int64_t operator[](int axis) const { return sizes_[axis]; }
     [[nodiscard]] const std::int64_t *begin() const { return sizes_.data(); }
     [[nodiscard]] const std::int64_t *end() const { return sizes_.data() + rank_; }
     bool operator==(const Shape &other) const { return std::equal(begin(), end(), other.begin(), other.end()); }
+    bool operator!=(const Shape &other) const { return !(*this == other); }
     void insert(int axis, std::int64_t size);
     void erase(int axis);
     [[nodiscard]] std::int64_t product() const;
 
 private:
-    explicit Shape(std::span<const std::int64_t> sizes);
+    explicit Shape(Span<const std::int64_t> sizes);
     std::array<std::int64_t, TXL_AXES + 1> sizes_{};
     int rank_ = 0;
 };

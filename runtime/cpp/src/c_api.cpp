@@ -4,6 +4,7 @@
 #include <new>
 
 #include "error.hpp"
+#include "ranges.hpp"
 #include "stream.hpp"
 
 #ifndef TXL_VERSION
@@ -111,7 +112,7 @@ txl_code opened(Handle **made, txl_error *error, Makes makes) {
 txl_tensor tensor_of(const std::string &name, const char *role, txl_dtype dtype, const txl_runtime::Sizes &shape) {
     auto found = TXL_NEW(txl_tensor);
     found.dtype = dtype, found.rank = std::int32_t(shape.size());
-    std::ranges::copy(shape, found.shape);
+    txl_runtime::ranges::copy(shape, found.shape);
     found.name = name.c_str(), found.role = role;
     return found;
 }
@@ -305,7 +306,7 @@ txl_code txl_stream_state(const txl_stream *handle, size_t index, txl_tensor *te
             return hand_out(found, tensor);
         }
         const auto all = stream.states().table(index, stream.b());
-        std::ranges::copy(all.shape, found.shape);
+        txl_runtime::ranges::copy(all.shape, found.shape);
         hand_out(found, tensor);
         fill(all.view().data, all.bytes(), all.bytes(), data, room, needed);
     });

@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "error.hpp"
+#include "ranges.hpp"
 
 namespace txl_runtime {
 namespace {
@@ -24,13 +25,17 @@ using Owned = std::unique_ptr<T, void (*)(T *)>;
 
 // 0 where there is none.
 txl_dtype dtype_of(ONNXTensorElementDataType element) {
-    const auto found = std::ranges::find(ELEMENTS, element);
+    const auto found = ranges::find(ELEMENTS, element);
     return found == std::end(ELEMENTS) ? txl_dtype{} : txl_dtype(found - ELEMENTS);
 }
 
 // The library stays open until the process ends: ONNX Runtime has threads and cannot be closed safely.
 const OrtApiBase *open_library(const char *asked) {
-    std::vector<std::string> names = {"libonnxruntime.so.1", "libonnxruntime.so", "libonnxruntime.dylib"};
+#ifdef __APPLE__
+    std::vector<std::string> names = {"libonnxruntime.dylib"};
+#else
+    std::vector<std::string> names = {"libonnxruntime.so.1", "libonnxruntime.so"};
+#endif
     const char *told = std::getenv("TXL_ONNXRUNTIME");
     if (told && *told) names = {told};
     if (asked) names = {asked};
@@ -42,7 +47,7 @@ const OrtApiBase *open_library(const char *asked) {
                  ": has no OrtGetApiBase, expected ONNX Runtime's library; give another");
             return reinterpret_cast<const OrtApiBase *(*)()>(symbol)();
         }
-        said = ::dlerror();
+        said += (said.empty() ? "" : "; ") + std::string(::dlerror());
     }
     refuse(TXL_BACKEND, "ONNX Runtime cannot be opened (", said,
            "), expected its library; name it in options.engine or $TXL_ONNXRUNTIME");
@@ -214,7 +219,7 @@ void Session::hold_against(const Program &program, const Manifest &manifest, con
         need(found.size() == specs.size(), TXL_BUNDLE, where, ": has ", found.size(), returned ? " outputs" : " inputs",
              ", expected the ", specs.size(), " of the manifest; export the model again");
         for (const auto &spec : specs) {
-            const auto has = std::ranges::find(found, spec.name, &Binding::name);
+            const auto has = ranges::find(found, spec.name, &Binding::name);
             need(has != found.end(), TXL_BUNDLE, where, ": lacks ", brief(spec.name),
                  ", expected it as in the manifest; export the model again");
             bool fits = has->dtype == name_of(spec.dtype) && has->shape.size() == spec.shape.size();

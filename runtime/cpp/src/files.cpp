@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "error.hpp"
+#include "ranges.hpp"
 #include "sha256.hpp"
 
 namespace txl_runtime {
@@ -24,7 +25,7 @@ public:
         const auto real = fs::canonical(root / name, error);
         need(!error, TXL_BUNDLE, where, ": missing or unreadable (", error.message(),
              "), expected a file; copy the bundle again");
-        need(real.native().starts_with((root / "").native()), TXL_BUNDLE, where,
+        need(starts_with(real.native(), (root / "").native()), TXL_BUNDLE, where,
              ": a link that leaves the bundle, expected a plain file in it; copy the bundle again");
         // Nonblocking, so that opening a pipe does not wait for who writes to it.
         handle_ = ::open(real.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);

@@ -67,7 +67,7 @@ Json upgraded(const Json &old, const std::string &where) {
     }
     found["inputs"] = {input("tokens", {"B", "L"}), input("valid", {"B"}), input("fill", {"B"})};
     found["inputs"][0]["vocab"] = vocab;
-    if (updates.contains("ring")) found["inputs"].push_back(input("head", {"B"}));
+    if (updates.count("ring")) found["inputs"].push_back(input("head", {"B"}));
     Json output = input("logprobs", {"B", "L", vocab});
     output["dtype"] = "float32", output["width"] = config["d_model"];
     if (softmax) output["clusters"] = clusters;

@@ -6,6 +6,7 @@
 
 #include "error.hpp"
 #include "graph_values.hpp"
+#include "ranges.hpp"
 
 namespace txl_runtime {
 namespace {
@@ -44,7 +45,7 @@ bool within(std::int64_t type, std::int64_t number) {
 int item_returned(const GraphNode &node) {
     const auto &op = node.op;
     static const std::set<std::string> WIDE = {"ArgMax", "ArgMin", "NonZero", "Shape", "Size", "TopK"};
-    if (WIDE.contains(op) || node.has("value_int") || node.has("value_ints") || (op == "MaxPool" && node.results > 1))
+    if (WIDE.count(op) || node.has("value_int") || node.has("value_ints") || (op == "MaxPool" && node.results > 1))
         return 8;
     if (const auto *value = node.find("value"); value && value->tensor) return std::max(4, value->tensor->item);
     for (const auto *name : {"to", "dtype"})
@@ -78,7 +79,7 @@ public:
     std::map<std::string, std::int64_t> imports;
 
 private:
-    static bool among(const Json &list, const Json &one) { return std::ranges::find(list, one) != list.end(); }
+    static bool among(const Json &list, const Json &one) { return ranges::find(list, one) != list.end(); }
 
     static std::string text(std::string_view bytes) {
         try {  // nlohmann's writer knows what UTF-8 is
@@ -241,10 +242,10 @@ private:
         auto results = returned_by(node, domain, attributes, at, bytes, work);
         const bool asks = node.op == "Shape" || node.op == "Size";
         const auto same = [](const ValuePtr &value) { return !value || value->fixed; };
-        const bool always = (asks && node.exact) || std::ranges::all_of(node.inputs, same);
+        const bool always = (asks && node.exact) || ranges::all_of(node.inputs, same);
         lived.bytes = bytes, lived.values = outputs.size();
         for (std::size_t i = 0; i < outputs.size(); ++i)
-            if (returned.contains(outputs[i])) lived.bytes -= double(results[i].most) * results[i].item;
+            if (returned.count(outputs[i])) lived.bytes -= double(results[i].most) * results[i].item;
         // What is always the same is there all the time. Sizes may be asked of another value that has the same.
         if (!always) lives_.push_back(lived);
         for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -262,7 +263,7 @@ private:
                                         const std::vector<std::string_view> &attributes, const std::string &at,
                                         double &bytes, double &work) {
         const auto &forms = published_["forms"];
-        const bool known = imports.contains(domain.empty() ? "ai.onnx" : domain) && forms.contains(domain) &&
+        const bool known = imports.count(domain.empty() ? "ai.onnx" : domain) && forms.contains(domain) &&
                            forms[domain].contains(node.op) && (kind_ == "step" || among(published_["plain"], node.op));
         if (!known)
             refuse_graph("the operator " + in_quotes(domain.empty() ? node.op : domain + "." + node.op),
@@ -306,7 +307,7 @@ private:
 
     static void hold_against_form(const GraphNode &node, const Json &form, const std::string &at) {
         const auto &wanted = form["inputs"];
-        const auto needed = std::size_t(std::ranges::count(wanted, Json(true)));
+        const auto needed = std::size_t(ranges::count(wanted, Json(true)));
         if (node.inputs.size() < needed || node.inputs.size() > form["most_inputs"].get<std::size_t>())
             refuse_graph(std::to_string(node.inputs.size()) + " inputs" + at, "as many as the operator has");
         for (std::size_t i = 0; i < node.inputs.size(); ++i)
@@ -358,7 +359,7 @@ private:
             if (found.type == 6 && field.bytes.size() % 4)
                 refuse_graph("the attribute " + in_quotes(name) + " with a part of a number", "whole ones");
             if (found.type == 6) found.numbers += field.bytes.size() / 4;
-            if (found.type == 7) std::ranges::copy(wholes(field), std::back_inserter(found.wholes));
+            if (found.type == 7) ranges::copy(wholes(field), std::back_inserter(found.wholes));
         }
         if (allowed[name] == "b" && found.whole != 0 && found.whole != 1)
             refuse_graph(std::to_string(found.whole) + " as " + name, "0 or 1");
@@ -401,7 +402,7 @@ private:
         std::vector<Field> numbers;
         for (const auto &field : fields(entry, TENSOR)) {
             if (field.number == 8) name = text(field.bytes);
-            if (field.number == 1) std::ranges::copy(wholes(field), std::back_inserter(dims));
+            if (field.number == 1) ranges::copy(wholes(field), std::back_inserter(dims));
             if (field.number == 2) kind = std::int64_t(field.value);
             if (field.number == 9) raw = field.bytes;
             if (field.number == 13) places.push_back(field.bytes);
@@ -434,7 +435,7 @@ private:
         } else if (!fits && !outside && places.empty() && !raw) {
             const int field_of = kind == 1 ? 4 : kind == 11 ? 10 : kind == 7 ? 7 : kind == 12 || kind == 13 ? 11 : 5;
             Int count = 0;
-            fits = std::ranges::all_of(numbers, [&](const Field &field) { return field.number == field_of; });
+            fits = ranges::all_of(numbers, [&](const Field &field) { return field.number == field_of; });
             for (const auto &field : fits ? numbers : std::vector<Field>()) {
                 if (kind == 1 || kind == 11) {
                     fits = fits && field.bytes.size() % std::size_t(item) == 0;

@@ -1,4 +1,5 @@
 #include "graph_values.hpp"
+#include "ranges.hpp"
 
 #include <algorithm>
 
@@ -121,7 +122,7 @@ Dims operator+(Dims dims, const Dims &more) {
 
 Dims wider(const std::vector<Dims> &shapes) {
     // Shapes that are all alike stay as they are.
-    if (std::ranges::count(shapes, shapes[0]) == std::ssize(shapes)) return shapes[0];
+    if (ranges::count(shapes, shapes[0]) == std::ptrdiff_t(shapes.size())) return shapes[0];
     std::size_t rank = 0;
     for (const auto &shape : shapes) rank = std::max(rank, shape.size());
     Dims found;
@@ -150,7 +151,7 @@ std::pair<double, double> most_at_once(const std::vector<Lived> &nodes) {
             if (depth[read] >= depth[node]) depth[node] = depth[read] + 1, before[node] = read;
         ticks = std::max(ticks, depth[node]);
     }
-    for (auto node = std::size_t(std::ranges::find(depth, ticks) - depth.begin()); node < count; node = before[node])
+    for (auto node = std::size_t(ranges::find(depth, ticks) - depth.begin()); node < count; node = before[node])
         clock[node] = depth[node];
     for (std::size_t node = 0; node < count; ++node) {
         first[node] = clock[node], last[node] = ticks;

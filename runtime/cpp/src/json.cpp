@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "error.hpp"
+#include "ranges.hpp"
 
 namespace txl_runtime {
 namespace {
@@ -18,7 +19,7 @@ struct Unfit {
 bool is(const Json &value, const Json &type) {
     if (type == "integer") return value.is_number_integer();
     const auto known = {"object", "array", "string", "boolean", "null", "number"};
-    if (std::ranges::find(known, type) == known.end()) throw std::logic_error("the schema has the type " + type.dump());
+    if (ranges::find(known, type) == known.end()) throw std::logic_error("the schema has the type " + type.dump());
     return value.type_name() == type;
 }
 
@@ -50,7 +51,7 @@ void hold(Json &value, const Json &schema, const Json &root, const std::string &
             hold(value, root.at(Json::json_pointer(rule.get<std::string>().substr(1))), root, path);
         } else if (word == "anyOf") {
             std::string first;
-            const bool fits = std::ranges::any_of(rule, [&](const Json &choice) {
+            const bool fits = ranges::any_of(rule, [&](const Json &choice) {
                 try {
                     return hold(value, choice, root, path), true;
                 } catch (const Unfit &unfit) {
@@ -61,7 +62,7 @@ void hold(Json &value, const Json &schema, const Json &root, const std::string &
         } else if (word == "const") {
             must(value == rule, "", rule);
         } else if (word == "enum") {
-            must(std::ranges::find(rule, value) != rule.end(), "one of ", rule);
+            must(ranges::find(rule, value) != rule.end(), "one of ", rule);
         } else if (word == "type") {
             must(is(value, rule), "", rule);
         } else if (word == "pattern") {

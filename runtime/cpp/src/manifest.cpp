@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "error.hpp"
+#include "ranges.hpp"
 
 namespace txl_runtime {
 namespace {
@@ -104,9 +105,9 @@ Sizes without(Sizes shape, int first, int second) {
 
 // Whether no field says what came with 2.1.
 bool says_nothing(const Manifest &m) {
-    return std::ranges::none_of(m.inputs, [](auto &entry) { return entry.counter || !entry.beyond.empty(); }) &&
-           std::ranges::all_of(m.outputs, [](auto &output) { return output.columns.empty(); }) &&
-           std::ranges::none_of(m.states, [](auto &state) { return state.spill || state.in_place; });
+    return ranges::none_of(m.inputs, [](auto &entry) { return entry.counter || !entry.beyond.empty(); }) &&
+           ranges::all_of(m.outputs, [](auto &output) { return output.columns.empty(); }) &&
+           ranges::none_of(m.states, [](auto &state) { return state.spill || state.in_place; });
 }
 
 }  // namespace
@@ -117,7 +118,7 @@ const char *name_of(Rule rule) {
 }
 
 Axes::Axes(const Sizes &sizes, std::int64_t behind) : shape(sizes), ahead(behind) {
-    for (int axis = 0; axis < std::ssize(sizes); ++axis) {
+    for (int axis = 0; axis < std::ptrdiff_t(sizes.size()); ++axis) {
         if (sizes[axis] == TXL_SIZE_B && batch < 0) batch = axis;
         if (sizes[axis] == TXL_SIZE_L) positions.push_back(axis);
     }
@@ -132,7 +133,7 @@ Shape Axes::sizes(std::int64_t b, std::int64_t length) const {
 
 Axes Axes::still() const {
     auto found = shape;
-    std::erase(found, TXL_SIZE_L);
+    ranges::erase(found, TXL_SIZE_L);
     return Axes(found, ahead);
 }
 
@@ -140,8 +141,8 @@ Sizes State::row_shape() const { return without(shape, batch_axis, row_axis); }
 Sizes State::sequence_shape() const { return without(shape, batch_axis, -1); }
 
 bool Program::rows_open() const {
-    const auto open = [](const Spec &spec) { return std::ranges::count(spec.shape, std::int64_t{TXL_SIZE_ROWS}) > 0; };
-    return std::ranges::any_of(inputs, open) || std::ranges::any_of(outputs, open);
+    const auto open = [](const Spec &spec) { return ranges::count(spec.shape, std::int64_t{TXL_SIZE_ROWS}) > 0; };
+    return ranges::any_of(inputs, open) || ranges::any_of(outputs, open);
 }
 
 Sizes Manifest::lengths() const {
@@ -159,7 +160,7 @@ std::vector<Rule> Manifest::updates() const {
 }
 
 std::vector<const State *> Manifest::states_of(Rule update) const {
-    const bool whole = std::ranges::count(updates(), update) > 0;
+    const bool whole = ranges::count(updates(), update) > 0;
     std::vector<const State *> found;
     for (const auto &state : states)
         if (state.update == update || (whole && state.update == Rule::replace)) found.push_back(&state);
@@ -196,7 +197,7 @@ bool Manifest::reads_text() const {
     if (!read || !returned || read->axes.ahead) return false;
     auto shape = read->axes.shape;
     const auto known = {Sizes{TXL_SIZE_B, TXL_SIZE_L}, Sizes{TXL_SIZE_L, TXL_SIZE_B}, Sizes{TXL_SIZE_B}};
-    if (!std::ranges::count(known, shape)) return false;
+    if (!ranges::count(known, shape)) return false;
     shape.push_back(vocab_size());
     return returned->axes.shape == shape;
 }
@@ -221,13 +222,13 @@ Manifest implied(Manifest m) {
     }
     for (auto &output : m.outputs) {
         output.columns.clear();
-        for (int tail = 1; tail < std::ssize(output.clusters); ++tail)
+        for (int tail = 1; tail < std::ptrdiff_t(output.clusters.size()); ++tail)
             output.columns.push_back(output.clusters[0].second + tail - 1);
     }
     for (auto &state : m.states) {
         state.in_place = state.update == Rule::ring;
         const bool rows =
-            state.in_place && state.slots && state.row_axis >= 0 && state.row_axis < std::ssize(state.shape);
+            state.in_place && state.slots && state.row_axis >= 0 && state.row_axis < std::ptrdiff_t(state.shape.size());
         state.spill = rows ? std::max<std::int64_t>(state.shape[state.row_axis] - state.slots, 0) : 0;
     }
     return m;
@@ -244,7 +245,7 @@ Manifest read_manifest(const std::string &text, const std::string &where) {
          m.counters, "files", m.files);
     m.lockstep = document["streams"] == "lockstep";
     m.exact = document["lengths"] == "exact", m.by_rows = document["commits"] == "rows";
-    if (m.selftest.empty() && m.files.contains("selftest.npz")) m.selftest = "selftest.npz";
+    if (m.selftest.empty() && m.files.count("selftest.npz")) m.selftest = "selftest.npz";
     if (says_nothing(m)) m = implied(m);
     check_agreement(m, where);
     return m;

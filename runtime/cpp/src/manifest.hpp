@@ -4,15 +4,28 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "array.hpp"
 #include "json.hpp"
+#include "ranges.hpp"
 
 namespace txl_runtime {
 
 enum class Rule { ring, rolled, replace, none };  // in the order in which they are preferred
 const char *name_of(Rule rule);
+
+// Rows of a table are equal where all their fields are.
+template <typename Row>
+auto operator==(const Row &one, const Row &other) -> decltype(one.fields() == other.fields()) {
+    return one.fields() == other.fields();
+}
+
+template <typename Row>
+auto operator!=(const Row &one, const Row &other) -> decltype(one.fields() == other.fields()) {
+    return !(one == other);
+}
 
 // Where sequences and positions stand in a tensor.
 struct Axes {
@@ -22,7 +35,7 @@ struct Axes {
     std::vector<int> positions;  // the axes of positions
     Axes() = default;
     explicit Axes(const Sizes &shape, std::int64_t ahead = 0);
-    bool operator==(const Axes &) const = default;
+    [[nodiscard]] auto fields() const { return std::tie(shape, ahead, batch, positions); }
     [[nodiscard]] Shape sizes(std::int64_t b, std::int64_t length) const;
     [[nodiscard]] Axes still() const;  // of one position, without an axis for it
 };
@@ -30,7 +43,7 @@ struct Axes {
 struct Counting {
     std::int64_t start = 0, most = 0;
     std::string over = "stay";
-    bool operator==(const Counting &) const = default;
+    [[nodiscard]] auto fields() const { return std::tie(start, most, over); }
 };
 
 struct Input {
@@ -39,7 +52,7 @@ struct Input {
     Axes axes;
     std::int64_t vocab = 0;  // 0: none
     std::optional<Counting> counter;
-    bool operator==(const Input &) const = default;
+    [[nodiscard]] auto fields() const { return std::tie(name, role, beyond, dtype, axes, vocab, counter); }
 };
 
 struct Output {
@@ -49,7 +62,7 @@ struct Output {
     std::vector<std::pair<std::int64_t, std::int64_t>> clusters;
     Sizes columns;
     std::int64_t width = 0;  // 0: none
-    bool operator==(const Output &) const = default;
+    [[nodiscard]] auto fields() const { return std::tie(name, role, dtype, axes, still, clusters, columns, width); }
 };
 
 struct State {
@@ -62,7 +75,10 @@ struct State {
     Json initial;
     Rule update{};
     std::int64_t slots = 0, spill = 0;
-    bool operator==(const State &) const = default;
+    [[nodiscard]] auto fields() const {
+        return std::tie(name, input, output, dtype, shape, batch_axis, row_axis, rows, absent, in_place, initial,
+                        update, slots, spill);
+    }
     [[nodiscard]] bool counted() const { return update != Rule::replace; }
     [[nodiscard]] Sizes row_shape() const;       // of one row of one sequence
     [[nodiscard]] Sizes sequence_shape() const;  // of one sequence's part
@@ -72,7 +88,7 @@ struct Spec {
     std::string name;
     txl_dtype dtype{};
     Sizes shape;
-    bool operator==(const Spec &) const = default;
+    [[nodiscard]] auto fields() const { return std::tie(name, dtype, shape); }
 };
 
 struct Program {
@@ -82,7 +98,7 @@ struct Program {
     std::vector<Spec> inputs, outputs;
     bool open_batch = false;
     std::map<std::string, std::int64_t> opset;
-    [[nodiscard]] bool softmax() const { return kind == "head" || kind.starts_with("tail."); }
+    [[nodiscard]] bool softmax() const { return kind == "head" || starts_with(kind, "tail."); }
     [[nodiscard]] bool rows_open() const;
 };
 
@@ -113,7 +129,7 @@ struct Manifest {
     [[nodiscard]] std::int64_t vocab_size() const;
     [[nodiscard]] std::int64_t memory_length() const { return counts_rows() ? counters.at("fill").most : 0; }
     [[nodiscard]] std::int64_t fresh_fill() const { return counts_rows() ? counters.at("fill").start : 0; }
-    [[nodiscard]] bool counts_rows() const { return counters.contains("fill"); }
+    [[nodiscard]] bool counts_rows() const { return counters.count("fill"); }
     [[nodiscard]] bool reads_text() const;  // ids [b, T] in, log-probabilities [b, T, V] out, in some order of axes
     [[nodiscard]] std::set<std::string> used_files() const;
 };

@@ -4,6 +4,7 @@
 
 #include "error.hpp"
 #include "graph_check.hpp"
+#include "ranges.hpp"
 #include "safetensors.hpp"
 #include "sha256.hpp"
 
@@ -58,7 +59,7 @@ void Model::check_files() const {
     const auto used = manifest.used_files();
     for (const auto &[name, record] : manifest.files) {
         // The loss of an engine must not cost the model.
-        if (name.starts_with("engines/") && !used.contains(name)) continue;
+        if (starts_with(name, "engines/") && !used.count(name)) continue;
         const auto size = files->size(name);
         need(size == record.size, TXL_BUNDLE, files->where(name), ": ", size, " bytes, expected ", record.size,
              "; copy the bundle again");
@@ -80,7 +81,7 @@ void Model::choose(const char *asked) {
     const auto there = manifest.updates();
     update = there[0];
     if (asked) {
-        const auto found = std::ranges::find_if(there, [&](Rule rule) { return std::string(name_of(rule)) == asked; });
+        const auto found = ranges::find_if(there, [&](Rule rule) { return std::string(name_of(rule)) == asked; });
         need(found != there.end(), TXL_USAGE, "update is ", brief(asked),
              ", and the bundle has no programs of that rule; leave it out");
         update = *found;
@@ -93,11 +94,11 @@ void Model::choose(const char *asked) {
     states = manifest.states_of(update);
     for (const auto &program : manifest.programs)
         if (program.update == update) programs.push_back(&program);
-    std::ranges::stable_sort(programs, [](const Program *a, const Program *b) {
+    ranges::stable_sort(programs, [](const Program *a, const Program *b) {
         return std::pair(a->length, a->rows_open()) < std::pair(b->length, b->rows_open());
     });
     for (const auto *state : states) growing = growing || state->absent || state->rows;
-    leading = !growing && std::ranges::all_of(programs, [](const Program *program) { return program->open_batch; });
+    leading = !growing && ranges::all_of(programs, [](const Program *program) { return program->open_batch; });
     if (programs[0]->kind != "hidden") return;
     const auto &axes = manifest.logprobs()->axes;
     need(manifest.outputs.size() == 1 && manifest.logprobs()->dtype == TXL_FLOAT32 && axes.batch >= 0 &&
@@ -161,7 +162,7 @@ void Model::read_initial() {
         need(found->last - found->first == value.bytes(), TXL_BUNDLE, where, ": ", brief(name),
              " has another size than its shape; export again");
         const auto bytes = files->part(manifest.weights, found->first, found->last - found->first);
-        std::ranges::copy(bytes, value.as<char>());
+        ranges::copy(bytes, value.as<char>());
         initial.emplace(state->name, std::move(value));
     }
 }

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "graph_values.hpp"
+#include "ranges.hpp"
 
 namespace txl_runtime {
 namespace {
@@ -26,13 +27,13 @@ std::pair<Dims, bool> window(GraphNode &node, const Dims &kernel) {
                more = given("output_padding", many, 0);
     const auto pads = padding == "NOTSET" ? given("pads", 2 * many, 0) : std::vector<std::int64_t>(2 * many, 0);
     const auto least = [](const auto &list, int one) {
-        return std::ranges::all_of(list, [=](auto other) { return other >= one; });
+        return ranges::all_of(list, [=](auto other) { return other >= one; });
     };
     const bool fits = many > 0 && many == kernel.size() && many == strides.size() && many == gaps.size() &&
                       many == more.size() && pads.size() / 2 == many && least(strides, 1) && least(gaps, 1) &&
                       least(kernel, 0) && least(pads, 0) && least(more, 0);
     if (!fits) refuse_graph("windows, strides or pads of other sizes than the value", "some for each axis");
-    const bool same = padding.starts_with("SAME"), ceil = node.whole("ceil_mode", 0) != 0;
+    const bool same = starts_with(padding, "SAME"), ceil = node.whole("ceil_mode", 0) != 0;
     Dims sizes;
     for (std::size_t i = 0; i < many; ++i) {
         const Int n = x.dims[i + 2], stride = strides[i], reach = gaps[i] * (kernel[i] - 1) + 1,
@@ -83,7 +84,7 @@ Results pool(GraphNode &node) {
     const auto given = node.wholes("kernel_shape");
     const Dims kernel(given.begin(), given.end());
     auto [sizes, exact] = window(node, kernel);
-    if (node.text("auto_pad", "").starts_with("SAME"))
+    if (starts_with(node.text("auto_pad", ""), "SAME"))
         for (auto gap : node.wholes("dilations")) exact = exact && gap <= 1;  // which dilations make less
     const auto result = node.like(part(node.value(0).dims, 0, 2) + sizes, {}, exact);
     node.work = 4 * double(result.most) * product(kernel);
@@ -133,7 +134,7 @@ Results constant(GraphNode &node) {
 Results depth_to_space(GraphNode &node) {
     const auto &x = node.value(0).dims;
     const Int block = node.whole("blocksize", 0);
-    if (x.size() != 4 || block < 1 || block > std::ranges::max(x))  // the square of a larger one ends the process
+    if (x.size() != 4 || block < 1 || block > ranges::max(x))  // the square of a larger one ends the process
         refuse_graph("blocks of a value without four axes, or of no size", "four axes, and blocks within them");
     if (node.op == "DepthToSpace") return {node.like({x[0], x[1] / (block * block), x[2] * block, x[3] * block})};
     return {node.like({x[0], x[1] * block * block, x[2] / block, x[3] / block})};
@@ -152,12 +153,12 @@ Term term_of(const std::string &text) {
 
 Results einsum(GraphNode &node) {
     auto equation = node.text("equation", "");
-    std::erase(equation, ' ');
+    ranges::erase(equation, ' ');
     const auto arrow = equation.find("->");
     const auto left = equation.substr(0, arrow);
     const auto letter = [](char sign) { return (sign >= 'a' && sign <= 'z') || (sign >= 'A' && sign <= 'Z'); };
     const auto all = [&](const std::string &text, bool commas) {
-        return std::ranges::all_of(text, [&](char s) { return letter(s) || s == '.' || (commas && s == ','); });
+        return ranges::all_of(text, [&](char s) { return letter(s) || s == '.' || (commas && s == ','); });
     };
     if (left.empty() || !all(left, true) || (arrow != std::string::npos && !all(equation.substr(arrow + 2), false)))
         refuse_graph("an equation that is none", "letters for axes");
@@ -196,7 +197,7 @@ Results einsum(GraphNode &node) {
     const auto named = [&](const std::string &letters) {
         Dims found;
         for (char sign : letters) {
-            if (!sizes.contains(sign)) refuse_graph("an equation that returns axes it has not", "some of its own");
+            if (!sizes.count(sign)) refuse_graph("an equation that returns axes it has not", "some of its own");
             found.push_back(sizes[sign]);
         }
         return found;
@@ -217,7 +218,7 @@ Results einsum(GraphNode &node) {
 
 Results flatten(GraphNode &node) {
     const auto &x = node.value(0);
-    const auto rank = std::ssize(x.dims);
+    const auto rank = std::ptrdiff_t(x.dims.size());
     auto axis = node.whole("axis", 1);
     axis += axis < 0 ? rank : 0;
     axis = std::clamp<std::int64_t>(axis < 0 ? axis + rank : axis, 0, rank);
@@ -292,7 +293,7 @@ Results resize(GraphNode &node) {
     bool exact = true;
     if (node.there(2) && node.value(2).most) {
         const auto &scales = node.value(2).scales;
-        const bool sound = std::ranges::all_of(scales, [](auto scale) { return scale > 0 && scale < 65536; });
+        const bool sound = ranges::all_of(scales, [](auto scale) { return scale > 0 && scale < 65536; });
         if (!sound || scales.size() != x.dims.size())
             refuse_graph("scales that are no constants above 0, one for each axis", "such constants");
         const auto scaled = [&](std::size_t i) { return double(x.dims[i]) * double(scales[i]); };

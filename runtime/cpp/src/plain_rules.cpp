@@ -2,11 +2,11 @@
 // not believed: few nodes make much of little, since broadcasts, products and repetitions multiply. The rules here are
 // of the operators that any program may have; they are those of txl_runtime's guard, and compute the same.
 #include <algorithm>
-#include <bit>
 #include <numeric>
 #include <set>
 
 #include "graph_values.hpp"
+#include "ranges.hpp"
 
 namespace txl_runtime {
 namespace {
@@ -49,8 +49,8 @@ std::optional<Ranges> computed(const std::string &op, const Ranges &left, const 
                 ends.push_back(*end);
             }
         }
-        const auto [low, high] = std::ranges::minmax(ends);
-        found.emplace_back(low, high);
+        const auto [low, high] = std::minmax_element(ends.begin(), ends.end());
+        found.emplace_back(*low, *high);
     }
     return kept(found);
 }
@@ -193,7 +193,7 @@ Results matmul(GraphNode &node) {
         wider({part(a, 0, a.size() > 2 ? a.size() - 2 : 0), part(b, 0, b.size() > 2 ? b.size() - 2 : 0)});
     const auto columns = b.size() > 1 ? Dims{b.back()} : Dims{};
     const auto dims = batch + (a.size() > 1 ? Dims{a[a.size() - 2]} : Dims{}) + columns;
-    const auto result = node.like(dims, {}, !std::ranges::count(dims, 0));  // ONNX Runtime broadcasts nothing empty
+    const auto result = node.like(dims, {}, !ranges::count(dims, 0));  // ONNX Runtime broadcasts nothing empty
     for (std::size_t i = 2; i < node.inputs.size(); ++i)
         if (node.inputs[i] && !node.inputs[i]->dims.empty() && node.inputs[i]->dims != Dims{1} &&
             node.inputs[i]->dims != columns)
@@ -369,7 +369,7 @@ Results squeeze(GraphNode &node) {
     const auto gone = places(axes, x.dims.size());
     Dims dims;
     for (std::size_t i = 0; i < x.dims.size(); ++i)
-        if (axes.empty() ? x.dims[i] != 1 : !gone.contains(i)) dims.push_back(x.dims[i]);
+        if (axes.empty() ? x.dims[i] != 1 : !gone.count(i)) dims.push_back(x.dims[i]);
     return {node.like(dims, x.content)};
 }
 
@@ -378,7 +378,8 @@ Results top_k(GraphNode &node) {
     const auto [most, exact] = node.sizes(1);
     const auto axis = node.axis(dims.size(), -1);
     const auto many = double(node.value(0).most);
-    const auto bits = std::bit_width(std::uint64_t(std::max<Int>(dims.at(axis), 1)));
+    int bits = 1;
+    for (auto rest = dims.at(axis); rest > 1; rest /= 2) ++bits;
     node.memory = 2 * many;
     node.work = many * 4 * bits;
     dims[axis] = most.empty() ? 0 : most[0];
@@ -391,7 +392,7 @@ Results transpose(GraphNode &node) {
     std::vector<std::int64_t> each(rank);
     std::iota(each.begin(), each.end(), 0);
     auto order = node.has("perm") ? node.wholes("perm") : std::vector(each.rbegin(), each.rend());
-    if (!std::ranges::is_permutation(order, each)) refuse_graph("an order of other axes than the value", "each once");
+    if (!ranges::is_permutation(order, each)) refuse_graph("an order of other axes than the value", "each once");
     GraphValue found{{}, x.exact, x.most};
     for (auto axis : order) found.dims.push_back(x.dims[axis]);
     if (!x.content || product(x.dims) != double(x.content->size())) return {found};
@@ -413,7 +414,7 @@ Results unsqueeze(GraphNode &node) {
     const auto added = places(axes, rank);
     if (added.size() != axes.size()) refuse_graph("an axis twice", "each once");
     Dims dims;
-    for (std::size_t i = 0, old = 0; i < rank; ++i) dims.push_back(added.contains(i) ? 1 : x.dims.at(old++));
+    for (std::size_t i = 0, old = 0; i < rank; ++i) dims.push_back(added.count(i) ? 1 : x.dims.at(old++));
     return {node.like(dims, x.content, true, x.most)};
 }
 
@@ -424,8 +425,8 @@ Results reduced(GraphNode &node, const Dims &dims, const Dims &axes, bool keep) 
     const auto gone = places(axes, dims.size());
     Dims left;
     for (std::size_t i = 0; i < dims.size(); ++i)
-        if (keep || !gone.contains(i)) left.push_back(gone.contains(i) ? 1 : dims[i]);
-    const bool empty = std::ranges::count(dims, 0) > 0, exact = node.exact && !empty;
+        if (keep || !gone.count(i)) left.push_back(gone.count(i) ? 1 : dims[i]);
+    const bool empty = ranges::count(dims, 0) > 0, exact = node.exact && !empty;
     if (!gone.empty() && !exact) {  // ONNX Runtime may leave an empty value as it is
         if (empty && !keep) refuse_graph("axes that are dropped from a value without numbers", "some numbers");
         node.loose = !keep;

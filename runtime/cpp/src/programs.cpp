@@ -3,17 +3,18 @@
 #include <algorithm>
 
 #include "error.hpp"
+#include "ranges.hpp"
 
 namespace txl_runtime {
 namespace {
 
 const Spec *spec_named(const std::vector<Spec> &specs, const std::string &name) {
-    const auto found = std::ranges::find(specs, name, &Spec::name);
+    const auto found = ranges::find(specs, name, &Spec::name);
     return found == specs.end() ? nullptr : &*found;
 }
 
 Array array_of(const Spec &spec) {
-    return std::ranges::count(spec.shape, std::int64_t{TXL_SIZE_ROWS}) ? Array() : Array(spec.dtype, Shape(spec.shape));
+    return ranges::count(spec.shape, std::int64_t{TXL_SIZE_ROWS}) ? Array() : Array(spec.dtype, Shape(spec.shape));
 }
 
 }  // namespace
@@ -57,7 +58,7 @@ bool Runner::takes(const Program &program) const {
             continue;
         }
         const auto fits = [](auto wanted, auto size) { return wanted == TXL_SIZE_ROWS || wanted == size; };
-        if (!std::ranges::equal(spec->shape, shape, fits)) return false;
+        if (!ranges::equal(spec->shape, shape, fits)) return false;
     }
     return true;
 }

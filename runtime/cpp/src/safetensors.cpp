@@ -5,6 +5,7 @@
 
 #include "error.hpp"
 #include "json.hpp"
+#include "ranges.hpp"
 
 namespace txl_runtime {
 namespace {
@@ -37,7 +38,7 @@ Tensors header_of(std::string_view head, std::uint64_t size, std::uint64_t most,
             Stored one{row.at("dtype"), {}};
             const auto &shape = row.at("shape"), &places = row.at("data_offsets");
             need(shape.is_array() && shape.size() <= 32 && places.is_array() && places.size() == 2 &&
-                     std::ranges::all_of(shape, natural) && std::ranges::all_of(places, natural),
+                     ranges::all_of(shape, natural) && ranges::all_of(places, natural),
                  code, where, ": what it says of ", brief(name), " is no tensor; take a whole copy of it");
             shape.get_to(one.shape);
             one.first = start + places[0].get<std::uint64_t>(), one.last = start + places[1].get<std::uint64_t>();
@@ -108,7 +109,7 @@ Tensors read_tensors(std::string_view bytes, std::uint64_t most, txl_code code, 
     auto found = header_of(bytes, bytes.size(), most, code, where);
     std::vector<std::tuple<std::uint64_t, std::uint64_t, std::string>> order;
     for (const auto &[name, one] : found.all) order.emplace_back(one.first, one.last, name);
-    std::ranges::sort(order);
+    ranges::sort(order);
     std::uint64_t end = 8 + header_length(bytes, bytes.size(), most, code, where);
     for (const auto &[first, last, name] : order) {
         auto &one = found.all[name];

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "error.hpp"
+#include "ranges.hpp"
 #include "safetensors.hpp"
 #include "stream.hpp"
 
@@ -99,7 +100,7 @@ private:
             again.push_back(!text_ && array("reset").number(step * B + row) != 0);
             counts.push_back(std::int32_t(array("counts").whole(step * B + row)));
         }
-        if (std::ranges::count(again, 1)) stream.reset(again.data());
+        if (ranges::count(again, 1)) stream.reset(again.data());
         std::vector<Array> given, results;
         std::vector<const void *> inputs;
         std::vector<void *> returned;
@@ -108,7 +109,7 @@ private:
             const auto whole = entry->axes.sizes(B, model_->lengths[0]), part = entry->axes.sizes(b, length);
             auto steps = whole;
             steps.insert(0, steps_);
-            fits(std::ranges::equal(stored.shape, steps) &&
+            fits(ranges::equal(stored.shape, steps) &&
                      stored.bytes.size() == View(stored.bytes.data(), entry->dtype, steps).bytes(),
                  "input " + brief(entry->name));
             auto from = View(stored.bytes.data(), entry->dtype, steps).at(0, step);

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "error.hpp"
+#include "ranges.hpp"
 #include "safetensors.hpp"
 #include "stream.hpp"
 
@@ -14,7 +15,7 @@ constexpr const char *WHOLE = "whole/";
 
 // Whether a snapshot has memory rows, and whether it has whole tensors.
 std::pair<bool, bool> parts_of(const Model &model) {
-    const auto whole = std::ranges::any_of(model.states, [](const State *state) { return !state->counted(); });
+    const auto whole = ranges::any_of(model.states, [](const State *state) { return !state->counted(); });
     return {model.manifest.counts_rows(), whole || !model.manifest.counts_rows()};
 }
 
@@ -91,7 +92,7 @@ void Stream::restore(std::int32_t row, std::string_view bytes) {
     }
     const auto M = model_->manifest.memory_length();
     for (auto fill : carried.fill) refused(fill >= 0 && fill <= M, "has a fill of ", fill, ", expected 0 ... ", M);
-    const std::int64_t longest = std::ranges::max(carried.fill);
+    const std::int64_t longest = ranges::max(carried.fill);
     for (const auto *state : model_->states) {
         const auto label = label_of(*model_, *state);
         const auto *found = stored.find(label);
@@ -110,9 +111,8 @@ void Stream::restore(std::int32_t row, std::string_view bytes) {
                 shape[state->row_axis] = std::clamp(found->shape[axis], state->rows->first, state->rows->second);
         }
         const auto dtype = state->counted() ? TXL_FLOAT32 : state->dtype;
-        refused(found->dtype == stored_name(dtype) && std::ranges::equal(found->shape, shape), "has ", brief(label),
-                " as ", brief(found->dtype), " ", listed(found->shape), ", expected ", name_of(dtype), " ",
-                listed(shape));
+        refused(found->dtype == stored_name(dtype) && ranges::equal(found->shape, shape), "has ", brief(label), " as ",
+                brief(found->dtype), " ", listed(found->shape), ", expected ", name_of(dtype), " ", listed(shape));
         refused(!state->rows || reached(*model_, *state, shape[state->row_axis]), "has ", brief(label),
                 " with a number of rows that no step leads to");
         Array tensor(dtype, shape);
@@ -123,7 +123,7 @@ void Stream::restore(std::int32_t row, std::string_view bytes) {
     if (n == b_) states_->reset();
     for (std::size_t i = 0; n < b_ && i < rows.size(); ++i) states_->reset(rows[i]);
     states_->put(rows, carried);
-    fed_ = fed_ && n < b_;
+    for (auto one : rows) fed_[one] = 0;
 }
 
 }  // namespace txl_runtime

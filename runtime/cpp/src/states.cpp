@@ -1,4 +1,5 @@
 #include "states.hpp"
+#include "ranges.hpp"
 
 #include <algorithm>
 #include <numeric>
@@ -26,7 +27,7 @@ States::States(const Model &model, std::int64_t most)
 }
 
 void States::reset() {
-    std::ranges::fill(sides_, 0);
+    ranges::fill(sides_, 0);
     for (auto &held : held_) {
         held.there = {!held.state->absent, !held.state->absent};
         if (held.state->rows)
@@ -68,7 +69,7 @@ void States::pieces(std::int64_t row, Move move) const {
     move(0, before, count - before);
 }
 
-Array States::gathered(const Held &held, std::span<const std::int32_t> rows) const {
+Array States::gathered(const Held &held, Span<const std::int32_t> rows) const {
     const auto &now = held.sides[side(rows[0])];
     const auto axis = held.state->batch_axis;
     Shape shape = now.shape;
@@ -85,7 +86,7 @@ Carried States::take(const std::vector<std::int32_t> &rows) const {
         found.fill.push_back(fill()[row]);
         found.head.push_back(ring_ ? head_.as<std::int32_t>()[row] : 0);
     }
-    const auto longest = std::ranges::max(found.fill);
+    const auto longest = ranges::max(found.fill);
     for (const auto &held : held_) {
         const auto &state = *held.state;
         if (!state.counted()) {
@@ -162,8 +163,8 @@ Array States::table(std::size_t index, std::int64_t b) const {
 }
 
 Held *States::named(const std::string &name, bool returned) {
-    const auto found = std::ranges::find_if(
-        held_, [&](auto &one) { return name == (returned ? one.state->output : one.state->input); });
+    const auto found =
+        ranges::find_if(held_, [&](auto &one) { return name == (returned ? one.state->output : one.state->input); });
     return found == held_.end() ? nullptr : &*found;
 }
 

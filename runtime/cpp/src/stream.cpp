@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "error.hpp"
+#include "ranges.hpp"
 
 namespace txl_runtime {
 namespace {
@@ -72,6 +73,7 @@ void Stream::check_batch(std::int64_t b) const {
 void Stream::set_batch(std::int64_t b) {
     b_ = b;
     counts_.assign(b, 0), inside_ = counts_;
+    fed_.assign(b, 0);
 }
 
 void Stream::prepare() {
@@ -94,7 +96,7 @@ void Stream::prepare() {
         softmax_->logprobs(some.as<float>(), rows, all.as<float>(), softmax_->words());
     }
     states_->reset();
-    fed_ = false;
+    ranges::fill(fed_, 0);
 }
 
 // Takes the caller's arrays, and refuses, before anything runs, what does not fit the tables.
@@ -157,12 +159,12 @@ void Stream::check_ids() const {
 
 void Stream::check_segment(std::int64_t length, const std::vector<std::int32_t> &counts) const {
     const auto &known = model_->lengths;
-    const auto running = std::ranges::count_if(counts, [](auto count) { return count > 0; });
+    const auto running = ranges::count_if(counts, [](auto count) { return count > 0; });
     if (model_->manifest.exact) {
-        need(std::ranges::find(known, length) != known.end(), TXL_USAGE, "a segment has ", length,
+        need(ranges::find(known, length) != known.end(), TXL_USAGE, "a segment has ", length,
              " positions, expected one of ", Listed{known},
              ", because this model takes whole segments alone; feed several, or export another --segment-length");
-        need(std::ranges::all_of(counts, [&](auto count) { return count == 0 || count == length; }), TXL_USAGE,
+        need(ranges::all_of(counts, [&](auto count) { return count == 0 || count == length; }), TXL_USAGE,
              "counts are ", Listed{counts}, ", expected 0 or ", length,
              " each, because this model takes whole segments alone");
     } else {
@@ -181,7 +183,7 @@ bool Stream::next(Segment &segment, std::int64_t length) {
     if (left <= 0) return false;
     segment.size = std::min(left, known[0]);
     if (model_->manifest.exact) {
-        const auto fits = std::ranges::find_if(known, [&](auto one) { return one <= left; });
+        const auto fits = ranges::find_if(known, [&](auto one) { return one <= left; });
         need(fits != known.end(), TXL_USAGE, "there are ", length, " positions (look-ahead aside), of which ", left,
              " remain after segments, expected what segments of ", Listed{known}, " add up to; give more or fewer");
         segment.size = *fits;
@@ -253,8 +255,8 @@ void Stream::keep_last() {
         if (!inside_[row]) continue;
         const auto last = before_softmax(row, inside_[row] - 1);
         if (last.shape.rank() == 1) copy(last_.view().at(0, row), last);
+        fed_[row] = 1;
     }
-    fed_ = true;
 }
 
 void Stream::clear_outputs(std::int64_t length, void *const *outputs, bool last) {
@@ -269,7 +271,7 @@ void Stream::clear_outputs(std::int64_t length, void *const *outputs, bool last)
 
 // Hands out what counts of a segment that ran; the rest is zero already.
 void Stream::give(void *const *outputs, std::int64_t first, std::int64_t length, bool last) {
-    const auto most = std::ranges::max(inside_);
+    const auto most = ranges::max(inside_);
     for (std::size_t i = 0; outputs && i < outputs_.size(); ++i) {
         if (!outputs_[i].data) continue;
         const auto &output = model_->manifest.outputs[i];
@@ -300,7 +302,7 @@ void Stream::run(std::int64_t length, const void *const *inputs, const std::int3
     read(length, inputs, counts);
     check_segment(length, counts_);
     inside_ = counts_;
-    if (std::ranges::any_of(counts_, [](auto count) { return count > 0; })) runner_->find(length);
+    if (ranges::any_of(counts_, [](auto count) { return count > 0; })) runner_->find(length);
     clear_outputs(length, outputs, false);
     if (step(0, length, commit)) give(outputs, 0, length, false);
 }
@@ -318,7 +320,8 @@ void Stream::reset(const std::uint8_t *which) {
     const auto many = which ? std::count_if(which, which + b_, [](auto one) { return one != 0; }) : b_;
     need(many == 0 || many == b_ || !model_->manifest.lockstep, TXL_USAGE,
          "some sequences are to be reset, but this model's run in lockstep, expected all or none; reset all");
-    if (many == b_) fed_ = false;
+    for (std::int64_t row = 0; row < b_; ++row)
+        if (!which || which[row]) fed_[row] = 0;
     if (!which || (many == b_ && model_->manifest.lockstep)) return states_->reset();
     for (std::int64_t row = 0; row < b_; ++row)
         if (which[row]) states_->reset(row);
@@ -332,13 +335,15 @@ void Stream::select(const std::int32_t *rows, std::int64_t count) {
         need(row >= 0 && row < b_, TXL_USAGE, "sequence ", row, " was selected, expected 0 ... ", b_ - 1,
              "; name those that there are");
     const auto carried = states_->take(from);
+    std::vector<char> fed;
+    for (auto row : from) fed.push_back(fed_[row]);
     Array last = last_.shape.rank() ? Array(TXL_FLOAT32, last_.shape) : Array();
     for (std::size_t i = 0; last.shape.rank() && i < from.size(); ++i)
         copy(last.view().at(0, i), last_.view().at(0, from[i]));
     states_->reset();
     set_batch(count);
     states_->put(sequences(-1), carried);
-    last_ = std::move(last);
+    last_ = std::move(last), fed_ = std::move(fed);
 }
 
 std::vector<std::int32_t> Stream::sequences(std::int32_t row) const {

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "error.hpp"
+#include "ranges.hpp"
 #include "safetensors.hpp"
 
 #ifdef TXL_ZLIB
@@ -109,7 +110,7 @@ Tensors unpacked(const std::string &file) {
                    "arrays that are compressed, which this library reads where it was built with zlib");
 #endif
         }
-        if (name.ends_with(".npy")) name.resize(name.size() - 4);
+        if (ends_with(name, ".npy")) name.resize(name.size() - 4);
         found.memory.push_back(std::move(content));
         found.all[name] = array_of(found.memory.back());
         at += 46 + length + std::size_t(little(all, at + 30, 2) + little(all, at + 32, 2));
@@ -123,7 +124,7 @@ Tensors unpacked(const std::string &file) {
 
 Tensors read_vectors(std::string file, const std::string &where) {
     try {
-        if (where.ends_with(".npz")) return unpacked(file);
+        if (ends_with(where, ".npz")) return unpacked(file);
         std::list<std::string> memory = {std::move(file)};
         auto found = read_tensors(memory.front(), memory.front().size(), TXL_BUNDLE, where);
         found.memory = std::move(memory);

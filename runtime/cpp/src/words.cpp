@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "error.hpp"
+#include "ranges.hpp"
 
 namespace txl_runtime {
 namespace {
@@ -102,7 +103,7 @@ std::vector<std::int32_t> Vocabulary::encode(std::string_view text) const {
 void Vocabulary::split(std::string_view line, std::vector<std::int32_t> &ids) const {
     std::string lowered(line);
     if (lower_case_)
-        std::ranges::transform(line, lowered.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? char(c + 32) : c; });
+        ranges::transform(line, lowered.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? char(c + 32) : c; });
     line = lowered;
     std::vector<std::pair<std::size_t, std::size_t>> words;  // between white space: where they begin and end
     for (std::size_t at = 0, end = line.size(); at < line.size();) {
