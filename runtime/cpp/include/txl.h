@@ -179,7 +179,7 @@ TXL_API int32_t txl_stream_fill(const txl_stream *, int32_t row); /* memory rows
 TXL_API txl_code txl_stream_state(const txl_stream *, size_t index, txl_tensor *, void *data, size_t room, size_t *needed,
                                   txl_error *);
 /* The bytes of the file that Python's StreamState saves and loads; `row` -1 for all sequences, else that one alone, which
- * any row of any stream of this model can take up. A restored or reset sequence has to be fed before the next draw. */
+ * any row of any stream of this model can take up. A restored stream has to be fed before the next draw. */
 TXL_API txl_code txl_stream_save(const txl_stream *, int32_t row, void *bytes, size_t room, size_t *needed, txl_error *);
 TXL_API txl_code txl_stream_restore(txl_stream *, int32_t row, const void *bytes, size_t count, txl_error *);
 

@@ -73,7 +73,6 @@ void Stream::check_batch(std::int64_t b) const {
 void Stream::set_batch(std::int64_t b) {
     b_ = b;
     counts_.assign(b, 0), inside_ = counts_;
-    fed_.assign(b, 0);
 }
 
 void Stream::prepare() {
@@ -96,7 +95,7 @@ void Stream::prepare() {
         softmax_->logprobs(some.as<float>(), rows, all.as<float>(), softmax_->words());
     }
     states_->reset();
-    ranges::fill(fed_, 0);
+    fed_ = false;
 }
 
 // Takes the caller's arrays, and refuses, before anything runs, what does not fit the tables.
@@ -255,8 +254,8 @@ void Stream::keep_last() {
         if (!inside_[row]) continue;
         const auto last = before_softmax(row, inside_[row] - 1);
         if (last.shape.rank() == 1) copy(last_.view().at(0, row), last);
-        fed_[row] = 1;
     }
+    fed_ = true;
 }
 
 void Stream::clear_outputs(std::int64_t length, void *const *outputs, bool last) {
@@ -320,8 +319,7 @@ void Stream::reset(const std::uint8_t *which) {
     const auto many = which ? std::count_if(which, which + b_, [](auto one) { return one != 0; }) : b_;
     need(many == 0 || many == b_ || !model_->manifest.lockstep, TXL_USAGE,
          "some sequences are to be reset, but this model's run in lockstep, expected all or none; reset all");
-    for (std::int64_t row = 0; row < b_; ++row)
-        if (!which || which[row]) fed_[row] = 0;
+    if (many == b_) fed_ = false;
     if (!which || (many == b_ && model_->manifest.lockstep)) return states_->reset();
     for (std::int64_t row = 0; row < b_; ++row)
         if (which[row]) states_->reset(row);
@@ -335,15 +333,13 @@ void Stream::select(const std::int32_t *rows, std::int64_t count) {
         need(row >= 0 && row < b_, TXL_USAGE, "sequence ", row, " was selected, expected 0 ... ", b_ - 1,
              "; name those that there are");
     const auto carried = states_->take(from);
-    std::vector<char> fed;
-    for (auto row : from) fed.push_back(fed_[row]);
     Array last = last_.shape.rank() ? Array(TXL_FLOAT32, last_.shape) : Array();
     for (std::size_t i = 0; last.shape.rank() && i < from.size(); ++i)
         copy(last.view().at(0, i), last_.view().at(0, from[i]));
     states_->reset();
     set_batch(count);
     states_->put(sequences(-1), carried);
-    last_ = std::move(last), fed_ = std::move(fed);
+    last_ = std::move(last);
 }
 
 std::vector<std::int32_t> Stream::sequences(std::int32_t row) const {

@@ -66,8 +66,8 @@ private:
     std::vector<View> inputs_, outputs_;         // the caller's
     View ids_;                                   // the caller's tokens [b, T]
     std::vector<std::int32_t> counts_, inside_;  // of all that was given, and of the segment
-    Array last_, row_;       // what the softmax takes of each sequence's last position; log-probabilities
-    std::vector<char> fed_;  // whether a sequence was fed since it was new, reset or restored
+    Array last_, row_;  // what the softmax takes of each sequence's last position; log-probabilities
+    bool fed_ = false;
 };
 
 }  // namespace txl_runtime

@@ -40,9 +40,7 @@ void Stream::score(const std::int32_t *tokens, std::int64_t length, const std::i
 void Stream::draw(Sampler &sampler, std::int32_t *tokens, float *logprobs) {
     refuse_text("a draw");
     need(tokens != nullptr, TXL_USAGE, "tokens are NULL, expected room for [b]; give an array");
-    for (std::int64_t row = 0; row < b_; ++row)
-        need(fed_[row], TXL_USAGE, "sequence ", row,
-             " was not fed since it was opened, reset or restored, expected a prompt to draw after; feed one");
+    need(fed_, TXL_USAGE, "nothing was fed, expected a prompt to draw after; feed one");
     need(sampler.batch() == std::size_t(b_), TXL_USAGE, "the sampler is for ", sampler.batch(), " sequences, expected ",
          b_, "; open another");
     for (std::int64_t row = 0; row < b_; ++row) {

@@ -31,38 +31,6 @@ static txl_file read_file(const char *folder, const char *name) {
     return found;
 }
 
-/* A sequence that was reset or restored has no log-probabilities of its own yet, whatever the others have. */
-static void draw_again(const txl_model *model) {
-    txl_error error = TXL_NEW(txl_error);
-    txl_sampling sampling = TXL_NEW(txl_sampling);
-    txl_stream *stream = NULL;
-    txl_sampler *sampler = NULL;
-    int32_t tokens[2] = {1, 1};
-    const void *inputs[] = {tokens};
-    const uint8_t second[2] = {0, 1};
-    size_t needed = 0;
-    expect(txl_stream_open(model, 2, -1, &stream, &error) == TXL_OK, error.message);
-    expect(txl_sampler_open(&sampling, 2, &sampler, &error) == TXL_OK, error.message);
-    expect(txl_sampler_draw(sampler, stream, tokens, NULL, &error) == TXL_USAGE, "a draw of a new stream is refused");
-    expect(txl_stream_feed(stream, 1, inputs, NULL, NULL, 0, &error) == TXL_OK, error.message);
-    expect(txl_sampler_draw(sampler, stream, tokens, NULL, &error) == TXL_OK, error.message);
-    txl_stream_save(stream, 0, NULL, 0, &needed, &error);
-    char *bytes = malloc(needed + 1);
-    expect(txl_stream_save(stream, 0, bytes, needed, &needed, &error) == TXL_OK, error.message);
-    for (int restored = 0; restored < 2; ++restored) {
-        const txl_code code =
-            restored ? txl_stream_restore(stream, 1, bytes, needed, &error) : txl_stream_reset(stream, second, &error);
-        expect(code == TXL_OK, error.message);
-        expect(txl_sampler_draw(sampler, stream, tokens, NULL, &error) == TXL_USAGE &&
-                   strstr(error.message, "sequence 1 "),
-               "a draw of a sequence that was reset or restored is refused");
-        expect(txl_stream_feed(stream, 1, inputs, NULL, NULL, 0, &error) == TXL_OK, error.message);
-        expect(txl_sampler_draw(sampler, stream, tokens, NULL, &error) == TXL_OK, "once it was fed it is drawn");
-    }
-    free(bytes);
-    txl_sampler_free(sampler), txl_stream_free(stream);
-}
-
 int main(int count, char **words) {
     if (count < 3) return 2;
     txl_error error = TXL_NEW(txl_error);
@@ -136,8 +104,6 @@ int main(int count, char **words) {
         double reached = -1;
         expect(!held || (txl_model_selftest(held, &reached, &error) == TXL_OK && reached >= 0 && reached <= 1),
                "a model from memory passes its self-test, lean or not");
-        info.size = sizeof info;
-        if (held && !txl_model_describe(held, &info, &error) && info.flags & TXL_IS_SCORING) draw_again(held);
         txl_model_free(held);
         held = NULL;
     }
