@@ -60,7 +60,7 @@ def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_c(built: Path) -> list[str]:
-    """The sanitizers for a program in C that links the library; clang then leaves out their part for C++ unless told."""
+    """The sanitizers for a program in C that links the library: clang leaves out their part for C++ unless told."""
     clang = Path(compiler(built, "C")).name.startswith("clang")
     return [SANITIZED, *(["-fsanitize-link-c++-runtime"] if clang else [])]
 
