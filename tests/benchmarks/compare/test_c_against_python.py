@@ -10,7 +10,7 @@ from pathlib import Path
 
 import c_against_python
 import pytest
-from building import ROOT, SANITIZED, build, done
+from building import DEBUG, ROOT, build, done
 
 
 def test_sides_take_turns_in_going_first() -> None:
@@ -27,7 +27,7 @@ def test_ratios_are_taken_round_by_round() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # whoever comes first builds
 def test_it_runs_both_sides(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
-    built = build(tmp_path_factory.getbasetemp(), "cpp", SANITIZED)
+    built = build(tmp_path_factory.getbasetemp(), "cpp-timed", ("-DTXL_SANITIZE=ON", *DEBUG))
     done(["cmake", "--install", built, "--prefix", tmp_path / "there"])
     script = ROOT / "benchmarks" / "compare" / "c_against_python.py"
     found = subprocess.run(
