@@ -63,9 +63,15 @@ def compare_forms(model: Model, samples: Mapping[str, Any] | None, bits: Bits) -
         length = model.segment_lengths[number % len(model.segment_lengths)]
         live = (draws.random(model.batch_size) < 0.5) | (np.arange(model.batch_size) == number % model.batch_size)
         calls.append((source.take(model.batch_size, length), np.where(live, length, 0).astype(np.int32)))
-    expected = list(_run(model.stream(), calls))
+    expected = list(_with_one_zero(_run(model.stream(), calls)))
     plain = partial(Model, model.bundle, "cpu", model._threads, model.update, forms="plain")
-    return lambda: _compare_runs(FORMS, expected, _run(plain().stream(), calls), bits)
+    return lambda: _compare_runs(FORMS, expected, _with_one_zero(_run(plain().stream(), calls)), bits)
+
+
+def _with_one_zero(results: Iterable[dict[str, Array]]) -> Iterator[dict[str, Array]]:
+    """Results in which -0.0 is 0.0: ONNX Runtime's Where, which a fast form does without, makes that of it."""
+    for one in results:
+        yield {name: array + 0 if array.dtype.kind == "f" else array for name, array in one.items()}
 
 
 def _repeated(model: Model, calls: Sequence[Call], bits: Bits) -> None:
