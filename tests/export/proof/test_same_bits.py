@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from step_models import FEATURES, B, counting, recurrent
+from txl_export.proof import same_bits
 from txl_export.proof.bits import FORMS, Bits
 from txl_export.proof.same_bits import compare_forms
 from txl_runtime import Model, load
@@ -55,3 +56,10 @@ def test_the_graphs_as_they_lie_are_opened_when_the_other_form_is_gone(masked, m
     assert gone() is None
     later()
     assert bits.found == {FORMS: 0}
+
+
+@pytest.mark.parametrize(("plain", "differing"), [(0.0, 0), (1e-45, 1), (np.nan, 1)], ids=("zero", "least", "nan"))
+def test_the_sign_of_a_zero_is_all_that_may_differ(masked, monkeypatch, plain, differing):
+    runs = [[{"h": np.array([value, 1], np.float32)}] for value in (-0.0, plain)]
+    monkeypatch.setattr(same_bits, "_run", lambda stream, calls: iter(runs.pop(0)))
+    assert compared(masked()) == {FORMS: differing}
