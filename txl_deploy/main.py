@@ -34,6 +34,7 @@ def main() -> NoReturn:
         sys.exit(_lacks(missing))
     stopping.listen()
     code = _run()
+    stopping.finish()
     terminal.leave()
     sys.exit(code)
 

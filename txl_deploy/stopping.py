@@ -23,6 +23,14 @@ def listen() -> None:
     sys.unraisablehook = _dropped
 
 
+def finish() -> None:
+    """Let the process end in its own way, since all is said: an interrupt that comes now has nothing left to stop.
+
+    While libraries are unloaded, Python no longer listens, and the process would end as if by the signal.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def received() -> int:
     """The first signal that came, whoever dropped it; 0 for none."""
     return _received[0] if _received else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -76,6 +77,19 @@ def test_a_server_does_not_begin_to_serve(dropped, make_bundle, monkeypatch, cap
     found, out, err = call_main(["serve", bundle, "--port", 0], monkeypatch, capfd)
     ending.cancel()
     assert (found, out, err) == (code, "", f"error: {told}\n")
+
+
+def test_an_interrupt_after_all_is_said_changes_nothing():
+    """Unloading libraries takes a while, in which Python no longer listens: C functions that run then get the signal."""
+    program = """
+import atexit, os, signal
+from txl_deploy.main import main
+atexit.register(os.kill, os.getpid(), signal.SIGINT)
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program, "--version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert txl_runtime.__version__ in done.stdout
 
 
 def test_a_stop_while_numpy_is_imported_is_told_without_it(monkeypatch, capsys):
