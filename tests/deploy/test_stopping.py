@@ -80,7 +80,7 @@ def test_a_server_does_not_begin_to_serve(dropped, make_bundle, monkeypatch, cap
 
 
 def test_an_interrupt_after_all_is_said_changes_nothing():
-    """Unloading libraries takes a while, in which Python no longer listens: C functions that run then get the signal."""
+    """Libraries take a while to be unloaded. Python no longer listens then."""
     program = """
 import atexit, os, signal
 from txl_deploy.main import main
@@ -89,7 +89,7 @@ main()
 """
     done = subprocess.run([sys.executable, "-c", program, "--version"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert txl_runtime.__version__ in done.stdout
+    assert done.stdout.startswith("txl-deploy ")
 
 
 def test_a_stop_while_numpy_is_imported_is_told_without_it(monkeypatch, capsys):
