@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -89,7 +90,7 @@ main()
 """
     done = subprocess.run([sys.executable, "-c", program, "--version"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("txl-deploy ")
+    assert done.stdout == f"{version('txl-deploy')}\n"
 
 
 def test_a_stop_while_numpy_is_imported_is_told_without_it(monkeypatch, capsys):
