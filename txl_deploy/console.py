@@ -20,8 +20,8 @@ from txl_runtime.bundle.encoding import escaped, utf8
 from txl_deploy import stopping
 from txl_deploy.terminal import Messages
 
-_NARROW = 7
-"""Columns of a terminal for each of a table, below which names would be cut."""
+_WHOLE = 12
+"""Characters up to which the cells of a table keep their column's width; what is longer may be cut."""
 _CONTROLS = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
 )
@@ -195,7 +195,8 @@ def rows_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: 
     if title is None and len(columns) > 1 and room >= 0 and widths[0] > 2 * room:
         return _beneath(columns, texts, numbers, widths)
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    if stdout.width < _NARROW * len(columns) or (room < 0 and all(numbers[1:])):
+    least = sum(min(width, _WHOLE) + 2 for width in widths) - 2
+    if stdout.width < least or (room < 0 and all(numbers[1:])):
         table.show_header = False
         for _ in range(2):
             table.add_column(overflow="fold")
