@@ -124,7 +124,7 @@ def test_a_long_first_column_is_not_folded_again_and_again(
 
 def test_a_short_cell_is_never_cut(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console.stdout, "_width", 40)
-    row = ("layers.00.key … layers.02.value (6)", "float32", "[1, 4, 80]", "ring", "no rows")
+    row = ("layers.00.key … layers.02.value (6)", "float32", "[1, 4, 80, 24]", "ring", "no rows")
     console.stdout.print(rows_table(("carries", "dtype", "shape", "update", "starts as"), [row]))
     shown = capsys.readouterr().out
     assert all(cell in shown for cell in row[1:])
