@@ -42,7 +42,7 @@ class Loaded:
         given_memory: whether it was built with REQUIRE_USER_ALLOCATION.
         tell: logs an error.
         faults: see `stand_ins.cuda.FAULTS`.
-        seen: counts contexts.
+        seen: counts contexts, and keeps the strategy for CUDA graphs of each.
     """
 
     trt: Any
@@ -86,6 +86,8 @@ class Loaded:
                 return None
             blocks.append(working)
         self.seen.contexts += 1
+        if config is not None:
+            self.seen.graphs.append("WHOLE_GRAPH_CAPTURE" if config.records_itself else "DISABLED")
         return Context(self, blocks, user_managed, config is not None and config.records_itself)
 
 

@@ -89,9 +89,10 @@ def run_graphs(
         given_memory: whether TensorRT-RTX built them with REQUIRE_USER_ALLOCATION.
 
     Returns:
-        What was seen: contexts made, caches that were given (and not refused), how often caches were serialised.
+        What was seen: contexts made and their strategies for CUDA graphs, caches that were given (and not refused), how
+        often caches were serialised.
     """
-    seen = SimpleNamespace(contexts=0, caches=[], serialized=0)
+    seen = SimpleNamespace(contexts=0, graphs=[], caches=[], serialized=0)
 
     def make(title: str, **values: Any) -> Any:
         made = getattr(trt, title)()

@@ -94,13 +94,13 @@ class Scheduler:
                 stream.invalid = stream.invalid or task.refused
             stream.recording.append(task)
             return
+        others = (other for line in self.streams if line is not stream for other in line.waiting)
+        if task.scratch is not None and any(other.scratch is task.scratch for other in others):
+            raise ViolationError(f"{task.name} works in memory that another stream's work is in")
         for block in task.blocks:
             if block.freed:
                 raise ViolationError(f"{task.name} was asked for on {block.kind} memory that was freed")
             block.pending += 1
-        others = (other for line in self.streams if line is not stream for other in line.waiting)
-        if task.scratch is not None and any(other.scratch is task.scratch for other in others):
-            raise ViolationError(f"{task.name} works in memory that another stream's work is in")
         stream.waiting.append(task)
         if self._eager:
             self.finish(stream)
