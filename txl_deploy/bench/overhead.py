@@ -16,7 +16,7 @@ from txl_runtime.streaming.loop import Backend
 from txl_runtime.types import Arrays, Call
 
 from txl_deploy.bench.competitor import fill
-from txl_deploy.bench.on_device import without_programs
+from txl_deploy.bench.on_device import Putting, without_programs
 from txl_deploy.bench.timing import percentiles
 from txl_deploy.bench.works import Works
 
@@ -76,10 +76,13 @@ def overhead(works: Works, steps: int = 300) -> Overhead | None:
     """
     backend = works.model.backend
     if isinstance(backend, DeviceBackend):
-        _, whole = _steps(works, backend, None, steps)
+        putting = Putting(backend)
+        waiting, whole = _steps(works, putting, putting, steps)
         _, alone = _steps(works, without_programs(backend), None, 10 * steps)
         step, in_step = whole.p50 * 1e3, alone.p50 * 1e3
-        return Overhead(in_step=in_step, without_engine=in_step, step=step, share=in_step / step, what=WITH_DRIVER)
+        put = max(step - waiting.p50 * 1e3, 0.0)
+        share = in_step / step
+        return Overhead(in_step=in_step, without_engine=in_step, step=step, share=share, what=WITH_DRIVER, put=put)
     if not isinstance(backend, HostBackend):
         return None
     timed, null = _Timed(backend.engine), _Null(backend.engine)
@@ -89,8 +92,10 @@ def overhead(works: Works, steps: int = 300) -> Overhead | None:
     return Overhead(in_step=in_step, without_engine=alone.p50 * 1e3, step=step, share=in_step / step)
 
 
-def _steps(works: Works, backend: Backend, engine: _Null | None, steps: int) -> tuple[Percentiles, Percentiles]:
-    """Times of steps outside the engine's calls, where those are timed, and of whole steps."""
+def _steps(
+    works: Works, backend: Backend, engine: _Null | Putting | None, steps: int
+) -> tuple[Percentiles, Percentiles]:
+    """Times of steps outside what `engine` times, and of whole steps."""
     model = copy.copy(works.model)
     model.backend = backend
     other = Works(model)
