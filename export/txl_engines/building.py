@@ -22,7 +22,16 @@ from txl_runtime.bundle.tables import Program
 from txl_runtime.bundle.writing import write_file
 from txl_runtime.device.engines.library import Library, load_library
 from txl_runtime.device.engines.library_features import LibraryFeatures
-from txl_runtime.device.engines.sidecar import ANYWHERE, COMPOSED, FLAVOURS, RECIPE, TARGETS, WEAK_RECIPE, Target
+from txl_runtime.device.engines.sidecar import (
+    ANYWHERE,
+    COMPOSED,
+    FLAVOURS,
+    RECIPE,
+    RTX_RECIPE,
+    TARGETS,
+    WEAK_RECIPE,
+    Target,
+)
 from txl_runtime.device.gpu import gpu_model, platform_name
 from txl_runtime.errors import BackendError, BundleError, TxlError, UsageError
 from txl_runtime.listener import Listener
@@ -66,7 +75,8 @@ class CompiledEngines:
         self.gpus = check_gpus(gpus, precision, library)
         self.device = None if library.facts.portable else gpu_model()
         self.platform = platform_name()
-        self.recipe = WEAK_RECIPE if library.facts.weakly_typed and precision == "fp16" else RECIPE
+        weak = library.facts.weakly_typed and precision == "fp16"
+        self.recipe = RTX_RECIPE if library.target == "rtx" else WEAK_RECIPE if weak else RECIPE
         self.ring = ring_works(library.facts)
 
     def read(self, data: bytes, program: Program, folder: Path, hashes: Mapping[str, str] | None = None) -> Graph:

@@ -113,6 +113,8 @@ class Compiler:
             config.set_flag(trt.BuilderFlag.FP16)
             config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
             _keep_float32(trt, network, value_types(parsed.graph))
+        if library.facts.portable:  # else it may make memory while it runs, which cannot be recorded from outside
+            config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
         if library.facts.portable and gpus:
             known = trt.ComputeCapability.__members__
             config.num_compute_capabilities = len(gpus)

@@ -46,7 +46,7 @@ HOLDERS = {
 # Everything else that has attributes there is not TensorRT's; mode, dtype and value are members of enums.
 OTHERS = {
     "self", "journal", "parsed", "importlib", "missing", "value", "mode", "dtype", "reasons", "library", "program",
-    "spec", "types", "queue", "found", "wanted", "addresses", "DTYPES", "said", "np", "logging", "logger",
+    "spec", "types", "queue", "workspace", "found", "wanted", "addresses", "DTYPES", "said", "np", "logging", "logger",
 }  # fmt: skip
 OF_ANY_ENUM = {"name", "__members__"}
 OF_ANY_CLASS = {"__init__", "__class__"}

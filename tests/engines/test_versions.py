@@ -16,7 +16,7 @@ from txl_engines.bundles import choose_update
 from txl_engines.worker import BuildRequest, Outcome, check_engine, compile_graph
 from txl_runtime.device.engines import library as libraries
 from txl_runtime.device.engines.library import Library, load_library
-from txl_runtime.device.engines.sidecar import RECIPE, WEAK_RECIPE
+from txl_runtime.device.engines.sidecar import RECIPE, RTX_RECIPE, WEAK_RECIPE
 from txl_runtime.errors import BackendError, BundleError, UsageError
 
 
@@ -63,7 +63,7 @@ def test_a_graph_goes_all_the_way(name: str, walk):
     assert "loaded" in outcome.verified
     assert "TF32" in record.cleared
     assert record.verbosity == "DETAILED"
-    assert record.set == []
+    assert record.set == (["REQUIRE_USER_ALLOCATION"] if lib.facts.portable else [])
     assert record.gpus == ({0: "SM86", 1: "SM120"} if lib.facts.portable else {})
     flags = lib.module.NetworkDefinitionCreationFlag
     wanted = flags.STRONGLY_TYPED if lib.facts.strongly_typed else flags.EXPLICIT_BATCH
@@ -77,7 +77,8 @@ def test_half_precision_is_a_flag_only_where_types_are_not_the_graph_s(name: str
     lib, record = library(name)
     graph = small_graphs.product(small_graphs.HALF, small_graphs.HALF)
     walk(lib, graph, "fp16")
-    assert record.set == (["FP16", "OBEY_PRECISION_CONSTRAINTS"] if name == "trt860" else [])
+    expected = {"trt860": ["FP16", "OBEY_PRECISION_CONSTRAINTS"], "rtx171": ["REQUIRE_USER_ALLOCATION"]}
+    assert record.set == expected.get(name, [])
     assert record.kept == record.bound == [], "the graph has no float32"
 
 
@@ -115,12 +116,11 @@ def test_what_the_graph_has_in_float32_stays_so_where_types_are_weak(name: str, 
     """The softmax within a LogSoftmax too, which has no name; never casts, whole numbers, or what is fp16."""
     lib, record = library(name)
     recipes = [CompiledEngines(lib, precision).recipe for precision in ("fp16", "fp32")]
-    assert recipes == [WEAK_RECIPE if name == "trt860" else RECIPE, RECIPE], (
-        "what was built without this is built again"
-    )
+    newest = RTX_RECIPE if name == "rtx171" else RECIPE
+    assert recipes == [WEAK_RECIPE if name == "trt860" else newest, newest], "what was built before is built again"
     walk(lib, mixed(), "fp16")
     if name != "trt860":
-        assert record.kept == record.bound == record.set == []
+        assert record.kept == record.bound == []
         assert not hasattr(record, "statistics")
         return
     assert set(record.kept) == {

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stand_ins.cuda import open_library
 from stand_ins.driver import FakeDriver
 from stand_ins.engine import DeviceArray, StandInBackend, open_stand_in
 from step_models import FEATURES, MODELS
 from txl_runtime import Model, Stream
-from txl_runtime.bundle.reading import open_bundle
+from txl_runtime.bundle.reading import Bundle, open_bundle
 from txl_runtime.device import choosing, staging
 from txl_runtime.types import Ids
 
@@ -37,6 +38,18 @@ KINDS = [(name, update) for name in TRANSFORMERS for update in ("ring", "rolled"
 KINDS += [(name, "replace") for name in MODELS]
 
 
+WAYS: tuple[dict[str, Any], ...] = (
+    {"recordable": False},
+    {"version": "rtx171"},
+    {"version": "trt114a"},
+    {"version": "rtx171", "given_memory": False},
+    {},
+    {"version": "rtx171"},
+    {"version": "rtx171", "faults": ["not capturable"]},
+)
+"""Whose engines they are, by seeds in turns: the loop records them, or they themselves do, or nobody."""
+
+
 @dataclass
 class Case:
     """A bundle that is open on the CPU, to be opened on devices."""
@@ -51,14 +64,16 @@ class Case:
         """ONNX Runtime runs steps as the CPU does; of a Transformer-XL the CPU computes the softmax in another way."""
         return 0.0 if self.update == "replace" else 2e-6
 
-    def open(self, driver: FakeDriver, **options: Any) -> Model:
-        """The bundle on a stand-in device."""
+    def open(self, driver: FakeDriver, version: str = "", **options: Any) -> Model:
+        """The bundle on a stand-in device; as engines of a library's version, if one is named."""
+
+        def opened(name: str, bundle: Bundle, rule: str) -> StandInBackend:
+            if version:
+                return open_library(bundle, rule, version, driver, **options)
+            return open_stand_in(bundle, rule, name, driver=driver, **options)
+
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                choosing,
-                "open_device",
-                lambda name, bundle, rule: open_stand_in(bundle, rule, name, driver=driver, **options),
-            )
+            patch.setattr(choosing, "open_device", opened)
             return Model(self.theirs.bundle, "rtx", update=self.update)
 
 
@@ -290,9 +305,11 @@ def play(case: Case, seed: int, turns: int = 20) -> None:
         if seed % 4 == 3:  # hardly any result is small enough to arrive with its step, and those that are not are cut
             for name, size in (("LARGEST", 600), ("PIECE", 100), ("SMALLEST", 64)):
                 patch.setattr(staging, name, size)
-        game = Play(case, case.open(driver, recordable=seed % 5 > 0), seed)
+        game = Play(case, case.open(driver, **WAYS[seed % len(WAYS)]), seed)
         try:
             game.go(turns)
+            said = {said for pair in game.pairs for said in pair.ours.loop.recorded.values()}
+            assert said <= {"recorded", "not yet", "by the engine"}
         except Exception as error:
             raise AssertionError(f"seed {seed} after {', '.join(game.said)}: {error}") from error
         finally:
@@ -304,7 +321,7 @@ def play(case: Case, seed: int, turns: int = 20) -> None:
 def threads(case: Case, seed: int, number: int = 8, turns: int = 12) -> None:
     """Streams of one model, each in a thread of its own."""
     driver = FakeDriver(seed)
-    model = case.open(driver)
+    model = case.open(driver, **WAYS[seed % len(WAYS)])
     games = [Play(case, model, 1000 * seed + index, pairs=1) for index in range(number)]
     with ThreadPoolExecutor(number) as pool:
         for running in [pool.submit(game.go, turns) for game in games]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from txl_runtime.device import backend, blocks, call, cuda, cuda_context, loop, placements, staging, tail
+from txl_runtime.device.engines import opening, running
 
 RING = (("plain", "ring"), ("short", "ring"))
 ROLLED = (("plain", "rolled"),)
@@ -106,6 +108,43 @@ def _(patch: pytest.MonkeyPatch) -> None:
         found[start : start + size] = self._buffers[which][:size]
 
     patch.setattr(staging.Staging, "_take", take)
+
+
+# --- memory that engines work in -----------------------------------------------------------------------------------
+
+
+@fault("engines of two queues work in one memory")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def open_loop(before: Any, self: Any, *arguments: Any) -> Any:
+        self.queue = self.device.queue()
+        return before(self, *arguments)
+
+    _around(patch, backend.DeviceBackend, "open_loop", open_loop)
+
+
+@fault("engines are given what the smallest needs", (("plain", "ring"), ("short", "rolled")))
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(opening, "max", min, raising=False)
+
+
+@fault("the memory that engines work in goes when the first of them has it")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def prepare(before: Any, self: Any, *arguments: Any) -> Any:
+        launch, lent = before(self, *arguments), self.workspace
+        self.workspace = lent and SimpleNamespace(address=lent.address, size=lent.size)
+        return launch
+
+    _around(patch, running.EngineExecutable, "_prepare", prepare)
+
+
+@fault("what the loop records records itself as well")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def init(before: Any, self: Any, library: Any, *arguments: Any) -> None:
+        before(self, library, *arguments)
+        if self._config is not None:
+            self._config.cuda_graph_strategy = library.module.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+
+    _around(patch, running.EngineExecutable, "__init__", init)
 
 
 # --- copies in and out --------------------------------------------------------------------------------------------

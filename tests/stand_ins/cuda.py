@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+from txl_engines.composing import whole_programs
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import Program
-from txl_runtime.device.interface import Launch
+from txl_runtime.device.engines.library import Library
+from txl_runtime.device.engines.opening import give_workspace
+from txl_runtime.device.engines.running import EngineRuntime
 
+from stand_ins.contexts import REFUSED, Loaded
 from stand_ins.driver import FakeDriver
-from stand_ins.engine import GraphRun, place_work
+from stand_ins.engine import GraphRun, StandInBackend, open_fake_device
+from stand_ins.tensorrt import fake
 
 KINDS = {"int32": "INT32", "float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "bool": "BOOL"}
-REFUSED = "cudaMalloc: operation not permitted when stream is capturing"
 FAULTS = (
     "no runtime",  # the factory returned nullptr, and the bindings None
     "no runtime, TypeError",  # the factory returned nullptr, and pybind11 says so
@@ -27,6 +32,8 @@ FAULTS = (
     "no context, RuntimeError",
     "address refused",
     "address, TypeError",
+    "memory refused",
+    "not capturable",
     "cache refused",
     "cache, RuntimeError",
     "run refused",
@@ -39,7 +46,12 @@ Engine = tuple[GraphRun, Mapping[str, str]]
 
 
 def run_engines(
-    trt: Any, bundle: Bundle, programs: dict[str, Program], driver: FakeDriver, faults: Collection[str] = ()
+    trt: Any,
+    bundle: Bundle,
+    programs: dict[str, Program],
+    driver: FakeDriver,
+    faults: Collection[str] = (),
+    given_memory: bool = True,
 ) -> SimpleNamespace:
     """Teach a stand-in for TensorRT to run the engines of a bundle.
 
@@ -47,7 +59,7 @@ def run_engines(
         trt: from `stand_ins.tensorrt.fake`.
         bundle: whose graphs the engines are made of.
         programs: by the SHA-256 of the engine's bytes.
-        driver, faults: see `run_graphs`.
+        driver, faults, given_memory: see `run_graphs`.
     """
 
     def find(data: bytes) -> Engine | None:
@@ -57,11 +69,15 @@ def run_engines(
         states = bundle.manifest.states_of("ring") if program.update == "ring" else ()
         return GraphRun(bundle, program), {state.output: state.input for state in states}
 
-    return run_graphs(trt, find, driver, faults)
+    return run_graphs(trt, find, driver, faults, given_memory)
 
 
 def run_graphs(
-    trt: Any, find: Callable[[bytes], Engine | None], driver: FakeDriver, faults: Collection[str] = ()
+    trt: Any,
+    find: Callable[[bytes], Engine | None],
+    driver: FakeDriver,
+    faults: Collection[str] = (),
+    given_memory: bool = True,
 ) -> SimpleNamespace:
     """Teach a stand-in for TensorRT to run engines.
 
@@ -70,16 +86,19 @@ def run_graphs(
         find: what is in an engine's bytes; None where the library refuses them.
         driver: on whose streams they run.
         faults: what goes wrong, of `FAULTS`; a mutable collection may change later.
+        given_memory: whether TensorRT-RTX built them with REQUIRE_USER_ALLOCATION.
 
     Returns:
-        What was seen: contexts made, caches that were given (and not refused), how often caches were serialised.
+        What was seen: contexts made and their strategies for CUDA graphs, caches that were given (and not refused), how
+        often caches were serialised.
     """
-    seen = SimpleNamespace(contexts=0, caches=[], serialized=0)
+    seen = SimpleNamespace(contexts=0, graphs=[], caches=[], serialized=0)
 
     def make(title: str, **values: Any) -> Any:
         made = getattr(trt, title)()
         for key, value in values.items():
-            object.__setattr__(made, key, value)
+            if _listed(trt, title, key):
+                object.__setattr__(made, key, value)
         return made
 
     def wrong(what: str, returned: Any, error: type[Exception] = RuntimeError) -> Any:
@@ -91,49 +110,23 @@ def run_graphs(
     def deserialize(runtime: Any, data: Any) -> Any:
         made_in = driver.here("an engine's memory")
         found = find(bytes(data))
+        tell = partial(runtime._logger.log, 1)
         if found is None or not driver.makes_memory():
-            runtime._logger.log(1, "Serialization assertion failed" if found is None else REFUSED)
+            tell("Serialization assertion failed" if found is None else REFUSED)
             return None
-        return engine(*found, made_in)
+        return engine(*found, made_in, tell)
 
-    def engine(graph: GraphRun, in_place: Mapping[str, str], made_in: int) -> Any:
+    def engine(graph: GraphRun, in_place: Mapping[str, str], made_in: int, tell: Callable[[str], None]) -> Any:
         program = graph.program
         specs = {spec.name: spec for spec in (*program.outputs, *program.inputs)}
         inputs, names = {spec.name for spec in program.inputs}, sorted(specs)
+        flagged = given_memory and trt.__name__ == "tensorrt_rtx"
+        loaded = Loaded(trt, driver, made_in, graph, in_place, flagged, tell, faults, seen)
 
         def context(*given: Any) -> Any:
-            driver.here("an execution context", made_in)
-            if "no context" in faults or not driver.makes_memory():
-                return None
-            wrong("no context", None)
-            seen.contexts += 1
-            addresses: dict[str, int] = {}
-            tied: list[tuple[int, Launch]] = []
-
-            def execute(handle: int) -> bool:
-                driver.here("an engine's run", made_in)
-                wrong("run", None)
-                if "run refused" in faults:
-                    return False
-                if not tied:
-                    if not driver.makes_memory():
-                        return False
-                    refused = "waiting for the stream" if "not recordable" in faults else ""
-                    tied.append((handle, place_work(driver, graph, in_place, addresses, handle, refused)))
-                stream, launch = tied[0]
-                if stream != handle:
-                    driver.violations.append(f"{program.name} was run on two streams, and recorded on one")
-                launch()
-                return True
-
-            def set_address(name: str, address: int) -> bool:
-                wrong("address", None, TypeError)
-                if tied:
-                    driver.violations.append(f"{program.name}: {name} was moved after the context had run")
-                addresses[name] = address
-                return name in specs and "address refused" not in faults
-
-            return make("IExecutionContext", set_tensor_address=set_address, execute_async_v3=execute)
+            found = loaded.context(*(read_config(config) for config in given))
+            methods = ("set_tensor_address", "set_device_memory", "is_stream_capturable", "execute_async_v3")
+            return found and make("IExecutionContext", **{name: getattr(found, name) for name in methods})
 
         def runtime_config() -> Any:
             def serialize() -> bytes:
@@ -150,9 +143,12 @@ def run_graphs(
                 return True
 
             cache = make("IRuntimeCache", serialize=serialize, deserialize=accept)
-            return make(
+            config = make(
                 "IRuntimeConfig", create_runtime_cache=lambda: cache, set_runtime_cache=lambda given: given is cache
             )
+            allocate = partial(object.__setattr__, config, "_allocation")
+            object.__setattr__(config, "set_execution_context_allocation_strategy", allocate)
+            return config
 
         return make(
             "ICudaEngine",
@@ -162,8 +158,9 @@ def run_graphs(
             get_tensor_dtype=lambda name: getattr(trt.DataType, KINDS[specs[name].dtype]),
             get_tensor_shape=lambda name: specs[name].fixed,
             create_execution_context=context,
-            **({"create_runtime_config": runtime_config} if trt.__name__ == "tensorrt_rtx" else {}),
-            **({"get_aliased_input_tensor": in_place.get} if _has_aliases(trt) else {}),
+            create_runtime_config=runtime_config,
+            device_memory_size_v2=loaded.working_bytes,
+            get_aliased_input_tensor=in_place.get,
         )
 
     start = trt.Runtime.__init__
@@ -181,10 +178,46 @@ def run_graphs(
     return seen
 
 
-def _has_aliases(trt: Any) -> bool:
-    """Whether this version has aliased tensors: its class refuses what is not listed."""
+def open_library(
+    bundle: Bundle,
+    update: str,
+    version: str,
+    driver: FakeDriver,
+    faults: Collection[str] = (),
+    given_memory: bool = True,
+) -> StandInBackend:
+    """A bundle's whole programs as engines of a library's version, on a stand-in device.
+
+    The bytes of an engine are the name of its program. For `given_memory` see `run_graphs`.
+    """
+    trt = fake(version, SimpleNamespace(data=b""))
+    library = Library("rtx" if trt.__name__ == "tensorrt_rtx" else "tensorrt", trt)
+    programs = {program.name.encode(): program for program in whole_programs(bundle.manifest, update)}
+    hashes = {hashlib.sha256(data).hexdigest(): program for data, program in programs.items()}
+    run_engines(trt, bundle, hashes, driver, faults, given_memory)
+    device = open_fake_device(driver)
+    with device.current():
+        runtime = EngineRuntime(library)
+        given = given_memory and library.target == "rtx"
+        executables = [runtime.load(p.name, data, p, None, given) for data, p in programs.items()]
+        give_workspace(executables, device)
+    return StandInBackend(driver, "rtx", library.title, device, device.queue(), executables)
+
+
+def read_config(config: Any) -> SimpleNamespace:
+    """What a runtime configuration says of a context that is made with it."""
+    allocation = config.__dict__.get("_allocation")
+    graphs = config.__dict__.get("cuda_graph_strategy")
+    return SimpleNamespace(
+        allocation="STATIC" if allocation is None else allocation.name,
+        records_itself=graphs is not None and graphs.name == "WHOLE_GRAPH_CAPTURE",
+    )
+
+
+def _listed(trt: Any, title: str, name: str) -> bool:
+    """Whether a class of this version has a member: it refuses what is not listed."""
     try:
-        trt.ICudaEngine().get_aliased_input_tensor  # noqa: B018
+        getattr(getattr(trt, title)(), name)
     except NotImplementedError:
         return True
     except AttributeError:

@@ -20,6 +20,7 @@ class Task:
 
     Attributes:
         blocks: what it reads and writes; they must live until it is done.
+        scratch: that of them which it works in; it serves one piece of work at a time.
         refused: why it cannot be recorded, where it cannot.
         event: the number of the record that it marks the place of, where it is one.
     """
@@ -29,6 +30,7 @@ class Task:
     blocks: Sequence[Block] = ()
     refused: str = ""
     owner: Graph | None = None
+    scratch: Block | None = None
 
 
 @dataclass(eq=False)
@@ -92,6 +94,9 @@ class Scheduler:
                 stream.invalid = stream.invalid or task.refused
             stream.recording.append(task)
             return
+        others = (other for line in self.streams if line is not stream for other in line.waiting)
+        if task.scratch is not None and any(other.scratch is task.scratch for other in others):
+            raise ViolationError(f"{task.name} works in memory that another stream's work is in")
         for block in task.blocks:
             if block.freed:
                 raise ViolationError(f"{task.name} was asked for on {block.kind} memory that was freed")

@@ -20,7 +20,7 @@ import numpy as np
 from txl_runtime.device.driver import SIGNATURES
 from txl_runtime.device.interface import ALIGNMENT
 
-from stand_ins.device_memory import Bytes, Memory, ViolationError
+from stand_ins.device_memory import GARBAGE, Block, Bytes, Memory, ViolationError
 from stand_ins.device_work import Scheduler, Stream, Task
 from stand_ins.driver_functions import Functions
 from stand_ins.driver_statuses import ILLEGAL_ADDRESS, NOT_INITIALIZED, Refused, Status
@@ -135,6 +135,7 @@ class FakeDriver(Functions):
         name: str = "run",
         refused: str = "",
         made_in: int | None = None,
+        uses: tuple[Block, tuple[int, int]] | None = None,
     ) -> None:
         """Put an engine's work into a stream.
 
@@ -144,6 +145,7 @@ class FakeDriver(Functions):
             name: for the log.
             refused: why this cannot be recorded, where it cannot.
             made_in: the engine's context, from `here`.
+            uses: a block that the engine's library made for this, and the range that it works in.
         """
         with self._lock:
             told = next((item for item in self._told if item.due("engine")), None)
@@ -155,16 +157,26 @@ class FakeDriver(Functions):
                 blocks = [self.block(address, size) for address, size in (*reads, *writes)]
                 if any(address % ALIGNMENT for address, _ in (*reads, *writes)):
                     raise ViolationError(f"tensors that do not start at multiples of {ALIGNMENT}")
+                scratch = None if uses is None else self.block(*uses[1])
+                if scratch is not None and any(block is scratch for block in blocks):
+                    raise ViolationError("tensors in the memory that is worked in")
             except (ViolationError, Refused) as error:
                 self.violations.append(f"{name}: {error}")
                 return
 
             def run() -> None:
-                results = work([self.memory.view(*place).copy() for place in reads])
+                reading = [self.memory.view(*place).copy() for place in reads]
+                if uses is not None:
+                    self.memory.view(*uses[1])[...] = GARBAGE
+                results = work(reading)
                 for place, result in zip(writes, results, strict=True):
                     self.memory.view(*place)[...] = np.ascontiguousarray(result).reshape(-1).view(np.uint8)
 
-            self.scheduler.push(into, Task(name, run, blocks, refused))
+            held = blocks if uses is None or scratch is None else [*blocks, uses[0], scratch]
+            try:
+                self.scheduler.push(into, Task(name, run, held, refused, scratch=scratch))
+            except ViolationError as error:
+                self.violations.append(f"{name}: {error}")
 
     def wait_for_others(self, stream: int) -> None:
         """Make a stream wait for somebody's event, as the owner of an array does who hands it over to that stream."""
@@ -194,6 +206,38 @@ class FakeDriver(Functions):
         except Refused:
             return False
         return True
+
+    def library_memory(self, size: int) -> Block | None:
+        """Memory that a library makes of its own; None where there is none, or somebody's record forbids it."""
+        with self._lock:
+            if self.recording_here():
+                self.violations.append("a library was asked to make memory by a thread that records")
+            try:
+                return self._allocate(size, "device") if self.makes_memory() else None
+            except Refused:
+                return None
+
+    def library_frees(self, blocks: Sequence[Block]) -> None:
+        """What a library does at the end of what it made memory for; nobody may need that any more."""
+        with self._lock:
+            for block in blocks:
+                try:
+                    self.memory.free(block.address, "device")
+                except ViolationError as error:
+                    self.violations.append(f"a library: {error}")
+
+    def recording(self, stream: int) -> bool:
+        """Whether what a library puts into a stream is recorded."""
+        return self._find(stream, Stream).recording is not None
+
+    def recording_here(self) -> bool:
+        """Whether this thread records."""
+        mine = threading.get_ident()
+        return any(stream.recording is not None and stream.thread == mine for stream in self.scheduler.streams)
+
+    def spoil(self, stream: int, why: str) -> None:
+        """A library does what a record does not bear."""
+        self._find(stream, Stream).invalid = why
 
     def drain(self) -> None:
         """Do everything that was asked for."""

@@ -26,6 +26,7 @@ from txl_runtime.device.dtypes import stored_type, tensor_bytes
 from txl_runtime.device.interface import Executable, Launch
 from txl_runtime.errors import BackendError
 
+from stand_ins.device_memory import Block
 from stand_ins.driver import FakeDriver
 from stand_ins.driver_statuses import GLOBAL
 
@@ -108,8 +109,9 @@ def place_work(
     addresses: Mapping[str, int],
     stream: int,
     refused: str = "",
+    uses: tuple[Block, tuple[int, int]] | None = None,
 ) -> Launch:
-    """Tie a graph to memory, as an engine's context is; `refused` says why its work cannot be recorded."""
+    """Tie a graph to memory, as an engine's context is; see `FakeDriver.launch` for `refused` and `uses`."""
     program = graph.program
     reads, writes = (
         [(addresses[spec.name], tensor_bytes(spec)) for spec in side] for side in (program.inputs, program.outputs)
@@ -122,7 +124,7 @@ def place_work(
     work, made_in = graph.bind(), driver.here(program.name)
 
     def launch() -> None:
-        driver.launch(stream, work, reads, writes, f"run {program.name}", refused, made_in)
+        driver.launch(stream, work, reads, writes, f"run {program.name}", refused, made_in, uses)
 
     return launch
 

@@ -29,6 +29,13 @@ from txl_deploy.commands.options import Json, like_export, parse_aliases
 from txl_deploy.console import Display, facts_table, number, plain, print_json, rows_table, stdout
 from txl_deploy.extras import require, require_export
 
+RECORDED = {
+    "loop": "with the copies around it, so that a step is one launch",
+    "engine": "by itself: it was built in an older way; build it again",
+    None: "not at all",
+}
+"""How an engine's work becomes a CUDA graph, by who records it."""
+
 
 def run(
     place: Annotated[
@@ -220,6 +227,7 @@ def _print_engine(facts: dict[str, Any]) -> None:
         "precision": facts["precision"],
         "built by": f"{facts['flavour']} {facts['version']} on {facts['platform']}, {facts['seconds']:.1f} s",
         "built for": built_for(facts["compute_capabilities"], facts["device"], facts["platform"]),
+        "recorded": RECORDED[facts["recorded_by"]],
         "kernels": "not known" if facts["kernels"] is None else facts["kernels"],
         "attention": "not known" if facts["kernels"] is None and not facts["fused_attention"] else united,
         "checked": ", ".join(facts["verified_on"]),

@@ -28,7 +28,8 @@ class Executable(Protocol):
     Attributes:
         program: what it computes; names, types and shapes of its tensors.
         in_place: outputs that have to share the memory of an input, and that input. Nothing else may overlap.
-        recordable: whether its work can be captured. Where not, the engine has its own way to be quick, or none.
+        recordable: whether its work can be captured; `prepare` may find that it cannot. Then the engine has its own way
+            to be quick, or none.
     """
 
     program: Program

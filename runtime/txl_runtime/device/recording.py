@@ -37,7 +37,7 @@ class Recording:
             self.said, self._failures = str(error), self._failures + 1
             if self._failures == MOST_FAILURES:
                 self.possible = False
-                logger.warning("%s runs without being recorded: %s", name, error)
+                logger.warning("%s runs without being recorded: %s", name, self.said)  # an error would hold the work
             return None
         self.said = "recorded"
         return replay

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import pytest
-from random_operations import KINDS, play, threads
+from random_operations import KINDS, WAYS, play, threads
 
 SEEDS, LONGER, SOME = 126, 60, 12
 """Of the whole sweep: for each kind, and for those whose programs take longer; a thousand in all. And of a sample."""
@@ -17,7 +17,7 @@ every = pytest.mark.parametrize(("name", "update"), KINDS, ids=lambda value: val
 
 @pytest.mark.parametrize(("name", "update"), [kind for kind in KINDS if set(kind) & set(AT_ONCE)], ids=lambda v: v)
 def test_a_device_says_what_the_cpu_says(cases, name, update):
-    for seed in range(6):
+    for seed in range(len(WAYS)):
         play(cases(name, update), seed)
 
 

@@ -14,6 +14,7 @@ from txl_runtime.bundle.tables import UPDATE_RULES, Program
 from txl_runtime.device.engines.sidecar import (
     ANYWHERE,
     FLAVOURS,
+    Identity,
     Sidecar,
     Target,
     decode_sidecar,
@@ -162,6 +163,7 @@ def engine_facts(sidecar: Sidecar) -> dict[str, Any]:
         "platform": identity.platform,
         "bytes": sidecar.bytes,
         "seconds": sidecar.seconds,
+        "recorded_by": _recorder(identity),
         "kernels": sidecar.kernels,
         "attention_layers": sidecar.attention_layers,
         "fused_attention": sidecar.fused_attention,
@@ -176,6 +178,13 @@ def engine_facts(sidecar: Sidecar) -> dict[str, Any]:
         "onnx_sha256": identity.onnx,
         "sha256": sidecar.sha256,
     }
+
+
+def _recorder(identity: Identity) -> str | None:
+    """Who records an engine's work as a CUDA graph: the loop, together with what is around it; itself; or nobody."""
+    if identity.flavour == FLAVOURS["rtx"]:
+        return "loop" if identity.given_memory else "engine"
+    return "loop" if identity.flavour == FLAVOURS["tensorrt"] else None
 
 
 def engine_names(bundle: Bundle) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from txl_runtime.bundle.folder import Folder
@@ -47,9 +48,12 @@ def load_engines(bundle: Bundle, library: Library, device: Device, update: str |
             cache = _Cache(bundle, engine) if library.facts.portable else None
             kernels = None if cache is None else cache.read()
             plan = bundle.read(engine.name)  # the bytes that were hashed are those that are loaded
-            executables.append(runtime.load(str(bundle.file(engine.name)), plan, engine.program, kernels))
+            given_memory = engine.sidecar.identity.given_memory
+            executables.append(runtime.load(str(bundle.file(engine.name)), plan, engine.program, kernels, given_memory))
             if cache is not None:
                 unsaved[engine.program.name] = executables[-1], cache
+
+    give_workspace(executables, device)
 
     def settled(program: str) -> None:
         """Keep what a program has compiled, once, whatever the number of its streams."""
@@ -64,7 +68,22 @@ def load_engines(bundle: Bundle, library: Library, device: Device, update: str |
             cache.keep(kernels, executable.resumed)
 
     description = f"{library.title} on {device.title}"
+    if alone := [item.program.name for item in executables if not item.recordable]:
+        said = f"{', '.join(alone[:3])}{' …' if len(alone) > 3 else ''}"
+        description += f"; {len(alone)} engines were built in an older way and record themselves: {said}"
     return DeviceBackend(library.target, description, device, queue, executables, settled=settled)
+
+
+def give_workspace(executables: Sequence[EngineExecutable], device: Device) -> None:
+    """Give engines the device memory that they work in: one block for all, since one queue runs them in turns.
+
+    Raises:
+        BackendError: the device has not as much.
+    """
+    if size := max((executable.working_bytes for executable in executables), default=0):
+        workspace = device.allocate(size)
+        for executable in executables:
+            executable.workspace = workspace if executable.working_bytes else None
 
 
 class _Cache:

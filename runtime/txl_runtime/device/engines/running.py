@@ -12,7 +12,7 @@ from typing import Any
 
 from txl_runtime.bundle.bindings import check_bindings
 from txl_runtime.bundle.tables import Program
-from txl_runtime.device.cuda import Queue
+from txl_runtime.device.cuda import Block, Queue
 from txl_runtime.device.engines.library import ERROR, Library
 from txl_runtime.device.interface import Executable, Launch
 from txl_runtime.errors import BackendError, BundleError, one_line
@@ -49,19 +49,26 @@ class EngineRuntime:
             )
         self._runtime = runtime
 
-    def load(self, name: str, data: bytes, program: Program, cache: bytes | None) -> EngineExecutable:
+    def load(
+        self, name: str, data: bytes, program: Program, cache: bytes | None, given_memory: bool
+    ) -> EngineExecutable:
         """Make a program that can run out of the bytes of an engine file.
 
-        `cache` is what `EngineExecutable.cache` gave in an earlier process.
+        Args:
+            name, data, program: of the engine.
+            cache: what `EngineExecutable.cache` gave in an earlier process.
+            given_memory: see `Identity`.
 
         Raises:
             BackendError: the library failed.
             BundleError: the bytes are no engine, or one of another library, GPU or program.
         """
         with self.library.speaking(name):
-            return self._load(name, data, program, cache)
+            return self._load(name, data, program, cache, given_memory)
 
-    def _load(self, name: str, data: bytes, program: Program, cache: bytes | None) -> EngineExecutable:
+    def _load(
+        self, name: str, data: bytes, program: Program, cache: bytes | None, given_memory: bool
+    ) -> EngineExecutable:
         library, runtime = self.library, self._runtime
         advice = f"build it again with `txl-deploy build --target {library.target}`"
         problems = library.header_problems(runtime, data)
@@ -76,7 +83,7 @@ class EngineRuntime:
         outputs = [spec.name for spec in program.outputs if library.facts.ring]
         found = {output: engine.get_aliased_input_tensor(output) for output in outputs}
         in_place = {output: str(shared) for output, shared in found.items() if shared}
-        return EngineExecutable(library, engine, program, in_place, cache)
+        return EngineExecutable(library, engine, program, in_place, cache, given_memory)
 
     def said(self) -> str:
         """What the library complained of, in one line."""
@@ -86,25 +93,40 @@ class EngineRuntime:
 class EngineExecutable(Executable):
     """A loaded engine. See `device.interface.Executable`.
 
-    TensorRT-RTX records CUDA graphs itself, one for each execution context whose addresses stay the same; work of
-    TensorRT is recorded by the loop. So each set of addresses has an execution context of its own with either library.
+    The loop records its work, with the addresses that an execution context has. TensorRT-RTX records the work itself
+    where the loop cannot, one record for each context whose addresses stay the same. So each set of addresses has a
+    context of its own with either library.
 
     Attributes:
         resumed: whether it started with the kernels that it was given.
+        working_bytes: of the device memory that it has to be given to work in; 0 where it makes that itself.
+        workspace: that memory. Whoever runs engines one after the other may give all of them the same.
     """
 
+    workspace: Block | None = None
+
     def __init__(
-        self, library: Library, engine: Any, program: Program, in_place: Mapping[str, str], kernels: bytes | None
+        self,
+        library: Library,
+        engine: Any,
+        program: Program,
+        in_place: Mapping[str, str],
+        kernels: bytes | None,
+        given_memory: bool,
     ) -> None:
         self._library, self._engine, self.program, self.in_place = library, engine, program, in_place
-        self.recordable = not library.facts.portable
+        self.recordable = given_memory or not library.facts.portable
         config: Any = None
         cache: Any = None
-        self.resumed = False
+        self.resumed, self.working_bytes = False, 0
         if library.facts.portable:
             trt = library.module
             config = engine.create_runtime_config()
             config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+            if given_memory:
+                config.cuda_graph_strategy = trt.CudaGraphStrategy.DISABLED
+                config.set_execution_context_allocation_strategy(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+                self.working_bytes = int(engine.device_memory_size_v2)
             cache = config.create_runtime_cache()
             if kernels:
                 self.resumed = self._resume(cache, kernels)
@@ -135,10 +157,23 @@ class EngineExecutable(Executable):
                 f"{name}: {library.title} made no execution context ({library.journal.complaints()}), "
                 "expected the GPU's memory to hold another one; close streams or other programs"
             )
+        handle, forget, workspace = queue.handle, library.journal.forget, self.workspace
+        if workspace is not None:
+            forget()
+            context.set_device_memory(workspace.address, workspace.size)
+            if said := library.journal.complaints():  # it returns nothing
+                raise BackendError(
+                    f"{name}: {library.title} refused {workspace.size} bytes of device memory to work in ({said}), "
+                    f"expected it to need {self.working_bytes}; build the engine again"
+                )
         for tensor, address in addresses.items():
             if not context.set_tensor_address(tensor, address):
                 raise BackendError(f"{name}: {library.title} took no address for {tensor}; build the engine again")
-        handle, forget = queue.handle, library.journal.forget
+        if self.recordable and library.facts.portable and not context.is_stream_capturable(handle):
+            logger.warning("%s: %s cannot be recorded with what is around it, it records itself", name, library.title)
+            trt, config = library.module, self._config
+            self.recordable, config.cuda_graph_strategy = False, trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+            return self._prepare(addresses, queue)
 
         def launch() -> None:
             forget()

@@ -25,9 +25,10 @@ FORMAT_VERSION = "1.0"
 MOST_BYTES = 1 << 24
 """Of a sidecar; it lists the layers of an engine."""
 ADVICE = "build the engine again with `txl-deploy build`"
-RECIPE, WEAK_RECIPE = 2, 3
+RECIPE, WEAK_RECIPE, RTX_RECIPE = 2, 3, 4
 """Count changes of how engines are built from the same graph; part of an engine's identity. The second is that of fp16
-engines by a library whose networks are weakly typed: since 3, what the graph has in float32 is computed so."""
+engines by a library whose networks are weakly typed: since 3, what the graph has in float32 is computed so. The third
+is that of TensorRT-RTX: since 4, an engine makes no device memory while it runs, so others can record its work."""
 
 Target = Literal["rtx", "tensorrt", "cuda"]
 """The backends that load engines."""
@@ -72,6 +73,11 @@ class Identity(Struct, frozen=True, kw_only=True):
     onnx: Sha256
     weights: dict[str, Sha256]
     recipe: Index = RECIPE
+
+    @property
+    def given_memory(self) -> bool:
+        """Whether the engine works in device memory that it is given. TensorRT's makes its own when it is loaded."""
+        return self.flavour == MODULES["rtx"] and self.recipe >= RTX_RECIPE
 
     @property
     def key(self) -> str:

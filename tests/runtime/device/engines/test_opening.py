@@ -5,6 +5,7 @@ The engine files are real ones of TensorRT-RTX, where that is installed: they ar
 
 from __future__ import annotations
 
+import gc
 import shutil
 from collections.abc import Collection
 from pathlib import Path
@@ -63,7 +64,11 @@ def here(monkeypatch):
 
 
 def opened(
-    path: Path, name: str = "rtx171", faults: Collection[str] = (), cuda: FakeDriver | None = None
+    path: Path,
+    name: str = "rtx171",
+    faults: Collection[str] = (),
+    cuda: FakeDriver | None = None,
+    given_memory: bool = True,
 ) -> tuple[DeviceBackend, FakeDriver, Any]:
     """A bundle's engines, by stand-ins; the library's, CUDA's and what was seen besides."""
     bundle, cuda = open_bundle(path), cuda or FakeDriver()
@@ -71,7 +76,7 @@ def opened(
     library = Library("rtx" if name.startswith("rtx") else "tensorrt", trt)
     engines = find_engines(bundle, library.target)
     programs = {engine.sidecar.sha256: engine.program for engine in engines}
-    seen = run_engines(trt, bundle, programs, cuda, faults)
+    seen = run_engines(trt, bundle, programs, cuda, faults, given_memory)
     return load_engines(bundle, library, open_fake_device(cuda)), cuda, seen
 
 
@@ -135,9 +140,115 @@ def test_engines_of_every_version_stream_as_the_cpu_does(built, here, tmp_path, 
         found, expected = ours.memory(), theirs.memory()
         for key, rows in expected.items():
             np.testing.assert_allclose(found[key], rows, rtol=0, atol=1e-5)
-    recorded = cuda.calls["cuGraphLaunch"]
-    assert (recorded == 0) if name.startswith("rtx") else (recorded > 50)
+    assert cuda.calls["cuGraphLaunch"] > 50
     assert seen.contexts == len(ours.loop._calls), "a context for every program and side"
+
+
+def in_an_older_way(path: Path, place: Path) -> Path:
+    """The same bundle, whose RTX engines pass for those of a version that did not give them memory."""
+    copy = Path(shutil.copytree(path, place))
+    manifest = msgspec.json.decode((copy / "manifest.json").read_bytes())
+    for name in [name for name in manifest["files"] if name.startswith("engines/") and name.endswith(".json")]:
+        sidecar = msgspec.json.decode((copy / name).read_bytes())
+        sidecar["identity"]["recipe"] = 2
+        (copy / name).write_bytes(msgspec.json.encode(sidecar))
+        manifest["files"][name] = {"size": (copy / name).stat().st_size, "sha256": file_sha256(copy / name)}
+    (copy / "manifest.json").write_bytes(msgspec.json.encode(manifest))
+    return copy
+
+
+def compared(path: Path, backend: DeviceBackend, monkeypatch: pytest.MonkeyPatch, update: str) -> Any:
+    """A stream that has said what the CPU says, step by step, so often that whatever is recorded is recorded."""
+    ours, theirs = load_with(path, backend, monkeypatch).stream(), load(path, backend="cpu", update=update).stream()
+    for seed in range(8):
+        tokens = np.random.default_rng(seed).integers(0, V, (B, 1))
+        np.testing.assert_allclose(ours.step(tokens), theirs.step(tokens), rtol=0, atol=1e-5)
+    return ours
+
+
+def calls_of_a_step(stream: Any, cuda: FakeDriver) -> dict[str, int]:
+    """What a step asks of the driver, but for contexts."""
+    before = cuda.calls.copy()
+    stream.step(np.ones((B, 1), int))
+    return {name: count for name, count in (cuda.calls - before).items() if not name.startswith("cuCtx")}
+
+
+WAITED = {"cuEventRecord": 1, "cuEventSynchronize": 1}
+SINGLY = {"cuMemcpyHtoDAsync_v2": 1, "cuMemcpyDtoHAsync_v2": 1, **WAITED}
+
+
+@both
+def test_a_step_of_rtx_is_one_launch(built, here, monkeypatch, update):
+    backend, cuda, _ = opened(built(update))
+    stream = compared(built(update), backend, monkeypatch, update)
+    assert calls_of_a_step(stream, cuda) == {"cuGraphLaunch": 1, **WAITED}
+    assert set(stream.loop.recorded.values()) == {"recorded"}
+    assert "by themselves" not in backend.description
+
+
+@both
+def test_engines_that_were_built_in_an_older_way_run_as_they_did_and_are_named(
+    built, here, tmp_path, monkeypatch, update
+):
+    path = in_an_older_way(built(update), tmp_path / "older.txl")
+    backend, cuda, seen = opened(path, given_memory=False)
+    stream = compared(path, backend, monkeypatch, update)
+    assert calls_of_a_step(stream, cuda) == SINGLY, "and the engine's own launch"
+    assert set(stream.loop.recorded.values()) == {"by the engine"}
+    assert set(seen.graphs) == {"WHOLE_GRAPH_CAPTURE"}
+    assert "engines were built in an older way and record themselves: l" in backend.description
+    facts = [
+        engine_files.engine_facts(engine.sidecar)["recorded_by"] for engine in find_engines(open_bundle(path), "rtx")
+    ]
+    assert set(facts) == {"engine"}
+    newer = find_engines(open_bundle(built(update)), "rtx")
+    assert {engine_files.engine_facts(engine.sidecar)["recorded_by"] for engine in newer} == {"loop"}
+
+
+@both
+def test_what_the_library_calls_not_capturable_records_itself_and_is_named(built, here, monkeypatch, caplog, update):
+    backend, cuda, seen = opened(built(update), faults=["not capturable"])
+    stream = compared(built(update), backend, monkeypatch, update)
+    assert calls_of_a_step(stream, cuda) == SINGLY
+    assert cuda.calls["cuStreamBeginCapture_v2"] == 0
+    assert set(stream.loop.recorded.values()) == {"by the engine"}
+    program = next(iter(stream.loop.recorded)).partition(",")[0]
+    said = [record.message for record in caplog.records if "records itself" in record.message]
+    assert said == [f"{program}: tensorrt_rtx 1.7.1.116 cannot be recorded with what is around it, it records itself"]
+    assert seen.graphs == ["DISABLED"] + ["WHOLE_GRAPH_CAPTURE"] * (1 if update == "ring" else 2)
+
+
+def test_all_engines_of_a_model_work_in_one_block_that_is_as_large_as_the_largest_needs(built, here, monkeypatch):
+    backend, cuda, seen = opened(built("ring"))
+    needed = max(executable.working_bytes for executable in backend.executables.values())
+    model = load_with(built("ring"), backend, monkeypatch)
+    assert cuda.memory.used() == needed
+    streams = [model.stream() for _ in range(3)]
+    for stream in streams:
+        stream.feed(np.ones((B, 9), int))
+    assert seen.contexts >= 6
+    assert sum(len(block.data) == needed for block in cuda.memory.held) == 1
+
+
+def test_an_engine_s_memory_that_is_not_there_is_an_error_of_the_model_s_opening(built, here):
+    with pytest.raises(BackendError, match=r"cuMemAlloc_v2 returned .* out of memory.*the device's memory is full"):
+        opened(built("ring"), cuda=FakeDriver(capacity=100))
+
+
+def test_closing_a_model_gives_back_the_memory_that_its_engines_work_in(built, here, monkeypatch):
+    gc.collect()
+    gc.disable()
+    try:
+        backend, cuda, _ = opened(built("ring"))
+        model = load_with(built("ring"), backend, monkeypatch)
+        del backend
+        stream = model.stream()
+        for _ in range(4):
+            stream.step(np.ones((B, 1), int))
+        model.close()
+        assert cuda.held() == []
+    finally:
+        gc.enable()
 
 
 def test_everything_is_given_back(built, here, monkeypatch):
@@ -218,7 +329,9 @@ def test_a_library_that_does_not_start_is_an_error_that_auto_goes_around(built, 
         opened(built("ring"), faults=[wrong])
 
 
-@pytest.mark.parametrize("wrong", [fault for fault in FAULTS if fault.startswith(("no context", "address", "run"))])
+@pytest.mark.parametrize(
+    "wrong", [fault for fault in FAULTS if fault.startswith(("no context", "address", "memory", "run"))]
+)
 def test_a_call_that_goes_wrong_is_an_error_and_changes_nothing(built, here, monkeypatch, wrong):
     faults: list[str] = []
     backend, _, _ = opened(built("ring"), faults=faults)
