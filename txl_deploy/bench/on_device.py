@@ -7,18 +7,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any
 
 from txl_report.schema.measurement import DeviceFloor
-from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.device.backend import DeviceBackend
 from txl_runtime.device.choosing import PACKAGES
 from txl_runtime.device.engines.files import bundle_engines
 from txl_runtime.device.interface import Executable, Launch
 from txl_runtime.errors import BackendError
 from txl_runtime.model import Model
-from txl_runtime.streaming.loop import Loop, Result
-from txl_runtime.streaming.state import Initial
 
 from txl_deploy.bench.floor import PASSES_SECONDS, Bandwidth, HostBandwidth, device_floor
 
@@ -98,28 +94,6 @@ def without_programs(backend: DeviceBackend) -> DeviceBackend:
     """The backend, with programs that do nothing: copies to and from the device and the records of steps are real."""
     nothing = [_Nothing(executable) for executable in backend.executables.values()]
     return DeviceBackend(backend.name, backend.description, backend.device, backend.queue, nothing)
-
-
-class Putting(DeviceBackend):
-    """The backend; `nanoseconds` are those in which steps were put into its queue, launches and all, so far."""
-
-    nanoseconds = 0
-
-    def __init__(self, real: DeviceBackend) -> None:
-        super().__init__(real.name, real.description, real.device, real.queue, tuple(real.executables.values()))
-
-    def open_loop(self, manifest: Manifest, initial: Initial) -> Loop:
-        loop = super().open_loop(manifest, initial)
-        run = loop.run
-
-        def timed(*given: Any, **named: Any) -> Result:
-            started = time.perf_counter_ns()
-            result = run(*given, **named)
-            self.nanoseconds += time.perf_counter_ns() - started
-            return result
-
-        loop.run = timed  # type: ignore[method-assign]
-        return loop
 
 
 def import_library(backend: str) -> None:

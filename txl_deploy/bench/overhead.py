@@ -6,6 +6,7 @@ import copy
 import time
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 from txl_report.schema.measurement import Overhead, Percentiles
 from txl_runtime.bundle.tables import Program
@@ -16,7 +17,7 @@ from txl_runtime.streaming.loop import Backend
 from txl_runtime.types import Arrays, Call
 
 from txl_deploy.bench.competitor import fill
-from txl_deploy.bench.on_device import Putting, without_programs
+from txl_deploy.bench.on_device import without_programs
 from txl_deploy.bench.timing import percentiles
 from txl_deploy.bench.works import Works
 
@@ -69,6 +70,23 @@ class _Timed(_Null):
         return returned
 
 
+class _Puts:
+    """How long a loop takes to put its steps into a device's queue, launches included, so far."""
+
+    nanoseconds = 0
+
+    def watch(self, loop: Any) -> None:
+        run = loop.run
+
+        def timed(*given: Any, **named: Any) -> Any:
+            started = time.perf_counter_ns()
+            result = run(*given, **named)
+            self.nanoseconds += time.perf_counter_ns() - started
+            return result
+
+        loop.run = timed
+
+
 def overhead(works: Works, steps: int = 300) -> Overhead | None:
     """Measure what Python costs around one step when the state is full; None where nothing is known of the engine.
 
@@ -76,8 +94,7 @@ def overhead(works: Works, steps: int = 300) -> Overhead | None:
     """
     backend = works.model.backend
     if isinstance(backend, DeviceBackend):
-        putting = Putting(backend)
-        waiting, whole = _steps(works, putting, putting, steps)
+        waiting, whole = _steps(works, backend, _Puts(), steps)
         _, alone = _steps(works, without_programs(backend), None, 10 * steps)
         step, in_step = whole.p50 * 1e3, alone.p50 * 1e3
         put = max(step - waiting.p50 * 1e3, 0.0)
@@ -92,14 +109,14 @@ def overhead(works: Works, steps: int = 300) -> Overhead | None:
     return Overhead(in_step=in_step, without_engine=alone.p50 * 1e3, step=step, share=in_step / step)
 
 
-def _steps(
-    works: Works, backend: Backend, engine: _Null | Putting | None, steps: int
-) -> tuple[Percentiles, Percentiles]:
+def _steps(works: Works, backend: Backend, engine: _Null | _Puts | None, steps: int) -> tuple[Percentiles, Percentiles]:
     """Times of steps outside what `engine` times, and of whole steps."""
     model = copy.copy(works.model)
     model.backend = backend
     other = Works(model)
     fill(other.ours, model)
+    if isinstance(engine, _Puts):
+        engine.watch(other.ours.stream.loop)
     step = other.call(other.ours, other.shortest)
     outside, whole = [], []
     for index in range(-10, steps):

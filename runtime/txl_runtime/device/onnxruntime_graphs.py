@@ -23,7 +23,7 @@ NO_GRAPH = "-1"
 """In place of an id: the run is none that is recorded or replayed."""
 WITHOUT_WAITING = "disable_synchronize_execution_providers"
 FIRST_VERSION = (1, 31, 1)
-"""Earlier ones may replay copies of pointers from memory that something else has by then (onnxruntime's pull request 32121)."""
+"""Earlier ones may replay pointers from memory that something else has by then (onnxruntime's pull request 32121)."""
 MOST_GRAPHS = 64
 """Graphs of a session: streams that come and go would have it keep ever more."""
 
@@ -36,32 +36,22 @@ def too_old(version: str) -> str:
 
 
 class Runs:
-    """The runs of one program's session.
-
-    Args:
-        ort: the module onnxruntime.
-        session: it may record if that was asked of it.
-        name: of the program.
-        recording: whether it was.
-    """
+    """The runs of one program's session, which is `recording` where it was opened so."""
 
     def __init__(self, ort: Any, session: Any, name: str, recording: bool) -> None:
         self._ort, self._session, self._name, self._recording = ort, session, name, recording
-        self._plain = self._options(NO_GRAPH)
-        self._ids: dict[tuple[int, ...], Any] = {}
-        self._thread, self._strangers = 0, set[int]()
+        self._plain, self._ids, self._threads = self._options(NO_GRAPH), dict[tuple[int, ...], Any](), list[int]()
 
     def tie(self, binding: Any, addresses: tuple[int, ...]) -> Callable[[], None]:
         """A call that runs the program with a binding; what is at other addresses is another graph.
 
         The call raises BackendError where ONNX Runtime fails.
         """
-        if self._recording and addresses not in self._ids:
-            if len(self._ids) < MOST_GRAPHS:
-                self._ids[addresses] = self._options(str(len(self._ids) + 1))
-            else:
-                self._leave(f"this session has {MOST_GRAPHS} already, and keeps them until the model is closed")
+        if self._recording and addresses not in self._ids and len(self._ids) < MOST_GRAPHS:
+            self._ids[addresses] = self._options(str(len(self._ids) + 1))
         run, plain, recorded = self._session.run_with_iobinding, self._plain, self._ids.get(addresses)
+        if self._recording and recorded is None:
+            self._leave(f"this session has {MOST_GRAPHS} already, and keeps them until the model is closed")
 
         def launch() -> None:
             nonlocal recorded
@@ -89,13 +79,11 @@ class Runs:
     def _may_record(self) -> bool:
         """Whether this is the thread that had the first run."""
         here = threading.get_ident()
-        self._thread = self._thread or here
-        if here == self._thread:
-            return True
-        if here not in self._strangers:
-            self._strangers.add(here)
-            self._leave("ONNX Runtime records in one thread, and another had the first run")
-        return False
+        if here not in self._threads:
+            self._threads.append(here)
+            if here != self._threads[0]:
+                self._leave("ONNX Runtime records in one thread, and another had the first run")
+        return here == self._threads[0]
 
     def _leave(self, why: str) -> None:
         logger.warning("%s runs without a CUDA graph: %s", self._name, why)
