@@ -4,9 +4,9 @@
 
 Every call of the driver returns at once and every engine's launch is empty, so all that is left is what the host does
 for a step. The results are zeros. Every work is done in both ways that the loop has: "recorded", where a step is one
-launch of a graph, as with TensorRT, and "singly", where the copies to the device, the engine and the copies back are
-put in one by one, as with TensorRT-RTX and ONNX Runtime. What these libraries do in their own call is not in it.
- A driver is a library in C, called as the real one is, or a module in Python whose
+launch of a graph, as with TensorRT and TensorRT-RTX, and "singly", where the copies to the device, the engine and the
+copies back are put in one by one, as with ONNX Runtime and RTX engines that record themselves. What these libraries do
+in their own call is not in it. A driver is a library in C, called as the real one is, or a module in Python whose
 functions do nothing, which is less work than any call into a library. A checkout that calls CUDA through NVIDIA's
 Python bindings (before the driver was called directly) can only have the latter, so both are shown: "Python" compares
 like with like, "C" is nearer to what a GPU's host pays.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -22,6 +23,7 @@ from txl_engines.adapting import restamp
 from txl_engines.building import CompiledEngines
 from txl_engines.bundles import build_bundle
 from txl_engines.checking import read_graph
+from txl_engines.compiler import Compiler
 from txl_engines.composing import whole_programs
 from txl_engines.layers import read_layers
 from txl_engines.recording import record_verification
@@ -395,13 +397,55 @@ def test_a_list_that_hides_kernels_says_nothing_of_attention(rows, doubt):
     assert all(said.startswith(doubt) for said in doubts)
 
 
+class Watched:
+    """A builder of the real library, whose configurations can be looked at afterwards."""
+
+    def __init__(self, builder: Any) -> None:
+        self._builder, self.made = builder, list[Any]()
+        self.build_serialized_network = builder.build_serialized_network
+
+    def create_builder_config(self) -> Any:
+        self.made.append(self._builder.create_builder_config())
+        return self.made[-1]
+
+
+def test_the_real_library_builds_engines_that_have_to_be_given_their_memory():
+    library = load_library("rtx")
+    compiler, trt = Compiler(library), library.module
+    parsed = compiler.parse(small_graphs.ring(length=1).SerializeToString(), "")
+    watched = Watched(parsed.builder)
+    plan = compiler.build(dataclasses.replace(parsed, builder=watched), (86,), True, lambda: None)
+    assert plan is not None
+    assert watched.made[0].get_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
+    assert not watched.made[0].get_flag(trt.BuilderFlag.TF32)
+
+
+def test_the_real_library_says_what_the_runtime_makes_of_it():
+    """Which of its functions return whether they went well; the runtime looks at the log after the others."""
+    trt = load_library("rtx").module
+    context, engine, config = trt.IExecutionContext, trt.ICudaEngine, trt.IRuntimeConfig
+    for function, arguments, returned in (
+        (context.is_stream_capturable, "stream: ", "-> bool"),
+        (context.set_device_memory, "memory: ", "-> None"),
+        (context.set_tensor_address, "name: str, memory: ", "-> bool"),
+        (config.set_execution_context_allocation_strategy, "strategy: ", "-> None"),
+        (engine.create_execution_context, "runtime_config: ", "IExecutionContext"),
+        (engine.device_memory_size_v2.fget, "", "-> int"),
+    ):
+        assert arguments in function.__doc__
+        assert returned in function.__doc__
+    assert "ensures that inference will support graph capture" in " ".join(trt.BuilderFlag.__doc__.split())
+
+
 def test_an_engine_is_described_without_any_library(bundle: Path):
     made = build_bundle(bundle, "rtx", gpus=(89,)).engines[0]
     facts = describe_engine(bundle / made.file)
     assert facts["kind"] == "engine"
     assert facts["program"] == made.program
     assert facts["compute_capabilities"] == (89,)
+    assert facts["recorded_by"] == "loop"
     assert len(facts["layers"]) >= facts["kernels"] > 0
+    assert "recorded    with the copies around it" in cli("inspect", bundle / made.file).stdout
     (bundle / made.file).write_bytes(b"altered")
     with pytest.raises(BundleError, match=r"7 bytes that are not the \d+ its sidecar describes; copy it again"):
         describe_engine(bundle / made.file)

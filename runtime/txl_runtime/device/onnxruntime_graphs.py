@@ -57,7 +57,8 @@ class Runs:
             nonlocal recorded
             if recorded is not None and self._may_record():
                 try:
-                    return run(binding, recorded)
+                    run(binding, recorded)
+                    return
                 except Exception as error:  # ONNX Runtime raises its own kinds, one per status code
                     recorded = None
                     self._leave(one_line(error))

@@ -170,7 +170,9 @@ class EngineExecutable(Executable):
             if not context.set_tensor_address(tensor, address):
                 raise BackendError(f"{name}: {library.title} took no address for {tensor}; build the engine again")
         if self.recordable and library.facts.portable and not context.is_stream_capturable(handle):
-            logger.warning("%s: %s cannot be recorded with what is around it, it records itself", name, library.title)
+            logger.warning(
+                "%s: %s says that it cannot be recorded from outside, so it records itself", name, library.title
+            )
             trt, config = library.module, self._config
             self.recordable, config.cuda_graph_strategy = False, trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
             return self._prepare(addresses, queue)

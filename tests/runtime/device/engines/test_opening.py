@@ -183,7 +183,7 @@ def test_a_step_of_rtx_is_one_launch(built, here, monkeypatch, update):
     stream = compared(built(update), backend, monkeypatch, update)
     assert calls_of_a_step(stream, cuda) == {"cuGraphLaunch": 1, **WAITED}
     assert set(stream.loop.recorded.values()) == {"recorded"}
-    assert "by themselves" not in backend.description
+    assert "record themselves" not in backend.description
 
 
 @both
@@ -214,7 +214,8 @@ def test_what_the_library_calls_not_capturable_records_itself_and_is_named(built
     assert set(stream.loop.recorded.values()) == {"by the engine"}
     program = next(iter(stream.loop.recorded)).partition(",")[0]
     said = [record.message for record in caplog.records if "records itself" in record.message]
-    assert said == [f"{program}: tensorrt_rtx 1.7.1.116 cannot be recorded with what is around it, it records itself"]
+    library = "tensorrt_rtx 1.7.1.116"
+    assert said == [f"{program}: {library} says that it cannot be recorded from outside, so it records itself"]
     assert seen.graphs == ["DISABLED"] + ["WHOLE_GRAPH_CAPTURE"] * (1 if update == "ring" else 2)
 
 
