@@ -121,7 +121,7 @@ def leave_records_to_engines(model: Model) -> None:
 def engine(journal: Journal, given: argparse.Namespace) -> None:
     """Build, open, self-test, verify, time."""
     path, update = given.bundle, None if given.update == "none" else given.update
-    name = target_of(given.engine)
+    name: Any = target_of(given.engine)
     opened: list[Model] = []
 
     def build() -> Mapping[str, Any]:
