@@ -131,6 +131,8 @@ def _once(found: Measurement, step: str, first: str, ran: str) -> dict[str, obje
             f"{python.in_step:.1f} µs of {python.step:.0f} ({python.share:.1%}); "
             f"{python.without_engine:.1f} with an engine that does nothing"
         )
+        if python.put is not None:
+            facts[f"launches per {step}"] = f"{python.put:.1f} µs to put it in, {python.put / python.step:.1%} of it"
     for name, floor in zip(("measured", "stated"), found.device_floors, strict=False):  # neither on the CPU
         facts[f"floor by {name} speed, computed"] = _floor(floor)
     if (load := found.load) is not None:

@@ -25,7 +25,7 @@ from txl_runtime.device.choosing import DEVICES, NO_GPU, missing
 from txl_runtime.device.gpu import gpu_name
 from txl_runtime.errors import TxlError
 
-__all__ = ["PRESENT", "Item", "Outcome", "Runner", "plan"]
+__all__ = ["PRESENT", "Item", "Outcome", "Runner", "plan", "target_of"]
 
 HERE = Path(__file__).parent
 WORKER = HERE / "gpu_worker.py"
@@ -137,19 +137,26 @@ def _first_contact(folder: Path) -> list[Item]:
         return Item("program", "", "", 2, bundle, title, command, limit, needs)
 
     def large(kind: str, engine: str, limit: float | None, behind: bool = False) -> Item:
-        return Item(kind, engine, "fp32", 1, folder / "v204-fp32-b1.txl", "", (), limit, EXPORT, behind)
+        needs = () if kind == "engine" else EXPORT
+        return Item(kind, engine, "fp32", 1, folder / "v204-fp32-b1.txl", "", (), limit, needs, behind)
 
     return [
         program("smoke", 40, "gpu_smoke.py"),
-        program("exercise", 60, *exercise, fp32, needs=INTERPRETER),
+        program("exercise", 50, *exercise, fp32, needs=INTERPRETER),
         program("exercise-fp16", 40, *exercise, fp16, "--steps", "100", needs=INTERPRETER),
-        program("sanitizer", 75, *checked, needs=INTERPRETER),
+        program("sanitizer", 60, *checked, needs=INTERPRETER),
         program("host", 30, "gpu_costs.py", "host", "--bundle", fp32, needs=("safetensors",)),
         program("nodes", 20, "gpu_costs.py", "nodes"),
         large("export", "", 120, behind=True),
-        large("torch", "torch", 60),
+        *(large("engine", engine, 25) for engine in ("cuda", "cuda-graphs", "rtx", "rtx-alone")),
+        large("torch", "torch", 45),
         large("torch", "torch-compiled", None),  # the rest
     ]
+
+
+def target_of(engine: str) -> str:
+    """The backend of an engine that is run in another way than by default: what stands before the hyphen."""
+    return engine.partition("-")[0]
 
 
 def _item(engine: str, precision: str, batch: int, bundle: Path) -> Item:
@@ -223,9 +230,12 @@ class Runner:
         )
         if exported is not None and not self._given.first and any(found.state != OK for found in exported.found):
             return "its bundle was not exported"
-        if item.kind == "engine" and item.engine in DEVICES:
+        target = target_of(item.engine)
+        if item.kind == "engine" and target in DEVICES:
+            if not item.bundle.exists():
+                return "its bundle was not exported"
             try:
-                return missing(item.engine, open_bundle(item.bundle, verify_files=False), built=True)
+                return missing(target, open_bundle(item.bundle, verify_files=False), built=True)
             except TxlError as error:
                 return str(error)
         return ""
@@ -266,7 +276,8 @@ class Runner:
         else:
             command = [sys.executable, WORKER, item.kind, "--bundle", item.bundle, "--name", item.name]
             command += ["--engine", item.engine or "none", "--out", steps.parent, "--vocabulary", given.vocabulary]
-            command += ["--segments", given.segments, "--seconds", given.seconds, "--update", given.update or "none"]
+            command += ["--segments", 0 if given.first else given.segments]  # a first contact verifies nothing large
+            command += ["--seconds", given.seconds, "--update", given.update or "none"]
             command += ["--precision", item.precision, "--batch", item.batch, *(["--quick"] if given.quick else [])]
             spent = "" if given.budget is None else f"stopped: {self._spent}"
             command += ["--stopped", self._late(item) if item.limit else spent]

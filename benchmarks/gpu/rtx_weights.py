@@ -1,4 +1,5 @@
-"""Weights once: one engine of TensorRT-RTX with several optimization profiles, against one engine for each program.
+"""Weights once: one engine of TensorRT-RTX with several optimization profiles, or matrices as inputs of the engines,
+against one engine for each program.
 
 The layers of a model with ring memory are one graph whose segment length is open. It is built once for each length, and
 once for all of them, without a GPU; sizes, activation memory and kernels are what the builder says. A second table puts
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import onnx
+from onnx import helper
 from rtx_layouts import Graph, as_one
 from txl_engines.compiler import Compiler
 from txl_engines.layers import LayerReport, read_layers
@@ -118,6 +120,8 @@ def measured(values: dict[str, Any], rows: int, batch: int, precision: str) -> T
         products = {length: build(fixed[length], path, (), batch) for length in (64, 1)}
         add("two, products", *products.values())
         add("two, L 1 with one operator (what `build` makes)", products[64], build(_united(fixed[1]), path, (), batch))
+        given = [_with_matrices_given(model) for model in (fixed[64], _united(fixed[1]))]
+        add("two of these, with matrices as inputs", *(build(model, path, (), batch) for model in given))
         add("one of two profiles, products", build(open_length, path, (64, 1), batch))
         add("one of two profiles, one operator", build(_united(open_length), path, (64, 1), batch))
     return table
@@ -127,6 +131,23 @@ def _united(model: Any) -> Any:
     graph = Graph(model.SerializeToString())
     as_one(graph)
     return graph.model
+
+
+def _with_matrices_given(model: Any) -> Any:
+    """The graph with the matrices of its products as inputs, the other way round: engines can share those."""
+    model, products = onnx.ModelProto.FromString(model.SerializeToString()), []
+    read = [name for node in model.graph.node for name in node.input]
+    readers = {name: node.op_type for node in model.graph.node for name in node.input}
+    for tensor in list(model.graph.initializer):
+        if len(tensor.dims) == 2 and read.count(tensor.name) == 1 and readers[tensor.name] == "MatMul":
+            model.graph.initializer.remove(tensor)
+            turned = f"{tensor.name}.turned"
+            model.graph.input.append(helper.make_tensor_value_info(turned, tensor.data_type, tensor.dims[::-1]))
+            products.append(helper.make_node("Transpose", [turned], [tensor.name], perm=[1, 0]))
+    nodes = [*products, *model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model
 
 
 class Room(NamedTuple):

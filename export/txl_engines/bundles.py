@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import Bundle, open_bundle
 from txl_runtime.bundle.tables import UPDATE_RULES, Program
 from txl_runtime.device.choosing import precision_problem
@@ -28,7 +29,7 @@ from txl_runtime.listener import Listener, Silent
 
 from txl_engines.building import Maker, open_maker
 from txl_engines.checking import Graph
-from txl_engines.composing import compose, whole_programs
+from txl_engines.composing import SHORT_ROW, compose, whole_programs
 from txl_engines.publishing import Staging, staging
 
 
@@ -44,13 +45,14 @@ class EngineResult:
 
 @dataclass(frozen=True)
 class BundleBuild:
-    """The engines of a target, and what made them."""
+    """The engines of a target, what made them, and the bytes of weights that all of them hold on a device."""
 
     bundle: Path
     target: Target
     library: str
     update: str
     engines: tuple[EngineResult, ...]
+    weight_bytes: int
 
 
 def build_bundle(
@@ -100,11 +102,23 @@ def build_bundle(
             sidecar = there or _make(stage, name, program, graph, identity, maker, listener)
             engines.append(EngineResult(program.name, name, sidecar, there is not None))
         for name in _others(bundle, target, rule, [engine.file for engine in engines]):
-            listener.warn(f"{name} is not among the programs of this build; removed")
+            listener.warn(f"{name} is not among the programs of this build; removed (--programs all builds all)")
             stage.drop(name)
             stage.drop(sidecar_path(name))
         stage.publish()
-    return BundleBuild(bundle.path, maker.target, maker.title, rule, tuple(engines))
+    return BundleBuild(
+        bundle.path, maker.target, maker.title, rule, tuple(engines), bundle.manifest.weight_bytes * len(engines)
+    )
+
+
+def default_kinds(manifest: Manifest) -> tuple[str, ...] | None:
+    """The kinds of programs that `txl-deploy build` makes where none are named; None for all.
+
+    Each engine holds the weights. Where rows of log-probabilities are short, those engines are left out that only spare
+    the fetching of rows.
+    """
+    steps = any(program.kind == "step" for program in manifest.programs)
+    return None if steps or manifest.vocab_size > SHORT_ROW else ("logprobs",)
 
 
 def choose_programs(programs: Sequence[Program], kinds: Sequence[str] | None) -> tuple[Program, ...]:

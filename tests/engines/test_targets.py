@@ -8,15 +8,18 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import onnx
 import pytest
 from support import cli
 from txl_engines import composing
 from txl_engines.building import ComposedEngines
-from txl_engines.bundles import build_bundle
+from txl_engines.bundles import build_bundle, default_kinds
 from txl_engines.composing import compose, whole_programs
 from txl_engines.publishing import LOCK
+from txl_report.numbers import prefixed
 from txl_runtime import load
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.device.engines.files import bundle_engines
@@ -137,7 +140,7 @@ def test_kinds_of_programs_can_be_left_out(bundle: Path):
     heard = Warned()
     build_bundle(bundle, "cuda", kinds=("logprobs",), listener=heard)
     assert [message.split(" ", 1)[1] for message in heard.warnings] == [
-        "is not among the programs of this build; removed"
+        "is not among the programs of this build; removed (--programs all builds all)"
     ] * 2
     kinds = [sidecar.identity.kind for _, sidecar in bundle_engines(open_bundle(bundle))]
     assert kinds == ["logprobs", "logprobs"]
@@ -165,6 +168,14 @@ def test_kinds_of_programs_are_checked(bundle: Path):
         build_bundle(bundle, "cuda", kinds=("score",))
     refused = cli("build", bundle, "--target", "cuda", "--programs", "last, score")
     assert (refused.returncode, "add logprobs" in refused.stderr) == (2, True), refused.stderr
+
+
+def test_what_spares_rows_alone_is_left_out_where_rows_are_short(make_bundle):
+    manifest = open_bundle(make_bundle(batch_size=3, config={})).manifest
+    assert default_kinds(manifest) == ("logprobs",)
+    for size, kind, wanted in ((1024, "hidden", ("logprobs",)), (1025, "hidden", None), (60, "step", None)):
+        like: Any = SimpleNamespace(vocab_size=size, programs=(SimpleNamespace(kind=kind),))
+        assert default_kinds(like) == wanted
 
 
 def test_gpus_cannot_be_asked_for(bundle: Path):
@@ -211,6 +222,9 @@ def test_the_command(bundle: Path):
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert (document["target"], document["library"], document["update"]) == ("cuda", "onnxruntime (recipe 2)", "ring")
+    assert [entry["program"] for entry in document["programs"]] == ["logprobs-ring-4", "logprobs-ring-1"]
+    weights = (bundle / "weights.safetensors").stat().st_size
+    assert document["weight_bytes"] == 2 * weights
     for entry in document["programs"]:
         assert {"program", "file", "bytes", "seconds", "kernels", "attention_layers", "fused_attention"} <= set(entry)
         assert entry["bytes"] == (bundle / entry["file"]).stat().st_size
@@ -220,6 +234,8 @@ def test_the_command(bundle: Path):
     assert again.returncode == 0, again.stderr
     assert "was there" in again.stdout
     assert "not yet run on a GPU" in again.stdout
+    held = f"weights on the device: 2 × {prefixed(weights)} = {prefixed(2 * weights)}, since each engine holds them"
+    assert held in again.stdout
     looked = json.loads(cli("inspect", bundle / document["programs"][0]["file"], "--json").stdout)
     assert (looked["kind"], looked["flavour"], looked["program"]) == ("engine", "onnxruntime", "logprobs-ring-4")
     shown = cli("inspect", bundle / document["programs"][0]["file"])
@@ -228,7 +244,11 @@ def test_the_command(bundle: Path):
     listed = json.loads(cli("inspect", bundle, "--json").stdout)
     assert [engine["file"] for engine in listed["engines"]] == sorted(entry["file"] for entry in document["programs"])
     assert listed["broken_engines"] == []
-    assert cli("inspect", bundle).returncode == 0
+    assert f"onnxruntime, ring: {held}" in cli("inspect", bundle).stdout
+    everything = cli("build", bundle, "--target", "cuda", "--programs", "all")
+    assert f"4 × {prefixed(weights)} = {prefixed(4 * weights)}" in everything.stdout
+    fewer = cli("build", bundle, "--target", "cuda")
+    assert fewer.stderr.count("removed (--programs all builds all)") == 2, fewer.stderr
     wrong = cli("build", bundle, "--target", "cuda", "--sm", "86")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "leave --sm out" in wrong.stderr

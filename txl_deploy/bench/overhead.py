@@ -6,6 +6,7 @@ import copy
 import time
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 from txl_report.schema.measurement import Overhead, Percentiles
 from txl_runtime.bundle.tables import Program
@@ -69,6 +70,23 @@ class _Timed(_Null):
         return returned
 
 
+class _Puts:
+    """How long a loop takes to put its steps into a device's queue, launches included, so far."""
+
+    nanoseconds = 0
+
+    def watch(self, loop: Any) -> None:
+        run = loop.run
+
+        def timed(*given: Any, **named: Any) -> Any:
+            started = time.perf_counter_ns()
+            result = run(*given, **named)
+            self.nanoseconds += time.perf_counter_ns() - started
+            return result
+
+        loop.run = timed
+
+
 def overhead(works: Works, steps: int = 300) -> Overhead | None:
     """Measure what Python costs around one step when the state is full; None where nothing is known of the engine.
 
@@ -76,10 +94,12 @@ def overhead(works: Works, steps: int = 300) -> Overhead | None:
     """
     backend = works.model.backend
     if isinstance(backend, DeviceBackend):
-        _, whole = _steps(works, backend, None, steps)
+        waiting, whole = _steps(works, backend, _Puts(), steps)
         _, alone = _steps(works, without_programs(backend), None, 10 * steps)
         step, in_step = whole.p50 * 1e3, alone.p50 * 1e3
-        return Overhead(in_step=in_step, without_engine=in_step, step=step, share=in_step / step, what=WITH_DRIVER)
+        put = max(step - waiting.p50 * 1e3, 0.0)
+        share = in_step / step
+        return Overhead(in_step=in_step, without_engine=in_step, step=step, share=share, what=WITH_DRIVER, put=put)
     if not isinstance(backend, HostBackend):
         return None
     timed, null = _Timed(backend.engine), _Null(backend.engine)
@@ -89,12 +109,14 @@ def overhead(works: Works, steps: int = 300) -> Overhead | None:
     return Overhead(in_step=in_step, without_engine=alone.p50 * 1e3, step=step, share=in_step / step)
 
 
-def _steps(works: Works, backend: Backend, engine: _Null | None, steps: int) -> tuple[Percentiles, Percentiles]:
-    """Times of steps outside the engine's calls, where those are timed, and of whole steps."""
+def _steps(works: Works, backend: Backend, engine: _Null | _Puts | None, steps: int) -> tuple[Percentiles, Percentiles]:
+    """Times of steps outside what `engine` times, and of whole steps."""
     model = copy.copy(works.model)
     model.backend = backend
     other = Works(model)
     fill(other.ours, model)
+    if isinstance(engine, _Puts):
+        engine.watch(other.ours.stream.loop)
     step = other.call(other.ours, other.shortest)
     outside, whole = [], []
     for index in range(-10, steps):

@@ -6,8 +6,10 @@ import re
 from typing import Annotated, Any, Literal
 
 import typer
-from txl_engines.bundles import BundleBuild, EngineResult, build_bundle
+from txl_engines.bundles import BundleBuild, EngineResult, build_bundle, default_kinds
+from txl_report.facts.engines import weights_held
 from txl_report.numbers import prefixed
+from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.errors import UsageError
 
 from txl_deploy.commands.options import Bundle, Json
@@ -39,8 +41,8 @@ def run(
         str | None,
         typer.Option(
             "--programs",
-            help="Kinds of programs to build, e.g. logprobs,score: each engine holds the weights, and logprobs does "
-            "what there is no other for. (default all)",
+            help="Kinds of programs to build, e.g. logprobs,score, or all: each engine holds the weights, and logprobs "
+            "does what there is no other for. (default logprobs up to 1,024 words, all beyond)",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Build again what is there already.")] = False,
@@ -48,7 +50,9 @@ def run(
 ) -> None:
     """Build an engine of each program and put it into the bundle."""
     gpus = _compute_capabilities(sm)
-    kinds = None if programs is None else tuple(kind.strip() for kind in programs.split(","))
+    kinds = None if programs == "all" else tuple(kind.strip() for kind in (programs or "").split(","))
+    if programs is None:
+        kinds = default_kinds(open_bundle(bundle, verify_files=False).manifest)
     with Display() as display:
         made = build_bundle(bundle, target, gpus, update, force, kinds, listener=display)
     if json:
@@ -57,6 +61,7 @@ def run(
     stdout.print(rows_table(HEADINGS, [_row(engine) for engine in made.engines]))
     folder = made.bundle / "engines" / made.target
     stdout.print(f"{folder}: {len(made.engines)} engines, {made.library}, {made.update} memory", soft_wrap=True)
+    stdout.print(weights_held(len(made.engines), made.weight_bytes), soft_wrap=True)
     checks = sorted({check for engine in made.engines for check in engine.sidecar.verified_on})
     ran = all(any(check.startswith("self-test") for check in engine.sidecar.verified_on) for engine in made.engines)
     rest = "" if ran else "; not yet run on a GPU: `txl-deploy selftest` does"
@@ -70,6 +75,7 @@ def describe_build(made: BundleBuild) -> dict[str, Any]:
         "target": made.target,
         "library": made.library,
         "update": made.update,
+        "weight_bytes": made.weight_bytes,
         "programs": [
             {
                 "program": engine.program,

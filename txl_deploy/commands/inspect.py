@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +13,7 @@ import typer
 from rich.text import Text
 from txl_export.families.registry import facts_of_bundle
 from txl_export.options import CodeBase
-from txl_report.facts.engines import built_for, engines_of
+from txl_report.facts.engines import built_for, engines_of, weights_held
 from txl_report.facts.model import LENGTHS, STREAMS, Context, context_of, describe_bundle
 from txl_report.facts.source import Source, source_of
 from txl_report.facts.tables import tables_of
@@ -72,7 +73,7 @@ def run(
             print_json(document | {"engines": engines, "broken_engines": broken, "manifest": manifest})
         else:
             _print_bundle(path, manifest, document)
-            _print_engines(engines)
+            _print_engines(engines, manifest.weight_bytes)
             for problem in broken:
                 stdout.print(problem, soft_wrap=True)
         return
@@ -196,7 +197,7 @@ def _print_tables(manifest: Manifest) -> None:
     stdout.print(rows_table(("\nprogram", "\nkind", "\nL", "\nupdate", "\nfile"), tables.programs))
 
 
-def _print_engines(engines: list[dict[str, Any]]) -> None:
+def _print_engines(engines: list[dict[str, Any]], weights: int) -> None:
     rows = [
         (
             facts["file"],
@@ -212,6 +213,8 @@ def _print_engines(engines: list[dict[str, Any]]) -> None:
     ]
     if rows:
         stdout.print(rows_table(("\nengine", "\nsize", "\nbuilt by", "\nfor", "\nkernels", "\nfused"), rows))
+    for (flavour, update), count in Counter((facts["flavour"], facts["update"]) for facts in engines).items():
+        stdout.print(f"{flavour}, {update}: {weights_held(count, count * weights)}", soft_wrap=True)
 
 
 def _print_engine(facts: dict[str, Any]) -> None:

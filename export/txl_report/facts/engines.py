@@ -11,6 +11,7 @@ from txl_runtime.device.engines.sidecar import ANYWHERE, Sidecar, read_sidecar, 
 from txl_runtime.errors import BundleError
 
 from txl_report.facts.plain import Missing, some
+from txl_report.numbers import prefixed
 
 Engine = tuple[str, Sidecar]
 """The name of an engine's file in the bundle, and its facts, which may be of any length."""
@@ -45,6 +46,12 @@ def engines_of(bundle: Bundle) -> tuple[list[Engine], list[str]]:
         except BundleError as error:
             broken.append(str(error))
     return found, broken
+
+
+def weights_held(engines: int, total: int) -> str:
+    """What so many engines hold on a device: the weights, each of them."""
+    each = prefixed(total // max(engines, 1))
+    return f"weights on the device: {engines} × {each} = {prefixed(total)}, since each engine holds them"
 
 
 def built_for(compute_capabilities: Sequence[int], device: str | None, platform: str) -> str:

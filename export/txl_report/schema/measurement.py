@@ -158,6 +158,7 @@ class Overhead(Struct, frozen=True, kw_only=True):
         step: a whole step with its engine.
         share: in_step / step.
         what: whose cost it is.
+        put: on a device, until all of a step stands in its queue, launches included; None of what was not measured.
     """
 
     in_step: Size
@@ -165,6 +166,7 @@ class Overhead(Struct, frozen=True, kw_only=True):
     step: Positive
     share: float = 0.0
     what: Word = "Python"
+    put: Size | None = None
 
 
 class LoadTime(Struct, frozen=True, kw_only=True):

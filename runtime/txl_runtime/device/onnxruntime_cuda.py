@@ -24,6 +24,7 @@ from txl_runtime.device.dtypes import stored_type
 from txl_runtime.device.engines.files import checked_engines, find_engines
 from txl_runtime.device.engines.sidecar import COMPOSED
 from txl_runtime.device.interface import Executable, Launch
+from txl_runtime.device.onnxruntime_graphs import ENABLE, Runs, too_old
 from txl_runtime.errors import BackendError, BundleError, one_line
 from txl_runtime.guard.external_data import values_read
 from txl_runtime.guard.graph_check import Budget, check_graph, imported_opset
@@ -33,8 +34,9 @@ from txl_runtime.update_rules import usable_updates, wanted_version
 PROVIDER = "CUDAExecutionProvider"
 BFLOAT16 = 16
 """ONNX's number of the type, which NumPy has no name for."""
-WITHOUT_WAITING = "disable_synchronize_execution_providers"
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
+ERROR, FATAL = 3, 4
+"""From which severity on ONNX Runtime prints what it says."""
 ADVICE = "build it again with `txl-deploy build --target cuda`"
 UNFIT_FUSION = "SkipLayerNorm"
 """What ONNX Runtime before 1.24 makes of layer norms in bf16 too, for which it has no such operator."""
@@ -48,25 +50,18 @@ class OrtExecutable(Executable):
     # ONNX Runtime may allocate and wait in a run, which cannot be recorded from outside.
     recordable = False
 
-    def __init__(self, session: Any, program: Program, rings: Mapping[str, str], place: str, options: Any) -> None:
-        self._session, self.program, self._place, self._options = session, program, place, options
+    def __init__(self, session: Any, program: Program, rings: Mapping[str, str], place: str, runs: Runs) -> None:
+        self._session, self.program, self._place, self._runs = session, program, place, runs
         # TensorScatter works in place wherever its output is its input, so a ring's memory has to be one buffer.
         self.in_place = rings
 
     def prepare(self, addresses: Mapping[str, int], queue: Queue) -> Launch:
-        binding, name = self._session.io_binding(), self.program.name
-        for spec in self.program.inputs:
+        binding, program = self._session.io_binding(), self.program
+        for spec in program.inputs:
             binding.bind_input(spec.name, self._place, 0, _element(spec), spec.fixed, addresses[spec.name])
-        for spec in self.program.outputs:
+        for spec in program.outputs:
             binding.bind_output(spec.name, self._place, 0, _element(spec), spec.fixed, addresses[spec.name])
-
-        def launch() -> None:
-            try:
-                self._session.run_with_iobinding(binding, self._options)
-            except Exception as error:  # ONNX Runtime raises its own kinds, one per status code
-                raise BackendError(f"program {name} failed in ONNX Runtime: {one_line(error)}") from None
-
-        return launch
+        return self._runs.tie(binding, tuple(addresses[spec.name] for spec in (*program.inputs, *program.outputs)))
 
 
 class OrtSessions:
@@ -75,20 +70,32 @@ class OrtSessions:
     Args:
         ort: the module onnxruntime.
         bundle: whose programs they are, and in whose folder their weights lie.
-        providers: of ONNX Runtime; the first is the one that is wanted.
+        providers: of ONNX Runtime; the first, with its settings, is the one that is wanted.
         place: where the addresses are that programs will be bound to, "cuda"; tests say "cpu".
         missed: which of CUDA's libraries could not be loaded, in words; empty where all could.
+        cuda_graphs: whether ONNX Runtime is to record the programs, as far as it can.
+
+    Attributes:
+        unrecorded: why programs are not recorded that were to be, by their names, or "all".
     """
 
-    def __init__(self, ort: Any, bundle: Bundle, providers: Sequence[Any], place: str, missed: str = "") -> None:
-        self._ort, self._bundle, self._providers, self._place = ort, bundle, list(providers), place
+    def __init__(
+        self,
+        ort: Any,
+        bundle: Bundle,
+        providers: Sequence[Any],
+        place: str,
+        missed: str = "",
+        cuda_graphs: bool = False,
+    ) -> None:
+        self._ort, self._bundle, self._place = ort, bundle, place
+        (self._wanted, self._settings), *self._others = providers
         self._missed = missed
         self._sessions: dict[str, Any] = {}
         self._budget = Budget(bundle.manifest.weight_bytes, bundle.budget)
         self.version = str(ort.__version__)
-        self._run_options = ort.RunOptions()
-        # The queue orders what comes before and after; who reads results waits for their place in it.
-        self._run_options.add_run_config_entry(WITHOUT_WAITING, "1")
+        old = too_old(self.version) if cuda_graphs else ""
+        self._cuda_graphs, self.unrecorded = cuda_graphs and not old, {"all": old} if old else {}
 
     def executable(self, program: Program, graph: bytes) -> OrtExecutable:
         """A program, ready to be bound to addresses; `graph` is its ONNX file's bytes.
@@ -109,7 +116,9 @@ class OrtSessions:
         self._check_places(program.name, session, values_read(graph))
         states = self._bundle.manifest.states_of(program.update)
         rings = {state.output: state.input for state in states if state.slots is not None}
-        return OrtExecutable(session, program, rings, self._place, self._run_options)
+        recording = self._cuda_graphs and program.name not in self.unrecorded
+        runs = Runs(self._ort, session, program.name, recording)
+        return OrtExecutable(session, program, rings, self._place, runs)
 
     def elsewhere(self, provider: str) -> dict[str, list[str]]:
         """Nodes of each program that a provider does not run, where this ONNX Runtime can tell."""
@@ -140,15 +149,9 @@ class OrtSessions:
                 f"{self._place}{said}, expected all on the device; {ADVICE}, or use another backend"
             )
 
-    @property
-    def _wanted(self) -> str:
-        """The provider that is wanted."""
-        first = self._providers[0]
-        return str(first if isinstance(first, str) else first[0])
-
     def _open(self, program: Program, graph: bytes) -> Any:
         try:
-            session = self._session(graph)
+            session = self._session(program.name, graph)
         except Exception as error:  # ONNX Runtime raises its own kinds, one per status code
             said = one_line(error).replace(str(self._bundle.path), "")
             if any(word in said.casefold() for word in ("cuda", "cudnn", "cublas")):
@@ -164,13 +167,21 @@ class OrtSessions:
             )
         return session
 
-    def _session(self, graph: bytes) -> Any:
+    def _session(self, name: str, graph: bytes) -> Any:
+        if self._cuda_graphs:
+            try:
+                return self._made(graph, {ENABLE: "1"}, FATAL)
+            except Exception as error:  # control flow, say, or nodes elsewhere; any other fault is told below
+                self.unrecorded[name] = one_line(error)
+        return self._made(graph, {}, ERROR)
+
+    def _made(self, graph: bytes, more: Mapping[str, str], severity: int) -> Any:
         options = self._ort.SessionOptions()
-        options.log_severity_level = 3
+        options.log_severity_level = severity
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         options.add_session_config_entry(WEIGHTS_FOLDER, os.fsencode(self._bundle.folder.place))
         # Without its own fallback, which prints, and tries again on the CPU.
-        arguments = {"providers": self._providers, "enable_fallback": False}
+        arguments = {"providers": [(self._wanted, self._settings | more), *self._others], "enable_fallback": False}
         try:
             return self._ort.InferenceSession(graph, options, **arguments)
         except Exception as error:
@@ -188,8 +199,8 @@ class OrtSessions:
         )
 
 
-def open_onnxruntime_cuda(bundle: Bundle, update: str | None = None) -> DeviceBackend:
-    """Open a bundle's graphs for ONNX Runtime on the GPU of this machine.
+def open_onnxruntime_cuda(bundle: Bundle, update: str | None = None, cuda_graphs: bool = False) -> DeviceBackend:
+    """Open a bundle's graphs for ONNX Runtime on the GPU of this machine; it records them with `cuda_graphs`.
 
     Raises:
         BackendError: there are none, ONNX Runtime has no CUDA provider, or it does not start.
@@ -198,10 +209,12 @@ def open_onnxruntime_cuda(bundle: Bundle, update: str | None = None) -> DeviceBa
     find_engines(bundle, "cuda", update)  # before any library is loaded
     ort = import_onnxruntime()
     device = open_cuda()
+    if cuda_graphs:
+        device.expect_strict_records()
     queue = device.queue()
     options = {"device_id": "0", "use_tf32": "0", "user_compute_stream": str(queue.handle)}
     providers = [(PROVIDER, options), "CPUExecutionProvider"]
-    sessions = OrtSessions(ort, bundle, providers, "cuda", preload_libraries(ort))
+    sessions = OrtSessions(ort, bundle, providers, "cuda", preload_libraries(ort), cuda_graphs)
     return load_onnxruntime(sessions, bundle, device, queue, update, PROVIDER)
 
 
@@ -216,6 +229,7 @@ def load_onnxruntime(
     if elsewhere := sessions.elsewhere(provider):
         names = [node for nodes in elsewhere.values() for node in nodes]
         said = f"; {len(names)} nodes run on the CPU: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
+    said += "".join(f"; without CUDA graphs: {name} ({why})" for name, why in sessions.unrecorded.items())
     description = f"ONNX Runtime {sessions.version} on {device.title}{said}"
     return DeviceBackend("cuda", description, device, queue, executables)
 

@@ -13,6 +13,7 @@ import tarfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gpu_check
@@ -23,9 +24,18 @@ import gpu_worker
 import numpy as np
 import pytest
 from gpu_items import Item
+from gpu_journal import Found, Journal
+from stand_ins.cuda import run_engines
 from stand_ins.driver import FakeDriver
 from stand_ins.engine import open_fake_device
+from stand_ins.onnxruntime import opened
+from stand_ins.tensorrt import fake
 from txl_runtime import load
+from txl_runtime.device import choosing
+from txl_runtime.device.engines import files as engine_files
+from txl_runtime.device.engines.files import find_engines
+from txl_runtime.device.engines.library import Library
+from txl_runtime.device.engines.opening import load_engines
 from txl_runtime.device.gpu import gpu_name
 from txl_runtime.selftest import run_selftest
 
@@ -89,7 +99,8 @@ def test_its_order_is_that_of_what_it_tells_and_its_limits_fit_ten_minutes() -> 
     items = gpu_items.plan(given)
     assert [item.name for item in items] == [
         *("smoke", "exercise", "exercise-fp16", "sanitizer", "host", "nodes"),
-        *("export-fp32-b1", "torch-fp32-b1", "torch-compiled-fp32-b1"),
+        *("export-fp32-b1", "cuda-fp32-b1", "cuda-graphs-fp32-b1", "rtx-fp32-b1", "rtx-alone-fp32-b1"),
+        *("torch-fp32-b1", "torch-compiled-fp32-b1"),
     ]
     assert [item.name for item in items if item.behind] == ["export-fp32-b1"]
     assert sum(item.limit or 0 for item in items) < given.budget - 60, "PyTorch compiled has a minute in any case"
@@ -252,6 +263,50 @@ def test_a_node_costs_the_difference_between_graphs(monkeypatch: pytest.MonkeyPa
     driver.check()
 
 
+def timed(path: Path, folder: Path, engine: str) -> dict[str, Found]:
+    """What the worker notes of an engine in a first contact."""
+    given = argparse.Namespace(bundle=path, engine=engine, update="none", segments=0, seconds=0.01)
+    journal = Journal(engine, folder)
+    gpu_worker.engine(journal, given)
+    found = {step.name: step for step in journal.found}
+    assert {name: step.reason for name, step in found.items() if step.state != "ok"} == {
+        "verify": f"--engine {engine.partition('-')[0]} does, alone"
+    }
+    return found
+
+
+def test_onnx_runtime_is_timed_with_and_without_cuda_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drivers: list[FakeDriver] = []
+
+    def open_device(_: str, bundle: Any, rule: str | None, cuda_graphs: bool = False) -> Any:
+        drivers.append(FakeDriver())
+        return opened(bundle.path, rule, driver=drivers[-1], cuda_graphs=cuda_graphs)
+
+    monkeypatch.setattr(choosing, "open_device", open_device)
+    path = Path(shutil.copytree(BUNDLES[1], tmp_path / "a.txl"))
+    for engine in ("cuda", "cuda-graphs"):
+        timed(path, tmp_path, engine)
+    assert [driver.calls["cuGraphLaunch"] > 20 for driver in drivers] == [False, True]
+
+
+def test_rtx_is_timed_as_recorded_by_the_loop_and_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has no wheel for this platform")
+    monkeypatch.setattr(engine_files, "gpu_name", lambda: "Fake RTX, SM 86")
+    seen: list[Any] = []
+
+    def open_device(_: str, bundle: Any, rule: str | None) -> Any:
+        trt, driver = fake("rtx171", SimpleNamespace(data=b"")), FakeDriver()
+        library = Library("rtx", trt)
+        programs = {engine.sidecar.sha256: engine.program for engine in find_engines(bundle, "rtx")}
+        seen.append(run_engines(trt, bundle, programs, driver, (), True))
+        return load_engines(bundle, library, open_fake_device(driver), rule)
+
+    monkeypatch.setattr(choosing, "open_device", open_device)
+    path = Path(shutil.copytree(BUNDLES[1], tmp_path / "a.txl"))
+    said = [set(timed(path, tmp_path, engine)["score"].figures["recorded"].values()) for engine in ("rtx", "rtx-alone")]
+    assert said == [{"recorded"}, {"by the engine"}]
+
+
 @pytest.mark.filterwarnings("ignore")  # the compiler's own deprecations
 def test_pytorch_runs_a_model_that_could_not_be_exported(monkeypatch: pytest.MonkeyPatch) -> None:
     import gpu_competitors
@@ -309,12 +364,16 @@ def test_the_first_contact_is_rehearsed_on_the_stand_in(tmp_path: Path) -> None:
     assert states == {"smoke": {"ok", "not run"}} | {
         name: {"ok"} for name in ("exercise", "exercise-fp16", "sanitizer", "host", "nodes")
     }
+    absent = "-fp32-b1: not run: it needs onnx-ir, onnxscript; put what is missing into --site"
     assert results["left_out"] == [
         "smoke: tokens of PyTorch, PyTorch's device not run: PyTorch was built without CUDA",
+        f"export{absent}",
         *(
-            f"{name}-fp32-b1: not run: it needs onnx-ir, onnxscript; put what is missing into --site"
-            for name in ("export", "torch", "torch-compiled")
+            f"{name}-fp32-b1: not run: its bundle was not exported"
+            for name in ("cuda", "cuda-graphs", "rtx", "rtx-alone")
         ),
+        f"torch{absent}",
+        f"torch-compiled{absent}",
     ]
     assert (elsewhere / "gpu-check.tar.gz").stat().st_size < 2**20
     assert not list((FOLDER / "bundles").rglob("*.engine")), "engines are built into copies"

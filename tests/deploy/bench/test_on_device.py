@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import txl_runtime
 from stand_ins.driver_statuses import INTEGRATED, MEMORY_BITS, MEMORY_KHZ
 from stand_ins.engine import open_stand_in, refuse
 from txl_runtime.device.backend import DeviceBackend
+from txl_runtime.device.loop import DeviceLoop
 from txl_runtime.model import Model
 
 from txl_deploy.bench import on_device, processes
@@ -78,7 +80,30 @@ def test_c8_the_cost_of_python_is_that_of_steps_without_programs(model: Model) -
     assert found.step > 1e6 * SLOW
     assert 0 < found.without_engine == found.in_step < 0.5e6 * SLOW, "microseconds, without the program's own"
     assert found.share == pytest.approx(found.in_step / found.step)
-    assert found.what == WITH_DRIVER
+    assert (found.what, found.put is not None) == (WITH_DRIVER, True)
+
+
+def test_the_share_of_launches_is_what_the_host_does_before_it_waits(model: Model) -> None:
+    shown = overhead(Works(model), steps=6)
+    assert shown.put is not None
+    assert shown.put < 0.3e6 * SLOW, "programs are put in at once"
+    slow(model.backend)
+    late = overhead(Works(model), steps=6)
+    assert 0.9e6 * SLOW < late.put < late.step
+
+
+def test_waiting_for_a_step_is_no_launch(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = DeviceLoop.finish
+
+    def late(loop: DeviceLoop) -> None:
+        if loop._tail._marked:
+            time.sleep(SLOW)
+        real(loop)
+
+    monkeypatch.setattr(DeviceLoop, "finish", late)
+    found = overhead(Works(model), steps=6)
+    assert found.put is not None
+    assert found.put < 0.3e6 * SLOW < 0.9e6 * SLOW < found.step
 
 
 def test_c8_programs_that_do_nothing_are_tied_like_the_real_ones(model: Model) -> None:
@@ -170,6 +195,7 @@ def test_the_floor_of_a_step_on_a_device_is_its_bytes_at_the_memory_s_speed(
     show(report)
     shown = " ".join(capsys.readouterr().out.split())
     assert "floor by stated speed, computed" in shown
+    assert re.search(r"launches per decode step \d+\.\d µs to put it in, \d+\.\d% of it", shown)
     assert "at 360 GB/s (by the driver's figures)" in shown
     assert "for each of 5 kernels" in shown
 

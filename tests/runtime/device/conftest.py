@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from random_operations import Case, open_case
 from stand_ins.driver import FakeDriver
 from stand_ins.engine import open_stand_in
+from txl_engines.bundles import build_bundle
 from txl_runtime import Model, load
 from txl_runtime.device import choosing
 
@@ -47,3 +50,20 @@ def cases(make_bundle, tmp_path_factory) -> Callable[[str, str], Case]:
         return made[name, update]
 
     return find
+
+
+@pytest.fixture(scope="session")
+def built(make_bundle, tmp_path_factory) -> Callable[..., Path]:
+    """A bundle of three sequences and 60 words with graphs for ONNX Runtime, of some update rules."""
+    made: dict[tuple[str, ...], Path] = {}
+
+    def build(*updates: str) -> Path:
+        if updates not in made:
+            place = tmp_path_factory.mktemp("built") / "small.txl"
+            path = Path(shutil.copytree(make_bundle(batch_size=3, config={"cutoffs": (20, 40), "div_val": 2}), place))
+            for update in updates:
+                build_bundle(path, "cuda", update=update)
+            made[updates] = path
+        return made[updates]
+
+    return build

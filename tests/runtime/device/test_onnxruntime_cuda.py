@@ -21,60 +21,19 @@ import pytest
 import txl_runtime
 from onnx import helper
 from stand_ins.driver import FakeDriver
-from stand_ins.engine import open_fake_device, recording_elsewhere
-from stand_ins.onnxruntime import CPU, Session, StandInOrt
-from txl_engines.bundles import build_bundle
+from stand_ins.engine import recording_elsewhere
+from stand_ins.onnxruntime import CPU, Session, StandInOrt, load_with, opened
 from txl_engines.recording import record_pass
 from txl_runtime import BackendError, BundleError, load
 from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.reading import open_bundle
-from txl_runtime.device import choosing, onnxruntime_cuda
-from txl_runtime.device.backend import DeviceBackend
+from txl_runtime.device import onnxruntime_cuda
 from txl_runtime.device.engines.files import find_engines
 from txl_runtime.guard.external_data import values_read
 from txl_runtime.selftest import run_selftest
 
 B, V = 3, 60
 both = pytest.mark.parametrize("update", ["ring", "rolled"])
-
-
-@pytest.fixture(scope="module")
-def built(make_bundle, tmp_path_factory):
-    """A bundle with graphs for ONNX Runtime, of some update rules."""
-    made: dict[tuple[str, ...], Path] = {}
-
-    def build(*updates: str) -> Path:
-        if updates not in made:
-            place = tmp_path_factory.mktemp("built") / "small.txl"
-            path = Path(shutil.copytree(make_bundle(batch_size=B, config={"cutoffs": (20, 40), "div_val": 2}), place))
-            for update in updates:
-                build_bundle(path, "cuda", update=update)
-            made[updates] = path
-        return made[updates]
-
-    return build
-
-
-def opened(
-    path: Path,
-    update: str | None = None,
-    change: Callable[[StandInOrt], object] = id,
-    driver: FakeDriver | None = None,
-) -> DeviceBackend:
-    """As on a machine with a GPU; `change` is shown what stands in for the package onnxruntime."""
-    driver = driver or FakeDriver()
-    ort = StandInOrt(driver)
-    change(ort)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(onnxruntime_cuda, "import_onnxruntime", lambda: ort)
-        patch.setattr(onnxruntime_cuda, "open_cuda", lambda: open_fake_device(driver))
-        return onnxruntime_cuda.open_onnxruntime_cuda(open_bundle(path), update)
-
-
-def load_with(path: Path, backend: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    with monkeypatch.context() as patch:
-        patch.setattr(choosing, "open_device", lambda *_: backend)
-        return load(path, backend=backend.name)
 
 
 @both

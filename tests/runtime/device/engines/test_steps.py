@@ -132,7 +132,7 @@ def test_onnx_runtime_runs_steps_by_address(built, kind):
     path = built(kind, "cuda")
     # Addresses are the host's, and work is done at once, as ONNX Runtime waits for its own.
     bundle, device = open_bundle(path), open_fake_device(FakeDriver(eager=True, unified=True))
-    sessions = onnxruntime_cuda.OrtSessions(onnxruntime, bundle, ["CPUExecutionProvider"], "cpu")
+    sessions = onnxruntime_cuda.OrtSessions(onnxruntime, bundle, [("CPUExecutionProvider", {})], "cpu")
     backend = onnxruntime_cuda.load_onnxruntime(sessions, bundle, device, device.queue(), None, "CPUExecutionProvider")
     assert (backend.update, [program.kind for program in backend.programs]) == (
         "replace",
