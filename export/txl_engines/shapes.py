@@ -29,6 +29,30 @@ def fix_sizes(model: Any, sizes: Mapping[str, int]) -> Any:
     return fixed
 
 
+def inferred(model: Any) -> Any:
+    """The model with all shapes that follow: ONNX knows none of a product with a quantised matrix, so it is told."""
+    onnx = import_onnx()
+    found = onnx.shape_inference.infer_shapes(model)
+    products = [node for node in model.graph.node if node.op_type == "MatMulNBits"]
+    while True:
+        sizes = known_shapes(found.graph)
+        told = [
+            node
+            for node in products
+            if all(sizes.get(node.input[0], (0,))) and not all(sizes.get(node.output[0], (0,)))
+        ]
+        if not told:
+            return found
+        for value in [value for value in found.graph.value_info if value.name in {node.output[0] for node in told}]:
+            found.graph.value_info.remove(value)
+        for node in told:
+            columns = next(attribute.i for attribute in node.attribute if attribute.name == "N")
+            shape = (*sizes[node.input[0]][:-1], columns)
+            value = onnx.helper.make_tensor_value_info(node.output[0], onnx.TensorProto.FLOAT, shape)
+            found.graph.value_info.append(value)
+        found = onnx.shape_inference.infer_shapes(found)
+
+
 def known_shapes(graph: Any) -> dict[str, tuple[int, ...]]:
     """The shape of every value that a graph states one of; a size that is open is 0."""
     values = (*graph.value_info, *graph.input, *graph.output)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from txl_engines.checking import import_onnx
-from txl_engines.shapes import known_shapes
+from txl_engines.shapes import inferred, known_shapes
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.errors import BackendError, one_line
 from txl_runtime.types import Array
@@ -73,7 +73,7 @@ def generate(bundle: Bundle, step: PlainStep, name: str) -> Generated:
             f"program {step.program.name} cannot be written as C: emx-onnx-cgen says {one_line(error)}; run this model "
             "with the library for C and C++ (docs/embedding.md)"
         ) from None
-    return Generated(_alone(source, name), tuple(weights), _multiply_adds(onnx, model))
+    return Generated(_alone(source, name), tuple(weights), _multiply_adds(model))
 
 
 def _prepare(onnx: Any, model: Any) -> None:
@@ -184,9 +184,9 @@ def _in_slots(body: str) -> str:
     return rest[:start] + "".join(unions) + rest[start:]
 
 
-def _multiply_adds(onnx: Any, model: Any) -> int | None:
+def _multiply_adds(model: Any) -> int | None:
     """Of one run of a graph whose sizes are all fixed."""
-    graph = onnx.shape_inference.infer_shapes(model).graph
+    graph = inferred(model).graph
     shapes = known_shapes(graph) | {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     total = 0
     try:
@@ -212,12 +212,17 @@ def _of_gemm(node: Any, left: tuple[int, ...], _: tuple[int, ...], out: tuple[in
     return math.prod(out) * left[0 if turned else 1]
 
 
+def _of_recurrence(_: Any, left: tuple[int, ...], right: tuple[int, ...], out: tuple[int, ...]) -> int:
+    return left[0] * left[1] * math.prod(right[:-1]) * (left[-1] + out[-1])
+
+
 _PRODUCTS: dict[str, Callable[..., int]] = {
     "MatMul": lambda node, left, right, out: math.prod(out) * left[-1],
     "Gemm": _of_gemm,
     "Conv": lambda node, left, right, out: math.prod(out) * math.prod(right[1:]),
     "ConvTranspose": lambda node, left, right, out: math.prod(left) * math.prod(right[1:]),
     "Einsum": _of_einsum,
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), _of_recurrence),
     "MatMulNBits": lambda node, left, right, out: math.prod(out) * left[-1],
 }
 """How many multiply-adds an operator takes, by the shapes of its first two inputs and of its output."""
