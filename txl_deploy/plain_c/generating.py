@@ -54,8 +54,9 @@ def generate(bundle: Bundle, step: PlainStep, name: str) -> Generated:
 
     onnx = import_onnx()
     model = onnx.load_model_from_string(step.graph)
+    _prepare(model)
+    model = inferred(model)
     onnx.external_data_helper.load_external_data_for_model(model, str(bundle.path))
-    _prepare(onnx, model)
     _fold(onnx, model)
     weights = []
     for tensor in list(model.graph.initializer):
@@ -76,7 +77,7 @@ def generate(bundle: Bundle, step: PlainStep, name: str) -> Generated:
     return Generated(_alone(source, name), tuple(weights), _multiply_adds(model))
 
 
-def _prepare(onnx: Any, model: Any) -> None:
+def _prepare(model: Any) -> None:
     """Write what the generator misreads as it reads it."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in model.graph.node:

@@ -23,7 +23,7 @@ static {{ name }}_state state;
 /* How many times as far as it may be a value is; values from {{ "%g" % vectors.mask }} on are compared relative to themselves. */
 static double apart(double found, double expected, double room)
 {
-    if (found == expected)
+    if (found == expected || (isnan(found) && isnan(expected)))
         return 0;
     const double far = fabs(found - expected) / (fabs(expected) < {{ vectors.mask }} ? room : {{ vectors.limit }} * fabs(expected));
     return far <= HUGE_VAL ? far : HUGE_VAL; /* NaN is infinitely far */
