@@ -101,6 +101,8 @@ def _fold(onnx: Any, model: Any) -> None:
 
     What repeats a weight stays: it is computed faster than it is read.
     """
+    from onnx.reference import ReferenceEvaluator
+
     graph, held = model.graph, {tensor.name: tensor for tensor in model.graph.initializer}
     known, constant = {"", *held}, []
     for node in graph.node:
@@ -116,7 +118,7 @@ def _fold(onnx: Any, model: Any) -> None:
         outputs = [onnx.ValueInfoProto(name=name) for name in made]
         alone = onnx.helper.make_graph(constant, "constants", [], outputs, used)
         folded = onnx.helper.make_model(alone, opset_imports=model.opset_import, ir_version=model.ir_version)
-        values = onnx.reference.ReferenceEvaluator(folded).run(None, {})
+        values = ReferenceEvaluator(folded).run(None, {})
         kept = [tensor for tensor in graph.initializer if tensor.name in read]
         del graph.initializer[:]
         graph.initializer.extend(kept)

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 from txl_engines.shapes import inferred, known_shapes
 
 from txl_deploy.plain_c.generating import _fold, _in_slots, _multiply_adds, _rename
@@ -38,7 +39,7 @@ def graph():
 
 
 def computed(model, **inputs):
-    return onnx.reference.ReferenceEvaluator(model).run(None, inputs)[0]
+    return ReferenceEvaluator(model).run(None, inputs)[0]
 
 
 def test_what_depends_on_weights_alone_is_computed_once_and_its_weights_are_gone():
