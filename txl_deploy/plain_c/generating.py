@@ -21,7 +21,7 @@ from txl_runtime.types import Array
 
 from txl_deploy.plain_c.step import PlainStep
 
-LARGE = 1024
+LARGE = 64
 """Bytes from which on a weight is one that the program is handed."""
 WEIGHTS = {np.dtype(np.float32): "float", np.dtype(np.uint8): "uint8_t"}
 """Types of weights that the program is handed, and what C calls them; others stay in its text."""

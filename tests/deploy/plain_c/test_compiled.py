@@ -18,7 +18,14 @@ from txl_deploy.plain_c.rendering import FLAGS
 
 HERE = Path(__file__).parent
 ALLOWED = {"memcpy", "memset", "memmove", "expf", "logf", "log1pf", "tanhf", "sqrtf", "erff", "fabsf", "powf"}
-KINDS = {"policy-1": {}, "clusters": {"batch_size": 2}, "lookahead": {"batch_size": 2}, "lockstep": {}, "axes": {}}
+KINDS = {
+    "policy-1": {},
+    "clusters": {"batch_size": 2},
+    "lookahead": {"batch_size": 2},
+    "lockstep": {},
+    "axes": {},
+    "table": {},
+}
 """Bundles of other shapes each, and how they are packaged."""
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="counts calls and refuses system calls with Linux' means")

@@ -49,7 +49,7 @@ def test_a_package_tells_its_sizes_and_what_proves_it(policy):
 def test_a_test_of_a_package_fails_where_the_model_is_another(policy, tmp_path):
     """One weight is another: the replay says where, and its exit code is 1."""
     source = (policy.folder / "policy.c").read_text()
-    weight = re.search(r"static const EMX_UNUSED float \w+\[[^=]*= {[^}\d-]*(-?\d[^,\s]*)", source)
+    weight = re.search(r"static const float weight_0\[\d+\] = {\n([^,]*)", source)
     (tmp_path / "policy.c").write_text(source[: weight.start(1)] + "3.0f" + source[weight.end(1) :])
     program = build(policy.folder, tmp_path / "replayed", policy.folder / "test_policy.c", tmp_path / "policy.c")
     with pytest.raises(AssertionError, match=r"^1: FAILED.*\n(?s:.*)expected"):

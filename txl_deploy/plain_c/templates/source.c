@@ -1,5 +1,7 @@
 /* {{ name }}: see {{ name }}.h. First the program, as emx-onnx-cgen wrote it; at the end what keeps its state. */
 #include "{{ name }}.h"
+#include <math.h>
+#include <string.h>
 
 {{ program }}
 {% for each in weights if not weights_file %}
