@@ -24,6 +24,10 @@ GROUPS = {
         "What it is compared with": "checkpoint module adapter config weights against",
         "What both read": "text tokens inputs segments state",
     },
+    "package": {
+        "Triton": "sequences idle-seconds backend",
+        "Plain C": "batch-size name weights-file max-bytes unverified",
+    },
     "serve": {
         "Where it listens": "host port token token-file name",
         "Sessions": "max-sessions session-bytes park-dir disk-bytes idle-seconds checkpoint-dir checkpoint-every",

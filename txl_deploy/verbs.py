@@ -21,7 +21,7 @@ VERBS = {
     "conformance": "Run the conformance list through a runtime's driver; exit code 1 when anything is not as expected.",
     "generate": "Continue a prompt; text where the bundle has a vocabulary, token ids otherwise.",
     "score": "Score a text, or the documents of a folder or a file: perplexity, bits per token and, of text, per byte.",
-    "package": "Write a model repository for Triton: the bundle, the runtime and the configuration.",
+    "package": "Write a package: a model repository for Triton, or the model as plain C.",
     "serve": "Serve a bundle over HTTP as OpenAI's clients expect it: many sessions, each with its own memory.",
     "playground": "Try a bundle on a page in the browser, on this machine alone: generate, see probabilities, go back.",
     "report": "Make a page that shows what a bundle is and what proves it: one file that loads nothing.",

@@ -14,7 +14,7 @@ from txl_runtime.bundle.open_batch import OPENED
 from txl_runtime.bundle.tables import Program
 
 from txl_engines.checking import import_onnx
-from txl_engines.shapes import known_shapes
+from txl_engines.shapes import inferred, known_shapes
 
 
 def closed(model: Any, declared: Iterable[Any], program: Program) -> bytes:
@@ -27,7 +27,7 @@ def closed(model: Any, declared: Iterable[Any], program: Program) -> bytes:
     """
     onnx, graph = import_onnx(), model.graph
     constants: dict[str, Any] = {tensor.name: tensor for tensor in graph.initializer}
-    sizes = known_shapes(onnx.shape_inference.infer_shapes(model).graph)
+    sizes = known_shapes(inferred(model).graph)
     sizes |= {name: tuple(tensor.dims) for name, tensor in constants.items()}
     names, parts, written = dict[str, str](), [], set[str]()
     for node in graph.node:

@@ -77,13 +77,10 @@ def implicit_step(bundle: Bundle, length: int | None = None) -> ImplicitStep:
         BundleError: a graph of the bundle is not what the manifest says.
         BackendError: onnx is not installed.
     """
-    update = _update(bundle.manifest)
+    update = whole_update(bundle.manifest)
     manifest = _of_one(bundle.manifest, update)
     bundle = dataclasses.replace(bundle, manifest=manifest)
-    lengths = manifest.segment_lengths
-    if length is not None and length not in lengths:
-        raise UsageError(f"the segment length is {length}, this bundle has {', '.join(map(str, lengths))}; choose one")
-    source = _source(manifest, update, length or lengths[0])
+    source = whole_source(manifest, update, length)
     path = bundle.file(source.file)
     model = decode_graph(compose(bundle, source), path)
     check_graph(model, path, source)
@@ -96,7 +93,7 @@ def implicit_step(bundle: Bundle, length: int | None = None) -> ImplicitStep:
     return ImplicitStep(program, weaver.finish(program), tuple(states))
 
 
-def _update(manifest: Manifest) -> str:
+def whole_update(manifest: Manifest) -> str:
     """The update rule whose programs return whole states.
 
     Raises:
@@ -110,7 +107,7 @@ def _update(manifest: Manifest) -> str:
     for state in manifest.states_of(rules[0]):
         if state.rows is not None or state.absent:
             raise UsageError(
-                f"state {state.name} grows, expected states of fixed sizes, which a server can keep; count rows in a "
+                f"state {state.name} grows, expected states of fixed sizes, which a package can keep; count rows in a "
                 "state instead (docs/own-models-reference.md)"
             )
     return rules[0]
@@ -133,12 +130,19 @@ def _of_one(manifest: Manifest, update: str) -> Manifest:
     return smaller(manifest, 1)
 
 
-def _source(manifest: Manifest, update: str, length: int) -> Program:
-    """The program that returns all results of all positions."""
+def whole_source(manifest: Manifest, update: str, length: int | None) -> Program:
+    """The program that returns all results of all positions; the longest one without a length.
+
+    Raises:
+        UsageError: there is none of this length.
+    """
+    lengths = manifest.segment_lengths
+    if length is not None and length not in lengths:
+        raise UsageError(f"the segment length is {length}, this bundle has {', '.join(map(str, lengths))}; choose one")
     return next(
         program
         for program in whole_programs(manifest, update)
-        if program.kind in ("step", "logprobs") and program.segment_length == length
+        if program.kind in ("step", "logprobs") and program.segment_length == (length or lengths[0])
     )
 
 
@@ -162,14 +166,18 @@ def _counter(entry: Input, manifest: Manifest) -> KeptState:
 
 
 def _kept(state: StateTensor, initial: NDArray[Any]) -> KeptState:
-    """A state, and its initial value in the whole tensor's shape."""
+    whole = whole_start(state, initial)
+    return KeptState(state.input, state.output, state.dtype, state.shape, _bytes(whole, state.dtype))
+
+
+def whole_start(state: StateTensor, initial: NDArray[Any]) -> NDArray[Any]:
+    """A state's initial value, as `initial_values` has it, in the whole tensor's shape."""
     if initial.ndim and state.update == "rolled":  # of one row
         initial = initial.reshape(state.axes.sizes(1, 1))
     elif initial.ndim:  # of one sequence, of which leading axes may be left out
         sizes = [1] * (len(state.sequence_shape) - initial.ndim) + list(initial.shape)
         initial = state.axes.joined([initial.reshape(sizes)])
-    whole = np.broadcast_to(initial, state.shape)
-    return KeptState(state.input, state.output, state.dtype, state.shape, _bytes(whole, state.dtype))
+    return np.broadcast_to(initial, state.shape)
 
 
 def _bytes(array: NDArray[Any], dtype: DType) -> bytes | None:

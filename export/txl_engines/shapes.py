@@ -17,7 +17,6 @@ MOST_VALUES = 1 << 16
 
 def fix_sizes(model: Any, sizes: Mapping[str, int]) -> Any:
     """The same graph with open sizes fixed by name. What can be computed from the sizes alone becomes a constant."""
-    onnx = import_onnx()
     fixed = deepcopy(model)
     graph = fixed.graph
     for value in (*graph.input, *graph.output):
@@ -25,8 +24,29 @@ def fix_sizes(model: Any, sizes: Mapping[str, int]) -> Any:
             if size.dim_param in sizes:
                 size.dim_value = sizes[size.dim_param]
     del graph.value_info[:]
-    _fold(graph, known_shapes(onnx.shape_inference.infer_shapes(fixed, data_prop=True).graph))
+    _fold(graph, known_shapes(inferred(fixed, data_prop=True).graph))
     return fixed
+
+
+def inferred(model: Any, data_prop: bool = False) -> Any:
+    """The model with all shapes that follow: ONNX knows none of a product with a quantised matrix, so it is told."""
+    onnx = import_onnx()
+    found = onnx.shape_inference.infer_shapes(model, data_prop=data_prop)
+    products = [node for node in model.graph.node if node.op_type == "MatMulNBits"]
+    while True:
+        sizes = known_shapes(found.graph)
+        ready = [node for node in products if sizes.get(node.input[0]) and all(sizes[node.input[0]])]
+        told = [node for node in ready if not sizes.get(node.output[0]) or not all(sizes[node.output[0]])]
+        if not told:
+            return found
+        for value in [value for value in found.graph.value_info if value.name in {node.output[0] for node in told}]:
+            found.graph.value_info.remove(value)
+        for node in told:
+            columns = next(attribute.i for attribute in node.attribute if attribute.name == "N")
+            shape = (*sizes[node.input[0]][:-1], columns)
+            value = onnx.helper.make_tensor_value_info(node.output[0], onnx.TensorProto.FLOAT, shape)
+            found.graph.value_info.append(value)
+        found = onnx.shape_inference.infer_shapes(found, data_prop=data_prop)
 
 
 def known_shapes(graph: Any) -> dict[str, tuple[int, ...]]:

@@ -13,7 +13,7 @@ output and state, in the order of one sequence's own array.
                      shape is state_shape/<name>; a state that all sequences share is stored once
 
 Those of a Transformer-XL are stored by positions and columns of the vocabulary, and taken for the others' before they
-are replayed (`_translated`):
+are replayed (`translated`):
 
     tokens     int32 [steps, B, longest]      length, counts   as above; no sequence begins anew
     columns    int32 [C], vocabulary ids      positions        int32 [steps, B, P], rows compared, below the count
@@ -128,7 +128,7 @@ def run_selftest(model: Model) -> SelftestResult:
     rows: dict[str, Array] = {}
     try:
         if "tokens" in vectors:
-            vectors = _translated(vectors, model)
+            vectors = translated(vectors, model)
         if "reached" in vectors:
             reached = vectors["reached"].reshape(2)
             limits = [limit_of("further") * float(value) + float32_limit() for value in reached]
@@ -148,7 +148,7 @@ def run_selftest(model: Model) -> SelftestResult:
     return SelftestResult(model.backend.description, steps, streams, found, allowed, rows)
 
 
-def _translated(vectors: Mapping[str, Array], model: Model) -> dict[str, Array]:
+def translated(vectors: Mapping[str, Array], model: Model) -> dict[str, Array]:
     """The vectors of a Transformer-XL as those of any step; in half precision with the places of single rows besides.
 
     Returns:

@@ -22,10 +22,11 @@ from txl_runtime.bundle.folder import Folder, undisturbed
 from txl_runtime.bundle.reading import Bundle, bundle_path, open_bundle, read_bundle
 from txl_runtime.errors import BundleError
 
+from txl_deploy.packages import REPOSITORY, model_name, seal
 from txl_deploy.places import refuse_inside
 from txl_deploy.triton import readme
 from txl_deploy.triton.config import CPU, TYPES, Config, sequence_batching, to_text
-from txl_deploy.triton.packages import REPOSITORY, VERSION, Package, checked, model_name, seal
+from txl_deploy.triton.packages import VERSION, Package, checked
 
 
 def package_onnx(
@@ -55,7 +56,7 @@ def package_onnx(
     with publishing(out, force, REPOSITORY) as folder:
         step = undisturbed(bundle_path(bundle), lambda found: _write_model(found, folder / name, length))
         (folder / name / "config.pbtxt").write_text(to_text(onnx_config(step, count, idle_seconds)) + "\n")
-        seal(folder, made, manifest)
+        seal(folder, made.target, made.models, manifest)
         (folder / "README.md").write_text(readme.of_onnx(made, step, manifest))
     return made
 

@@ -1,18 +1,13 @@
-"""What packages of all targets have in common: what they are known by, and which models and numbers are refused."""
+"""What packages for the server have in common: what they are, and which models and numbers are refused."""
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from txl_export.bundle.placing import Kind
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.errors import UsageError
 
-REPOSITORY = Kind("package", "txl-package.json", "models")
 VERSION = "1"
 """The server's name for the folder of a model's only version."""
 SEQUENCES = 16
@@ -36,27 +31,6 @@ class Package:
     models: tuple[str, ...]
     sequences: int
     state_bytes: int
-
-
-def seal(folder: Path, made: Package, manifest: Manifest) -> None:
-    """Write the file that tells a repository of this project from other folders."""
-    try:
-        made_by = version("txl-deploy")
-    except PackageNotFoundError:  # a checkout on the path
-        made_by = "unknown"
-    told = {
-        "format": "txl-deploy.package",
-        "target": made.target,
-        "model_id": manifest.model_id,
-        "models": made.models,
-        "txl_deploy": made_by,
-    }
-    (folder / REPOSITORY.marker).write_text(json.dumps(told, indent=2) + "\n")
-
-
-def model_name(bundle: Path) -> str:
-    """A name for the bundle's model, of signs that need no quoting in an address."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", bundle.absolute().stem).strip("-.") or "model"
 
 
 def checked(manifest: Manifest, sequences: int | None, idle_seconds: float) -> int:

@@ -26,10 +26,11 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import MANIFEST, bundle_path, open_bundle, read_bundle
 from txl_runtime.errors import UsageError
 
+from txl_deploy.packages import REPOSITORY, model_name, seal
 from txl_deploy.places import refuse_inside
 from txl_deploy.triton import inside, readme
 from txl_deploy.triton.config import generation_config, stepping_config, to_text
-from txl_deploy.triton.packages import REPOSITORY, VERSION, Package, checked, model_name, seal
+from txl_deploy.triton.packages import VERSION, Package, checked
 
 
 def package_python(
@@ -76,7 +77,7 @@ def package_python(
                 _share(first / "bundle", place / "bundle")
             _copy_packages(place)
         (folder / made.models[0] / "probe.json").write_text(json.dumps(probe(manifest)) + "\n")
-        seal(folder, made, manifest)
+        seal(folder, made.target, made.models, manifest)
         (folder / "README.md").write_text(readme.of_python(made, manifest, idle_seconds))
     return made
 

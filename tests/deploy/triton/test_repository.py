@@ -12,8 +12,8 @@ import pytest
 from step_models import counting
 from support import call_main
 
+from txl_deploy.packages import model_name
 from txl_deploy.triton.inside import model as inside
-from txl_deploy.triton.packages import model_name
 from txl_deploy.triton.repository import package_python
 
 ALONE = """

@@ -1,0 +1,152 @@
+"""What compilers, sanitizers, the kernel and time say of the generated C."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import txl_runtime
+from plain_c import BUNDLES, COMPILERS, build, need, run
+
+from txl_deploy.plain_c.package import package_c
+from txl_deploy.plain_c.rendering import FLAGS
+
+HERE = Path(__file__).parent
+ALLOWED = {"memcpy", "memset", "memmove", "expf", "logf", "log1pf", "tanhf", "sqrtf", "erff", "fabsf", "powf"}
+KINDS = {
+    "policy-1": {},
+    "clusters": {"batch_size": 2},
+    "lookahead": {"batch_size": 2},
+    "lockstep": {},
+    "axes": {},
+    "table": {},
+}
+"""Bundles of other shapes each, and how they are packaged."""
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="counts calls and refuses system calls with Linux' means")
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    need("cc")
+    return package_c(BUNDLES / "policy-1", tmp_path_factory.mktemp("plain") / "policy-c", name="policy")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request, tmp_path_factory):
+    need("cc")
+    out = tmp_path_factory.mktemp("kinds") / "c"
+    return package_c(BUNDLES / request.param, out, name="model", weights_file=True, **KINDS[request.param])
+
+
+def test_nothing_is_called_but_copies_and_functions_of_mathematics(policy, tmp_path):
+    """So there is nothing that could allocate, lock or ask the system; and nothing is seen but three functions."""
+    need("nm")
+    compiled = build(policy.folder, tmp_path / "policy.o", "-c", policy.folder / "policy.c", flags=FLAGS)
+    listed = [line.split()[-2:] for line in run(Path("/usr/bin/env"), "nm", compiled).splitlines()]
+    assert {name for sort, name in listed if sort == "U"} <= ALLOWED
+    assert {name for sort, name in listed if sort in "TDBC"} == {"policy_init", "policy_step", "policy_reset"}
+
+
+@linux
+def test_steps_and_resets_allocate_nothing_lock_nothing_and_make_no_system_call(policy, tmp_path):
+    library = build(policy.folder, tmp_path / "counting.so", HERE / "counting.c", flags="-shared -fPIC -ldl")
+    for fault, printed in ((0, "0\n"), (1, "2000\n")):
+        flags = f"{FLAGS} -fno-builtin -DFAULT={fault} -ldl"
+        sources = (HERE / "real_time.c", policy.folder / "policy.c")
+        program = build(policy.folder, tmp_path / f"real_time_{fault}", *sources, flags=flags)
+        assert run(program, env=os.environ | {"LD_PRELOAD": str(library)}) == printed
+    asks = build(policy.folder, tmp_path / "asks", *sources, flags="-DFAULT=2 -ldl")
+    done = subprocess.run([asks], env=os.environ | {"LD_PRELOAD": str(library)}, capture_output=True, check=False)
+    assert done.returncode == -9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_compilers_warn_of_nothing_and_the_replay_passes(kind, compiler, tmp_path, request):
+    need(compiler)
+    sources = (kind.folder / "test_model.c", kind.folder / "model.c")
+    flags = "-O2 -Wall -Wextra -Werror"
+    program = build(kind.folder, tmp_path / "replayed", *sources, compiler=compiler, flags=flags)
+    assert run(program, kind.folder / "model.weights").startswith("passed")
+    own = (kind.folder / "README.md").read_text().count("whose values PyTorch computed")
+    assert own == (
+        request.node.callspec.params["kind"] == "clusters"
+    )  # others have none, or of segments that do not fit
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_sanitizers_find_nothing(kind, compiler, tmp_path):
+    need(compiler)
+    sources = (kind.folder / "test_model.c", kind.folder / "model.c")
+    flags = "-g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all"
+    program = build(kind.folder, tmp_path / "replayed", *sources, compiler=compiler, flags=flags)
+    options = {"ASAN_OPTIONS": "detect_leaks=0"}
+    assert run(program, kind.folder / "model.weights", env=os.environ | options).startswith("passed")
+
+
+@pytest.mark.slow
+def test_cmake_builds_a_package_and_a_program_in_cpp_that_links_two(policy, kind, tmp_path):
+    need("cmake", "ctest", "c++")
+    (tmp_path / "main.cpp").write_text(
+        '#include "model.h"\n#include "policy.h"\n'
+        "int main() { return model_step == nullptr || policy_step == nullptr; }\n"
+    )
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.10)\nproject(both C CXX)\n"
+        f"add_subdirectory({policy.folder} policy)\nadd_subdirectory({kind.folder} model)\n"
+        "add_executable(both main.cpp)\ntarget_link_libraries(both policy model)\n"
+    )
+    for source, built in ((tmp_path, "both"), (policy.folder, "alone")):
+        run(Path("/usr/bin/env"), "cmake", "-S", source, "-B", tmp_path / built)
+        run(Path("/usr/bin/env"), "cmake", "--build", tmp_path / built)
+    assert run(tmp_path / "both" / "both") == ""
+    assert "100% tests passed" in run(Path("/usr/bin/env"), "ctest", "--test-dir", tmp_path / "alone")
+
+
+@pytest.mark.slow
+def test_a_million_steps_do_not_drift(policy, tmp_path):
+    """Beside the runtime's own stream, over the same observations: the last steps are as near as the first ones."""
+    need("cc")
+    length, draws = policy.segment_length, np.random.default_rng(3)
+    obs = draws.standard_normal((1_000_000 // length, length, 6), np.float32)
+    obs.tofile(tmp_path / "obs")
+    sources = (HERE / "many_steps.c", policy.folder / "policy.c")
+    run(build(policy.folder, tmp_path / "steps", *sources, flags=FLAGS), "obs", "action")
+    found = np.fromfile(tmp_path / "action", np.float32).reshape(-1, length, 3)
+    assert len(found) == len(obs)
+    stream = txl_runtime.load(BUNDLES / "policy-1", backend="cpu", threads=1).stream(1)
+    apart = [
+        np.abs(stream.run({"obs": one[None]})["action"][0] - ours).max() for one, ours in zip(obs, found, strict=True)
+    ]
+    tenth = len(apart) // 10
+    assert max(apart[-tenth:]) <= 2 * max(apart[:tenth]) < 1e-5
+
+
+@pytest.mark.slow
+def test_what_is_no_number_stays_in_its_sequence_until_that_is_reset(tmp_path):
+    need("cc")
+    made = package_c(BUNDLES / "rolled", tmp_path / "memory", name="memory")
+    sources = (HERE / "lost_numbers.c", made.folder / "memory.c")
+    printed = run(build(made.folder, tmp_path / "lost", *sources, flags=FLAGS))
+    assert printed.splitlines() == ["whole whole", "whole lost", "whole lost", "whole whole"]
+
+
+@pytest.mark.slow
+def test_the_page_of_a_package_holds_for_a_newcomer(policy, tmp_path):
+    """Its commands and its program, typed from the page."""
+    need("cc", "make")
+    page = (policy.folder / "README.md").read_text()
+    assert "\n    make test\n" in page
+    assert "passed" in run(Path("/usr/bin/env"), "make", "-C", policy.folder, "test")
+    (tmp_path / "main.c").write_text(re.search(r"```c\n(.*?)```", page, re.DOTALL)[1])
+    program = build(
+        policy.folder, tmp_path / "main", tmp_path / "main.c", policy.folder / "policy.c", flags="-Wall -Werror"
+    )
+    assert run(program) == ""

@@ -1,0 +1,39 @@
+"""What packages of all targets have in common: how they are told from other folders, and a name for the model."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from txl_export.bundle.placing import Kind
+from txl_runtime.bundle.manifest import Manifest
+
+REPOSITORY = Kind("package", "txl-package.json", "models")
+
+
+def seal(folder: Path, target: str, models: Sequence[str], manifest: Manifest) -> None:
+    """Write the file that tells a package of this project from other folders."""
+    told = {
+        "format": "txl-deploy.package",
+        "target": target,
+        "model_id": manifest.model_id,
+        "models": models,
+        "txl_deploy": made_by(),
+    }
+    (folder / REPOSITORY.marker).write_text(json.dumps(told, indent=2) + "\n")
+
+
+def made_by() -> str:
+    """The version of this project that writes a package."""
+    try:
+        return version("txl-deploy")
+    except PackageNotFoundError:  # a checkout on the path
+        return "unknown"
+
+
+def model_name(bundle: Path) -> str:
+    """A name for the bundle's model, of signs that need no quoting in an address."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", bundle.absolute().stem).strip("-.") or "model"

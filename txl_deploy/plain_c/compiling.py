@@ -1,0 +1,69 @@
+"""The compiler of C of this machine: what it makes of a package, and how much code that is."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+from txl_runtime.errors import BackendError, one_line
+
+from txl_deploy.plain_c.rendering import FLAGS
+
+
+def find_compiler() -> list[str]:
+    """The compiler's command: what CC says, or cc.
+
+    Raises:
+        BackendError: there is none.
+    """
+    command = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    if shutil.which(command[0]) is None:
+        raise BackendError(
+            f"found no compiler of C ({command[0]}), expected one, with which a package is compiled and compared with "
+            "the bundle; install one, name it in CC, or package with --unverified"
+        )
+    return command
+
+
+def compile_replay(compiler: list[str], folder: Path, name: str, replay: Path) -> tuple[Path, Path]:
+    """Compile a package's source, and the program that replays steps on it.
+
+    Returns:
+        The object file of the source, and the program, both beside the program's source.
+
+    Raises:
+        BackendError: the compiler refuses.
+    """
+    compiled, program = replay.with_name(f"{name}.o"), replay.with_suffix("")
+    flags = ["-std=c99", *FLAGS.split(), "-I."]
+    _run([*compiler, *flags, "-c", f"{name}.c", "-o", str(compiled)], folder)
+    _run([*compiler, *flags, str(replay), str(compiled), "-o", str(program), "-lm", "-pthread"], folder)
+    return compiled, program
+
+
+def _run(command: list[str], folder: Path) -> None:
+    try:
+        done = subprocess.run(  # noqa: S603
+            command, cwd=folder, capture_output=True, text=True, errors="replace", check=False
+        )
+    except OSError as error:
+        raise BackendError(f"{command[0]} cannot be started: {error.strerror}; name another compiler in CC") from None
+    if done.returncode:
+        lines = done.stderr.splitlines()
+        said = next((line for line in lines if "error" in line), lines[0] if lines else f"exit code {done.returncode}")
+        raise BackendError(
+            f"{command[0]} does not compile the C of this model: {one_line(ValueError(said))}; name another in CC"
+        )
+
+
+def code_bytes(compiled: Path) -> int | None:
+    """Bytes of machine code in an object file, without constants; None where no `size` of binutils tells them."""
+    size = shutil.which("size")
+    if size is None:
+        return None
+    done = subprocess.run([size, "-A", str(compiled)], capture_output=True, text=True, check=False)  # noqa: S603
+    lines = [line.split() for line in done.stdout.splitlines() if line.startswith(".text")]
+    return sum(int(line[1]) for line in lines) if lines else None

@@ -1,0 +1,231 @@
+"""From a step's graph to C: emx-onnx-cgen writes the program, weights become arrays that the program is handed.
+
+The generator would put every weight into its text. As inputs of the graph they can lie in flash or in a mapped file.
+Names in the graph are replaced before: a stranger's bundle may have chosen them, and they stand in comments of C.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from txl_engines.checking import import_onnx
+from txl_engines.shapes import inferred, known_shapes
+from txl_runtime.bundle.reading import Bundle
+from txl_runtime.errors import BackendError, one_line
+from txl_runtime.types import Array
+
+from txl_deploy.plain_c.step import PlainStep
+
+LARGE = 64
+"""Bytes from which on a weight is one that the program is handed."""
+WEIGHTS = {np.dtype(np.float32): "float", np.dtype(np.uint8): "uint8_t"}
+"""Types of weights that the program is handed, and what C calls them; others stay in its text."""
+KINDS = {"float32": "float", "int32": "int32_t", "bool": "bool"}
+"""Types of C by those of the bundle's tables."""
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A program in C.
+
+    Attributes:
+        source: the text: `static void NAME_program(inputs…, weights…, outputs…)` and what it calls.
+        weights: those of `WEIGHTS` that have `LARGE` bytes or more, in the order of the parameters.
+        multiply_adds: of one step, in products of matrices and convolutions; None where the graph does not tell.
+    """
+
+    source: str
+    weights: tuple[Array, ...]
+    multiply_adds: int | None
+
+
+def generate(bundle: Bundle, step: PlainStep, name: str) -> Generated:
+    """Write a step as C.
+
+    Raises:
+        BackendError: the generator cannot, and what it says of that.
+    """
+    from emx_onnx_cgen.compiler import Compiler, CompilerOptions
+
+    onnx = import_onnx()
+    model = onnx.load_model_from_string(step.graph)
+    _prepare(model)
+    model = inferred(model)
+    onnx.external_data_helper.load_external_data_for_model(model, str(bundle.path))
+    _fold(onnx, model)
+    weights = []
+    for tensor in list(model.graph.initializer):
+        array = np.ascontiguousarray(onnx.numpy_helper.to_array(tensor))
+        if array.dtype in WEIGHTS and array.nbytes >= LARGE:
+            weights.append(array)
+            model.graph.initializer.remove(tensor)
+            model.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, array.shape))
+    _rename(model)
+    options = CompilerOptions(model_name=f"{name}_program", large_temp_threshold_bytes=0, large_weight_threshold=0)
+    try:
+        source = Compiler(options).compile(model)
+    except Exception as error:  # the generator raises its own kinds, and others where it meets what it does not expect
+        raise BackendError(
+            f"program {step.program.name} cannot be written as C: emx-onnx-cgen says {one_line(error)}; run this model "
+            "with the library for C and C++ (docs/embedding.md)"
+        ) from None
+    return Generated(_alone(source, name), tuple(weights), _multiply_adds(model))
+
+
+def _prepare(model: Any) -> None:
+    """Write what the generator misreads as it reads it."""
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        attributes = {attribute.name: attribute for attribute in node.attribute}
+        if (
+            node.op_type in ("GRU", "RNN") and "direction" in attributes
+        ):  # of "forward", the default, it reads the bytes
+            if attributes["direction"].s == b"forward":
+                node.attribute.remove(attributes["direction"])
+        elif node.op_type == "MatMulNBits":  # scales and zero points on one axis it takes for those of other blocks
+            for name in filter(None, node.input[2:4]):
+                blocks = -(-attributes["K"].i // attributes["block_size"].i)
+                size = blocks if name == node.input[2] else -(-blocks * attributes["bits"].i // 8)
+                tensors[name].dims[:] = [attributes["N"].i, size]
+    for value in [value for value in model.graph.value_info if value.name in tensors]:
+        model.graph.value_info.remove(value)
+
+
+def _fold(onnx: Any, model: Any) -> None:
+    """Compute what depends on weights alone, which the program would compute in every step, on the stack.
+
+    What repeats a weight stays: it is computed faster than it is read.
+    """
+    from onnx.reference import ReferenceEvaluator
+
+    graph, held = model.graph, {tensor.name: tensor for tensor in model.graph.initializer}
+    known, constant = {"", *held}, []
+    for node in graph.node:
+        if node.op_type not in ("Expand", "Tile", "ConstantOfShape") and known.issuperset(node.input):
+            constant.append(node)
+            known.update(node.output)
+    if constant:
+        for node in constant:
+            graph.node.remove(node)
+        read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+        made = [name for node in constant for name in node.output if name in read]
+        used = [held[name] for name in {name for node in constant for name in node.input} & held.keys()]
+        outputs = [onnx.ValueInfoProto(name=name) for name in made]
+        alone = onnx.helper.make_graph(constant, "constants", [], outputs, used)
+        folded = onnx.helper.make_model(alone, opset_imports=model.opset_import, ir_version=model.ir_version)
+        values = ReferenceEvaluator(folded).run(None, {})
+        kept = [tensor for tensor in graph.initializer if tensor.name in read]
+        del graph.initializer[:]
+        graph.initializer.extend(kept)
+        graph.initializer.extend(map(onnx.numpy_helper.from_array, values, made))
+
+
+def _rename(model: Any) -> None:
+    """Replace every name by a plain one, and drop all other texts."""
+    graph, names = model.graph, {"": ""}
+
+    def other(name: str) -> str:
+        return names.setdefault(name, f"v{len(names)}")
+
+    for entry in (*graph.input, *graph.initializer, *graph.output, *graph.value_info):
+        entry.name = other(entry.name)
+        entry.ClearField("doc_string")
+    for number, node in enumerate(graph.node):
+        node.name, node.doc_string = f"n{number}", ""
+        node.input[:], node.output[:] = [other(each) for each in node.input], [other(each) for each in node.output]
+    graph.name = "step"
+    for field in ("metadata_props", "doc_string", "producer_name", "producer_version", "domain"):
+        model.ClearField(field)
+    for field in ("doc_string", "metadata_props"):
+        graph.ClearField(field)
+
+
+def _alone(source: str, name: str) -> str:
+    """The program with nothing that other files could see, or that a compiler warns of, and on little stack."""
+    source = re.sub(r"^_Bool \w+_load\(const char \*path\) {\n.*?^}\n", "", source, flags=re.MULTILINE | re.DOTALL)
+    source = re.sub(r"^extern const [^;]*;\n", "", source, flags=re.MULTILINE)
+    source = re.sub(r"^const EMX_UNUSED ", "static const EMX_UNUSED ", source, flags=re.MULTILINE)
+    source = re.sub(r"^static inline ", "static inline EMX_UNUSED ", source, flags=re.MULTILINE)
+    before, head, body = source.partition(f"\nvoid {name}_program(")
+    return f"{before}\nstatic {head[1:]}{_in_slots(body)}"
+
+
+def _in_slots(body: str) -> str:
+    """A function whose temporaries share memory where none of them is read any more when another one is written.
+
+    Those that share have values of one type, so that no compiler takes two of them for memory apart.
+    """
+    declared = re.compile(r"^    (\w+) (tmp\w+)((?:\[\d+\])+);\n", re.MULTILINE)
+    found = {match[2]: match for match in declared.finditer(body)}
+    rest = declared.sub("", body)
+    lives: dict[str, tuple[int, int]] = {}
+    for number, line in enumerate(rest.splitlines()):
+        for used in re.findall(r"\btmp\w+", line):
+            lives[used] = lives.get(used, (number, 0))[0], number
+    slots: list[list[str]] = []
+    sizes = {each: math.prod(map(int, re.findall(r"\d+", match[3]))) for each, match in found.items()}
+    for each in sorted(found, key=lambda one: -sizes[one]):
+        for slot in slots:
+            apart = all(lives[each][1] < lives[other][0] or lives[other][1] < lives[each][0] for other in slot)
+            if apart and found[slot[0]][1] == found[each][1]:
+                slot.append(each)
+                break
+        else:
+            slots.append([each])
+    places = {each: f"slot{number}.{each}" for number, slot in enumerate(slots) for each in slot}
+    rest = re.sub(r"\btmp\w+", lambda match: places.get(match[0], match[0]), rest)
+    unions = [
+        f"    union {{\n{''.join('    ' + found[each][0] for each in slot)}    }} slot{number};\n"
+        for number, slot in enumerate(slots)
+    ]
+    start = rest.index("{\n") + 2
+    return rest[:start] + "".join(unions) + rest[start:]
+
+
+def _multiply_adds(model: Any) -> int | None:
+    """Of one run of a graph whose sizes are all fixed."""
+    graph = inferred(model).graph
+    shapes = known_shapes(graph) | {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    total = 0
+    try:
+        for node in graph.node:
+            sizes = [shapes[each] for each in (*node.input[:2], node.output[0]) if node.op_type in _PRODUCTS]
+            if sizes:
+                total += _PRODUCTS[node.op_type](node, *sizes)
+    except (KeyError, IndexError):
+        return None
+    return total
+
+
+def _of_einsum(node: Any, *sizes: tuple[int, ...]) -> int:
+    letters: dict[str, int] = {}
+    terms = node.attribute[0].s.decode().replace(" ", "").split("->")[0].split(",")
+    for term, shape in zip(terms, sizes, strict=False):
+        letters.update(zip(term, shape, strict=False))
+    return math.prod(letters.values())
+
+
+def _of_gemm(node: Any, left: tuple[int, ...], _: tuple[int, ...], out: tuple[int, ...]) -> int:
+    turned = any(attribute.name == "transA" and attribute.i for attribute in node.attribute)
+    return math.prod(out) * left[0 if turned else 1]
+
+
+def _of_recurrence(_: Any, left: tuple[int, ...], right: tuple[int, ...], out: tuple[int, ...]) -> int:
+    return left[0] * left[1] * math.prod(right[:-1]) * (left[-1] + out[-1])
+
+
+_PRODUCTS: dict[str, Callable[..., int]] = {
+    "MatMul": lambda node, left, right, out: math.prod(out) * left[-1],
+    "Gemm": _of_gemm,
+    "Conv": lambda node, left, right, out: math.prod(out) * math.prod(right[1:]),
+    "ConvTranspose": lambda node, left, right, out: math.prod(left) * math.prod(right[1:]),
+    "Einsum": _of_einsum,
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), _of_recurrence),
+    "MatMulNBits": lambda node, left, right, out: math.prod(out) * left[-1],
+}
+"""How many multiply-adds an operator takes, by the shapes of its first two inputs and of its output."""

@@ -1,0 +1,163 @@
+"""A package in plain C, written, compiled, compared with its bundle, and only then put into place.
+
+DIR/txl-package.json, README.md, Makefile, CMakeLists.txt
+DIR/NAME.h, NAME.c                   the model: state, init, step, reset
+DIR/NAME.weights                     where the weights are to lie in a file of their own, little-endian
+DIR/test_NAME.c                      replays stored steps
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import txl_runtime
+from txl_export.bundle.placing import check_destination, publishing
+from txl_report.numbers import prefixed
+from txl_runtime.errors import UsageError
+from txl_runtime.model import Model
+
+from txl_deploy.packages import REPOSITORY, model_name, seal
+from txl_deploy.places import refuse_inside
+from txl_deploy.plain_c.compiling import code_bytes, compile_replay, find_compiler
+from txl_deploy.plain_c.generating import generate
+from txl_deploy.plain_c.rendering import ALIGNED, FLAGS, context_of, identifier, render
+from txl_deploy.plain_c.step import PlainStep, plain_step
+from txl_deploy.plain_c.vectors import stored_steps
+from txl_deploy.plain_c.verifying import Replay, verify
+
+TARGET = "c"
+
+
+@dataclass(frozen=True)
+class PlainPackage:
+    """A package that was written.
+
+    Attributes:
+        folder: where it is.
+        name: of the model in C.
+        batch_size, segment_length: B and L of a step.
+        verified: what the comparison with the bundle found; empty where there was none.
+        state_bytes, weight_bytes: of one state, and of all weights.
+        stack_bytes, code_bytes: where they were measured.
+        multiply_adds: of a step, where the graph tells.
+    """
+
+    folder: Path
+    name: str
+    batch_size: int
+    segment_length: int
+    verified: str
+    state_bytes: int
+    weight_bytes: int
+    stack_bytes: int | None
+    code_bytes: int | None
+    multiply_adds: int | None
+
+
+def package_c(
+    bundle: Path,
+    out: Path,
+    force: bool = False,
+    name: str | None = None,
+    length: int | None = None,
+    batch_size: int | None = None,
+    weights_file: bool = False,
+    max_bytes: int | None = None,
+    unverified: bool = False,
+) -> PlainPackage:
+    """Write a package in plain C.
+
+    Args:
+        bundle: the bundle's folder.
+        out: the folder to write; nothing may be there yet.
+        force: whether a package that was written before is replaced.
+        name: of the model in C; the bundle's without it.
+        length: L of a step; the bundle's longest without it.
+        batch_size: B of a step, where the bundle leaves it open.
+        weights_file: whether the weights lie in a file of their own.
+        max_bytes: what state, weights, stack and code may have together.
+        unverified: whether it is put into place without having been compiled and compared.
+
+    Raises:
+        UsageError: nothing can be written there, or this model is none for plain C.
+        BundleError: the bundle cannot be read.
+        BackendError: the generator or the compiler does not take it, or there is none.
+        CheckError: what was compiled is not what the bundle computes.
+    """
+    called = identifier(model_name(bundle) if name is None else name)
+    if name is not None and called != name:
+        raise UsageError(f"--name is {name!r}, expected a name that C and C++ leave free; {called} would do")
+    check_destination(out, force, REPOSITORY)
+    refuse_inside(out, bundle)
+    compiler = None if unverified else find_compiler()
+    model = txl_runtime.load(bundle, backend="cpu", threads=1)
+    step = plain_step(model.bundle, length, batch_size)
+    context = context_of(step, generate(model.bundle, step, called), called, weights_file)
+    context |= {"verified": "", "measured": None}
+    _check_size(context, max_bytes)
+    with publishing(out, force, REPOSITORY) as folder:
+        _write(folder, f"{called}.c", "source.c", context)
+        if weights_file:
+            _write_weights(folder / f"{called}.weights", context["weights"])
+        if compiler is not None:
+            _write(folder, f"{called}.h", "header.h", context)
+            context |= _verified(model, step, folder, compiler, context)
+            _check_size(context, max_bytes)
+        context["vectors"] = stored_steps(model, step, context)
+        for file, template in (
+            (f"{called}.h", "header.h"),
+            (f"test_{called}.c", "test.c"),
+            ("Makefile", "Makefile"),
+            ("CMakeLists.txt", "CMakeLists.txt"),
+            ("README.md", "README.md"),
+        ):
+            _write(folder, file, template, context)
+        seal(folder, TARGET, [called], step.manifest)
+    measured = context["measured"] or {}
+    sizes = (context["state_bytes"], context["weight_bytes"], measured.get("stack"), measured.get("code"))
+    numbers = (context["batch_size"], context["length"], context["verified"], *sizes)
+    return PlainPackage(out, called, *numbers, context["multiply_adds"])
+
+
+def _verified(
+    model: Model, step: PlainStep, folder: Path, compiler: list[str], context: dict[str, Any]
+) -> dict[str, Any]:
+    """Compile a package's source and compare it; what the templates say of that."""
+    name = context["name"]
+    with tempfile.TemporaryDirectory() as place:
+        replay = _write(Path(place), "replay.c", "replay.c", context)
+        compiled, program = compile_replay(compiler, folder, name, replay)
+        with Replay([str(program), str(folder / f"{name}.weights")], context) as running:
+            found = verify(model, step, running)
+        measured = {"stack": found.stack, "code": code_bytes(compiled), "flags": FLAGS, "compiler": compiler[0]}
+    return {"verified": f"compared with the bundle over {found.said}", "measured": measured}
+
+
+def _write(folder: Path, file: str, template: str, context: dict[str, Any]) -> Path:
+    (folder / file).write_text(render(template, context), encoding="utf-8")
+    return folder / file
+
+
+def _write_weights(path: Path, weights: list[dict[str, Any]]) -> None:
+    """All weights, each at a multiple of `ALIGNED` bytes."""
+    with path.open("wb") as file:
+        for each in weights:
+            data = each["array"].astype(each["array"].dtype.newbyteorder("<")).tobytes()
+            file.write(data + bytes(-len(data) % ALIGNED))
+
+
+def _check_size(context: dict[str, Any], most: int | None) -> None:
+    """Refuse a package that is too large, by what is known of it so far."""
+    measured = context["measured"] or {}
+    parts = {"weights": context["weight_bytes"], "state": context["state_bytes"]}
+    parts |= {part: measured[part] for part in ("stack", "code") if measured.get(part) is not None}
+    total = sum(parts.values())
+    if most is not None and total > most:
+        listed = ", ".join(f"{part} {prefixed(size)}" for part, size in parts.items())
+        raise UsageError(
+            f"the package takes {total} bytes ({listed}), --max-bytes allows {most}; package a smaller model, a "
+            "shorter --segment-length or fewer sequences"
+        )

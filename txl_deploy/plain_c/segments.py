@@ -1,0 +1,48 @@
+"""What a step in C is tried on: chained segments in which sequences are idle, end early and begin anew."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from txl_export.proof.input_source import InputSource
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.types import Array, Ids
+
+MIXED = 48
+"""Segments with everything mixed, behind those that fill the memory."""
+FILLING = 64, 2000
+"""Whole segments before, of models whose memory nobody counts; and the most of others."""
+
+
+class Segment(NamedTuple):
+    """One segment: which sequences begin anew before it, the positions that count, and the inputs by name."""
+
+    which: NDArray[np.bool_]
+    counts: Ids
+    inputs: dict[str, Array]
+
+
+def filling(manifest: Manifest, length: int) -> int:
+    """How many whole segments fill the memory."""
+    return min(FILLING[1], math.ceil(manifest.memory_length / length)) or FILLING[0]
+
+
+def segments(manifest: Manifest, length: int, whole: int, mixed: int, seed: int) -> Iterator[Segment]:
+    """Some whole segments, then some of all kinds."""
+    draws, batch, can = np.random.default_rng(seed), manifest.batch_size, manifest.can
+    source = InputSource(manifest, None, draws)
+    for number in range(-whole, mixed):
+        counts, which = np.full(batch, length, np.int32), np.zeros(batch, np.bool_)
+        if number >= 0:
+            if can.run_ragged and number % 2:
+                counts[:] = draws.integers(1, length + 1, batch if can.run_apart else 1)
+            if number % 4 == 3:
+                idle = draws.random(batch) < 0.5 if batch > 1 and can.run_apart else np.ones(batch, np.bool_)
+                counts[idle] = 0
+            if number % 8 == 6:
+                which[:] = draws.random(batch) < 0.5 if batch > 1 and can.run_apart else True
+        yield Segment(which, counts, source.take(batch, length))

@@ -1,0 +1,78 @@
+"""The step that becomes C: one program of a bundle with every size fixed, and the states that it takes and returns."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+from txl_engines.composing import compose
+from txl_engines.implicit import whole_source, whole_start, whole_update
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.open_batch import smaller
+from txl_runtime.bundle.reading import Bundle
+from txl_runtime.bundle.tables import Program, StateTensor
+from txl_runtime.errors import UsageError
+from txl_runtime.streaming.state import initial_values
+from txl_runtime.types import Array
+
+
+@dataclass(frozen=True)
+class PlainStep:
+    """A step of fixed sizes.
+
+    Attributes:
+        manifest: of the bundle, with the B of the step.
+        program: inputs and outputs of the graph, states among them.
+        graph: an ONNX file's bytes; its weights lie in the bundle's weight file.
+        states: what goes from step to step, whole tensors; memory is rolled.
+        starts: what a sequence starts as in each, by name; None for zeros.
+    """
+
+    manifest: Manifest
+    program: Program
+    graph: bytes
+    states: tuple[StateTensor, ...]
+    starts: dict[str, Array | None]
+
+
+def plain_step(bundle: Bundle, length: int | None, batch_size: int | None) -> PlainStep:
+    """The step of a bundle with L and B fixed.
+
+    Args:
+        bundle: to package.
+        length: L; the bundle's longest without it.
+        batch_size: B, needed where the bundle leaves it open.
+
+    Raises:
+        UsageError: the bundle has no such step, or one that plain C does not do.
+        BundleError: a graph of the bundle is not what the manifest says.
+    """
+    update = whole_update(bundle.manifest)
+    manifest = _of_batch(bundle.manifest, update, batch_size)
+    source = whole_source(manifest, update, length)
+    for spec in (*source.inputs, *source.outputs):
+        if spec.dtype in ("float16", "bfloat16"):
+            raise UsageError(f"{spec.name} is {spec.dtype}, which C99 has no type for; export the model in fp32")
+    states, initial = manifest.states_of(update), initial_values(bundle)
+    starts: dict[str, Array | None] = {}
+    for state in states:
+        start = np.ascontiguousarray(state.axes.one(whole_start(state, initial[state.name]), 0), np.dtype(state.dtype))
+        starts[state.name] = start if start.any() else None
+    graph = compose(dataclasses.replace(bundle, manifest=manifest), source)
+    return PlainStep(manifest, source, graph, states, starts)
+
+
+def _of_batch(manifest: Manifest, update: str, batch_size: int | None) -> Manifest:
+    """The manifest as it would be of so many sequences."""
+    is_open = all(program.open_batch for program in manifest.programs if program.update == update)
+    most = manifest.batch_size
+    if is_open and batch_size is None:
+        raise UsageError(f"the bundle leaves B open up to {most}, expected one B for C; give --batch-size")
+    if batch_size is None or batch_size == most:
+        return manifest
+    if not is_open:
+        raise UsageError(f"--batch-size is {batch_size}, this bundle's programs have B {most} alone; leave it out")
+    if not 1 <= batch_size <= most:
+        raise UsageError(f"--batch-size is {batch_size}, expected 1 … {most}, which the bundle was exported for")
+    return smaller(manifest, batch_size)

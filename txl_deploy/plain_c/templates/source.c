@@ -1,0 +1,151 @@
+/* {{ name }}: see {{ name }}.h. First the program, as emx-onnx-cgen wrote it; at the end what keeps its state. */
+#include "{{ name }}.h"
+#include <math.h>
+#include <string.h>
+
+{{ program }}
+{% for each in weights if not weights_file %}
+static const {{ each.ctype }} {{ each.name }}[{{ each.many }}] = {
+{{ each.text }}
+};
+{% endfor %}
+{% for each in states if each.start %}
+static const {{ each.ctype }} start_{{ each.name }}[{{ each.one }}] = {
+{{ each.start }}
+};
+{% endfor %}
+{% if partial %}
+
+/* Set to 0 what does not count, of an array [outer][one][middle][other][bytes] in which sequences and positions stand
+ * on the axes one and other. */
+static void blank(void *array, const size_t sizes[5], bool positions_first, const int32_t *counts, int32_t ahead)
+{
+    char *place = array;
+    for (size_t outer = 0; outer < sizes[0]; outer++)
+        for (size_t one = 0; one < sizes[1]; one++)
+            for (size_t middle = 0; middle < sizes[2]; middle++)
+                for (size_t other = 0; other < sizes[3]; other++, place += sizes[4]) {
+                    const int32_t count = counts[positions_first ? other : one];
+                    const size_t position = positions_first ? one : other;
+                    if (count == 0 || position >= (size_t)(count + ahead))
+                        memset(place, 0, sizes[4]);
+                }
+}
+{% endif %}
+{% if states %}
+
+/* Write what a sequence starts as into an array [outer][sequences][bytes]; zeros where start is NULL. */
+static void begin(void *array, const void *start, size_t outer, size_t sequences, size_t bytes, size_t row)
+{
+    for (size_t part = 0; part < outer; part++) {
+        char *place = (char *)array + (part * sequences + row) * bytes;
+        if (start)
+            memcpy(place, (const char *)start + part * bytes, bytes);
+        else
+            memset(place, 0, bytes);
+    }
+}
+{% endif %}
+
+void {{ name }}_init({{ name }}_state *state{% if weights_file %}, const void *weights{% endif %})
+{
+{% if weights_file %}
+    state->weights = weights;
+{% endif %}
+    state->side = 0;
+    {{ name }}_reset(state, NULL);
+}
+
+void {{ name }}_step({{ name }}_state *state, {% for each in inputs %}const {{ each.ctype }} *{{ each.name }}, {% endfor %}const int32_t *counts{% for each in outputs %}, {{ each.ctype }} *{{ each.name }}{% endfor %})
+{
+    int32_t running[{{ batch_size }}];
+    bool some = false;
+{% if partial %}
+    bool whole = true;
+{% endif %}
+    for (int row = 0; row < {{ batch_size }}; row++) {
+        int32_t count = counts ? counts[{{ "0" if lockstep else "row" }}] : {{ length }};
+{% if exact %}
+        count = count > 0 ? {{ length }} : 0;
+{% else %}
+        count = count < 0 ? 0 : count > {{ length }} ? {{ length }} : count;
+{% endif %}
+        running[row] = count;
+        some = some || count > 0;
+{% if partial %}
+        whole = whole && count == {{ length }};
+{% endif %}
+    }
+    if (!some) {
+{% for each in outputs %}
+        memset({{ each.name }}, 0, {{ each.many }} * sizeof *{{ each.name }});
+{% endfor %}
+        return;
+    }
+{% for each in inputs if each.vocab or (partial and each.blanks) %}
+    {{ each.ctype }} read_{{ each.name }}[{{ each.many }}];
+{% if each.vocab %}
+    for (int i = 0; i < {{ each.many }}; i++)
+        read_{{ each.name }}[i] = {{ each.name }}[i] < 0 ? 0 : {{ each.name }}[i] < {{ each.vocab }} ? {{ each.name }}[i] : {{ each.vocab - 1 }};
+{% else %}
+    if (!whole)
+        memcpy(read_{{ each.name }}, {{ each.name }}, sizeof read_{{ each.name }});
+{% endif %}
+{% if partial and each.blanks %}
+    if (!whole) {
+{% for sizes in each.blanks %}
+        blank(read_{{ each.name }}, (const size_t[]){{ sizes.text }}, {{ sizes.first }}, running, {{ each.ahead }});
+{% endfor %}
+{% if not each.vocab %}
+        {{ each.name }} = read_{{ each.name }};
+{% endif %}
+    }
+{% endif %}
+{% if each.vocab %}
+    {{ each.name }} = read_{{ each.name }};
+{% endif %}
+{% endfor %}
+    const int old = state->side != 0, next = !old;
+    {{ name }}_program({{ arguments | join(", ") }});
+    state->side = next;
+{% for each in counters %}
+    for (int row = 0; row < {{ batch_size }}; row++)
+        state->{{ each.name }}[row] = running[row] > {{ each.most }} - state->{{ each.name }}[row] ? {{ each.most }} : state->{{ each.name }}[row] + running[row];
+{% endfor %}
+{% if partial %}
+    if (!whole) {
+{% for each in outputs %}
+{% for sizes in each.blanks %}
+        blank({{ each.name }}, (const size_t[]){{ sizes.text }}, {{ sizes.first }}, running, 0);
+{% endfor %}
+{% endfor %}
+    }
+{% endif %}
+}
+
+void {{ name }}_reset({{ name }}_state *state, const uint8_t *which)
+{
+{% if lockstep or shared %}
+    bool all = true;
+    for (int row = 0; row < {{ batch_size }}; row++)
+        all = all && (!which || which[row]);
+{% endif %}
+{% if lockstep %}
+    if (!all)
+        return;
+{% endif %}
+    for (size_t row = 0; row < {{ batch_size }}; row++) {
+        if (which && !which[row])
+            continue;
+{% for each in states if not each.shared %}
+        begin(state->{{ each.name }}[state->side != 0], {{ "start_" ~ each.name if each.start else "NULL" }}, {{ each.outer }}, {{ batch_size }}, {{ each.bytes }}, row);
+{% endfor %}
+{% for each in counters %}
+        state->{{ each.name }}[row] = {{ each.first }};
+{% endfor %}
+    }
+{% for each in states if each.shared %}
+    if (all)
+        begin(state->{{ each.name }}[state->side != 0], {{ "start_" ~ each.name if each.start else "NULL" }}, 1, 1, {{ each.bytes }}, 0);
+{% endfor %}
+}
