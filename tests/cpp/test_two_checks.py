@@ -1,6 +1,6 @@
 """The check of graphs in C++ beside Python's: what one accepts, the other does, and both count the same bytes.
 
-TXL_GRAPHS says how many random graphs of each kind there are; 100,000 were tried.
+TXL_GRAPHS says how many random graphs of each kind there are; 20,000 were tried.
 """
 
 from __future__ import annotations
