@@ -9,6 +9,7 @@ import hashlib
 import inspect
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -55,12 +56,42 @@ def forms() -> dict[str, Any]:
     }
 
 
-PUBLISHED: dict[str, Callable[[], Any]] = {"bundle-format.schema.json": schema, "bundle-forms.json": forms}
+def cases() -> dict[str, Any]:
+    """What `str.lower` makes of each character, as plain data, found by asking it."""
+    lower, kinds = list[list[int]](), list[list[int]]()
+    for code in (*range(0xD800), *range(0xE000, 0x110000)):
+        character = chr(code)
+        found = character.lower()
+        change = ord(found) - code if len(found) == 1 else 0
+        first, last, step, before = lower[-1] if lower else [0, 0, 0, 0]
+        if change and change == before and code - last in ((1, 2) if first == last else (step,)):
+            lower[-1] = [first, code, code - last, change]
+        elif change:
+            lower.append([code, code, 1, change])
+        kind = 1 if (character + "Σ").lower().endswith("ς") else 2 if ("a" + character + "Σ").lower()[-1] == "ς" else 0
+        if kind and kinds and kinds[-1][1:] == [code - 1, kind]:
+            kinds[-1][1] = code
+        elif kind:
+            kinds.append([code, code, kind])
+    return {
+        "title": "Lower case as Python's str.lower has it; docs/bundle-format.md says how to read the table",
+        "unicode": unicodedata.unidata_version,
+        "lower": lower,
+        "kinds": kinds,
+    }
+
+
+PUBLISHED: dict[str, Callable[[], Any]] = {
+    "bundle-format.schema.json": schema,
+    "bundle-forms.json": forms,
+    "bundle-cases.json": cases,
+}
 
 
 def text(name: str) -> str:
-    """One of these files."""
-    return json.dumps(PUBLISHED[name](), indent=1, ensure_ascii=False) + "\n"
+    """One of these files; a list in a list is one line."""
+    found = json.dumps(PUBLISHED[name](), indent=1, ensure_ascii=False) + "\n"
+    return re.sub(r"(?m)^ +\[[^][]+\]", lambda inner: f"  [{', '.join(re.findall('[-0-9]+', inner[0]))}]", found)
 
 
 @cache

@@ -165,7 +165,8 @@ TXL_API txl_code txl_stream_generate(txl_stream *, const txl_sampling *, const i
                                      const int32_t *counts, int32_t count, int32_t *drawn, float *logprobs, txl_error *);
 
 /* Random numbers of b sequences. A draw is made where the last feed or committed run of the stream ended; the tokens [b]
- * are not fed. Log-probabilities [b] are those before temperature and cuts, or NULL. Draws are RT */
+ * are not fed. Log-probabilities [b] are those before temperature and cuts, or NULL. A sequence that was reset or restored
+ * has to be fed before the next draw; what is drawn of one that never was fed means nothing. Draws are RT */
 TXL_API txl_code txl_sampler_open(const txl_sampling *, int32_t b, txl_sampler **, txl_error *);
 TXL_API void txl_sampler_free(txl_sampler *);
 TXL_API txl_code txl_sampler_draw(txl_sampler *, txl_stream *, int32_t *tokens, float *logprobs, txl_error *);
@@ -179,7 +180,7 @@ TXL_API int32_t txl_stream_fill(const txl_stream *, int32_t row); /* memory rows
 TXL_API txl_code txl_stream_state(const txl_stream *, size_t index, txl_tensor *, void *data, size_t room, size_t *needed,
                                   txl_error *);
 /* The bytes of the file that Python's StreamState saves and loads; `row` -1 for all sequences, else that one alone, which
- * any row of any stream of this model can take up. A restored stream has to be fed before the next draw. */
+ * any row of any stream of this model can take up. */
 TXL_API txl_code txl_stream_save(const txl_stream *, int32_t row, void *bytes, size_t room, size_t *needed, txl_error *);
 TXL_API txl_code txl_stream_restore(txl_stream *, int32_t row, const void *bytes, size_t count, txl_error *);
 

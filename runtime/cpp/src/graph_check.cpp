@@ -31,6 +31,24 @@ struct Declared {
     std::vector<std::int64_t> sizes;  // -1: open
 };
 
+// What a node returns, the bytes and the work that it takes, and whether it is always the same.
+struct Returned {
+    std::vector<ValuePtr> results;
+    double bytes = 0, work = 0;
+    bool always = false;
+};
+
+// An order of what is known of values.
+struct Less {
+    static auto fields(const GraphValue &value) {
+        const std::string_view scales(reinterpret_cast<const char *>(value.scales.data()), 4 * value.scales.size());
+        return std::tuple_cat(
+            std::tie(value.dims, value.content, value.most, value.item, value.exact, value.fixed, value.loose),
+            std::tuple(scales));
+    }
+    bool operator()(const ValuePtr &a, const ValuePtr &b) const { return fields(*a) < fields(*b); }
+};
+
 std::string in_quotes(const std::string &name) { return "'" + brief(name) + "'"; }
 
 // Whether a number is one of a type whose numbers are written as whole ones of 64 bits.
@@ -110,12 +128,14 @@ private:
         if (parts[1].size() > NODES || parts[5].size() > NODES)
             refuse_graph(join(parts[1].size(), " nodes and ", parts[5].size(), " constants"), join("at most ", NODES));
         for (auto entry : parts[5]) {
-            const auto [name, value] = tensor(entry);
-            define(name, value);
+            auto [name, value] = tensor(entry);
+            define(name, one(std::move(value)));
         }
         for (auto entry : parts[11]) {
             const auto [name, declared] = value_info(entry);
-            hold(name, *define(name, input(name, declared)));
+            const auto value = one(input(name, declared));
+            define(name, value);
+            hold(name, *value);
         }
         std::map<std::string, Declared> inner, returned;
         for (auto [number, into] : {std::pair(13, &inner), {12, &returned}})
@@ -153,12 +173,13 @@ private:
         if (budget_.held.emplace(name, dims).second) budget_.taken += value.item * double(value.most);
     }
 
-    ValuePtr define(const std::string &name, GraphValue value) {
-        const auto [at, fresh] = values_.emplace(name, std::make_shared<GraphValue>(std::move(value)));
-        if (name.empty() || !fresh)
+    void define(const std::string &name, ValuePtr value) {
+        if (name.empty() || !values_.emplace(name, std::move(value)).second)
             refuse_graph("two values called " + in_quotes(name) + ", or one without a name", "a name for each");
-        return at->second;
     }
+
+    // One object for all values of which the same is known.
+    ValuePtr one(GraphValue &&value) { return *same_.insert(std::make_shared<GraphValue>(std::move(value))).first; }
 
     std::pair<std::string, Declared> value_info(std::string_view entry) {
         std::pair<std::string, Declared> found;
@@ -215,6 +236,7 @@ private:
         GraphNode node;
         std::vector<std::string> outputs;
         std::vector<std::string_view> attributes;
+        std::vector<const GraphValue *> inputs;
         Lived lived;
         std::string domain;
         for (const auto &field : fields(entry, NODE)) {
@@ -229,6 +251,7 @@ private:
                     refuse_graph("a node that reads " + in_quotes(name) + " before it is there",
                                  "nodes in their order");
                 node.inputs.push_back(name.empty() ? nullptr : found->second);
+                inputs.push_back(node.inputs.back().get());
                 if (const auto maker = made_.find(name); maker != made_.end()) lived.reads.insert(maker->second);
             }
             if (field.number == 2) outputs.push_back(name);
@@ -239,29 +262,32 @@ private:
             refuse_graph("a node of too many inputs or results", "at most " + std::to_string(SIDES));
         node.results = outputs.size();
         const auto at = " at " + node.op.substr(0, 60) + " " + (outputs.empty() ? "" : in_quotes(outputs[0]));
-        auto results = returned_by(node, domain, attributes, at, bytes, work);
-        const bool asks = node.op == "Shape" || node.op == "Size";
-        const auto same = [](const ValuePtr &value) { return !value || value->fixed; };
-        const bool always = (asks && node.exact) || ranges::all_of(node.inputs, same);
-        lived.bytes = bytes, lived.values = outputs.size();
+        // A model's layers are alike: what has been found of one node is true of all that differ in names alone. Behind
+        // the first image, engines may lay values out in another way.
+        const auto key = std::tuple(images_, domain, node.op, outputs.size(), attributes, inputs);
+        auto found = alike_.find(key);
+        if (found == alike_.end()) found = alike_.emplace(key, returned_by(node, domain, attributes, at)).first;
+        const auto &[results, size, products_summed, always] = found->second;
+        bytes = lived.bytes = size, work = products_summed, lived.values = double(outputs.size());
         for (std::size_t i = 0; i < outputs.size(); ++i)
-            if (returned.count(outputs[i])) lived.bytes -= double(results[i].most) * results[i].item;
+            if (returned.count(outputs[i])) lived.bytes -= double(results[i]->most) * results[i]->item;
         // What is always the same is there all the time. Sizes may be asked of another value that has the same.
         if (!always) lives_.push_back(lived);
         for (std::size_t i = 0; i < outputs.size(); ++i) {
             if (outputs[i].empty()) continue;
-            results[i].fixed = always;
             define(outputs[i], results[i]);
-            if (!always && !asks) made_[outputs[i]] = lives_.size() - 1;
+            if (!always && !asks_sizes(node)) made_[outputs[i]] = lives_.size() - 1;
             if (const auto said = declared.find(outputs[i]); said != declared.end())
-                agree(outputs[i], results[i], said->second);
+                agree(outputs[i], *results[i], said->second);
         }
         return always;
     }
 
-    std::vector<GraphValue> returned_by(GraphNode &node, const std::string &domain,
-                                        const std::vector<std::string_view> &attributes, const std::string &at,
-                                        double &bytes, double &work) {
+    // Whether a node reads the sizes of a value, and not its numbers.
+    static bool asks_sizes(const GraphNode &node) { return node.op == "Shape" || node.op == "Size"; }
+
+    Returned returned_by(GraphNode &node, const std::string &domain, const std::vector<std::string_view> &attributes,
+                         const std::string &at) {
         const auto &forms = published_["forms"];
         const bool known = imports.count(domain.empty() ? "ai.onnx" : domain) && forms.contains(domain) &&
                            forms[domain].contains(node.op) && (kind_ == "step" || among(published_["plain"], node.op));
@@ -288,21 +314,25 @@ private:
         }
         results.resize(node.results, results.at(0));
         images_ = images_ || name == "conv" || name == "pool";
+        const auto same = [](const ValuePtr &value) { return !value || value->fixed; };
         const auto item = item_returned(node);
         double numbers = node.memory;
+        Returned found;
+        found.always = (asks_sizes(node) && node.exact) || ranges::all_of(node.inputs, same);
         for (auto &result : results) {
             known_ += result.content ? Int(result.content->size()) : 0;
             if (known_ > 1024 + size_ / 8) result.content.reset();
             shapes_.insert(result.dims);
             if (known_ > 65536 + size_)
                 refuse_graph("sizes that are computed of more numbers than the file has bytes", "a few of each");
-            result.loose = node.loose, result.item = item;
+            result.loose = node.loose, result.item = item, result.fixed = found.always;
             numbers += laid_out(result);
+            found.results.push_back(one(std::move(result)));
         }
-        work = numbers;
-        for (const auto &value : node.inputs) work += value ? double(value->most) : 0;
-        work = node.work + SLOW * work, bytes = numbers * item;
-        return results;
+        found.bytes = numbers * item;
+        for (const auto &value : node.inputs) numbers += value ? double(value->most) : 0;
+        found.work = node.work + SLOW * numbers;
+        return found;
     }
 
     static void hold_against_form(const GraphNode &node, const Json &form, const std::string &at) {
@@ -487,6 +517,11 @@ private:
     const Json &published_;
     std::map<std::string, ValuePtr> values_;
     std::map<std::string, std::size_t> made_;
+    std::map<std::tuple<bool, std::string, std::string, std::size_t, std::vector<std::string_view>,
+                        std::vector<const GraphValue *>>,
+             Returned>
+        alike_;
+    std::set<ValuePtr, Less> same_;
     std::set<Dims> shapes_;
     bool images_ = false;
     std::vector<Lived> lives_;

@@ -267,7 +267,7 @@ Results pad(GraphNode &node) {
     if (pads.size() != 2 * many) refuse_graph("pads of another number than axes", "two for each");
     for (std::size_t i = 0; i < many; ++i) {
         const auto axis = axes ? place((*axes)[i], dims.size()) : i;
-        dims.at(axis) = std::max<Int>(dims[axis] + pads[i] + pads[many + i], 0);
+        dims.at(axis) = std::max<Int>(dims.at(axis) + pads[i] + pads[many + i], 0);
     }
     return {node.like(dims, {}, exact)};
 }

@@ -34,7 +34,7 @@ std::optional<Int> made(const std::string &op, Int x, Int y) {
 
 std::optional<Ranges> computed(const std::string &op, const Ranges &left, const Ranges &right) {
     if (left.size() != right.size() && left.size() != 1 && right.size() != 1) return {};
-    if (left.empty() || right.empty()) return left.size() == right.size() ? std::optional(Ranges()) : std::nullopt;
+    if (left.empty() || right.empty()) return Ranges();
     Ranges found;
     for (std::size_t i = 0; i < std::max(left.size(), right.size()); ++i) {
         const auto [a, b] = left[left.size() == 1 ? 0 : i];

@@ -41,6 +41,9 @@ void Stream::draw(Sampler &sampler, std::int32_t *tokens, float *logprobs) {
     refuse_text("a draw");
     need(tokens != nullptr, TXL_USAGE, "tokens are NULL, expected room for [b]; give an array");
     need(fed_, TXL_USAGE, "nothing was fed, expected a prompt to draw after; feed one");
+    for (std::int64_t row = 0; row < b_; ++row)
+        need(!stale_[row], TXL_USAGE, "sequence ", row,
+             " was reset or restored and not fed since, expected a prompt to draw after; feed one");
     need(sampler.batch() == std::size_t(b_), TXL_USAGE, "the sampler is for ", sampler.batch(), " sequences, expected ",
          b_, "; open another");
     for (std::int64_t row = 0; row < b_; ++row) {

@@ -1,6 +1,7 @@
 #include "words.hpp"
 
 #include <algorithm>
+#include <array>
 
 #include "error.hpp"
 #include "ranges.hpp"
@@ -33,6 +34,68 @@ bool is_white(std::uint32_t code) {
     return (code >= 9 && code <= 13) || (code >= 28 && code <= 32) || code == 0x85 || code == 0xa0 || code == 0x1680 ||
            (code >= 0x2000 && code <= 0x200a) || code == 0x2028 || code == 0x2029 || code == 0x202f || code == 0x205f ||
            code == 0x3000;
+}
+
+void write(std::string &text, std::uint32_t code) {
+    const int more = code < 0x80 ? 0 : code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
+    text += char(more ? (0xff00U >> (more + 1) & 0xffU) | code >> 6 * more : code);
+    for (int i = more; i-- > 0;) text += char(0x80U | (code >> 6 * i & 0x3fU));
+}
+
+// What Python's str.lower does with single characters: rows are in order, and begin with their first and last one.
+struct Cases {
+    std::vector<std::array<std::int32_t, 4>> lower;  // each how many-th one changes, and by how much
+    std::vector<std::array<std::int32_t, 3>> kinds;  // CASED, or IGNORABLE beside a sigma
+};
+constexpr int CASED = 1, IGNORABLE = 2;
+
+const Cases &cases() {
+    static const auto found = [] {
+        const auto table = parse_json(published_cases(), "the table of cases");
+        return Cases{table["lower"], table["kinds"]};
+    }();
+    return found;
+}
+
+// The row of a character; null where there is none.
+template <typename Row>
+const Row *row_of(const std::vector<Row> &rows, std::uint32_t code) {
+    const auto number = std::int32_t(code);
+    const auto behind =
+        std::upper_bound(rows.begin(), rows.end(), number, [](auto n, const Row &row) { return n < row[0]; });
+    return behind == rows.begin() || behind[-1][1] < number ? nullptr : &behind[-1];
+}
+
+int kind_of(std::uint32_t code) {
+    const auto *row = row_of(cases().kinds, code);
+    return row ? (*row)[2] : 0;
+}
+
+// A sigma has another form at the end of a word.
+bool is_final(const std::vector<std::uint32_t> &codes, std::size_t at) {
+    auto before = at, behind = at + 1;
+    while (before > 0 && kind_of(codes[before - 1]) == IGNORABLE) --before;
+    while (behind < codes.size() && kind_of(codes[behind]) == IGNORABLE) ++behind;
+    return before > 0 && kind_of(codes[before - 1]) == CASED &&
+           !(behind < codes.size() && kind_of(codes[behind]) == CASED);
+}
+
+std::string lower_case(std::string_view text) {
+    std::vector<std::uint32_t> codes;
+    for (std::size_t at = 0; at < text.size();) at += character(text, at, codes.emplace_back());
+    std::string lowered;
+    for (std::size_t i = 0; i < codes.size(); ++i) {
+        const auto code = codes[i];
+        const auto *row = row_of(cases().lower, code);
+        const bool changes = row && (std::int32_t(code) - (*row)[0]) % (*row)[2] == 0;
+        if (code == 0x130)  // the one letter that becomes two characters
+            lowered += "i\u0307";
+        else
+            write(lowered, code == 0x3a3 && is_final(codes, i) ? 0x3c2
+                           : changes                           ? code + std::uint32_t((*row)[3])
+                                                               : code);
+    }
+    return lowered;
 }
 
 }  // namespace
@@ -79,17 +142,12 @@ std::vector<std::int32_t> Vocabulary::encode(std::string_view text) const {
         for (const char byte : text) ids.push_back(static_cast<unsigned char>(byte));
         return ids;
     }
-    bool plain = true;
     for (std::size_t at = 0; at < text.size();) {
         std::uint32_t code = 0;
         const auto length = character(text, at, code);
         need(length > 0, TXL_USAGE, "the text is not UTF-8 at byte ", at, ", expected text; convert it first");
-        plain = plain && length == 1;
         at += length;
     }
-    need(plain || !lower_case_, TXL_UNSUPPORTED,
-         "the vocabulary has lower_case and the text is not ASCII, which needs tables of Unicode; encode it with "
-         "txl_runtime from Python");
     for (std::size_t at = 0; at < text.size();) {
         const auto end = std::min(text.find_first_of("\r\n", at), text.size());
         if (line_start_ >= 0) ids.push_back(std::int32_t(line_start_));
@@ -101,10 +159,8 @@ std::vector<std::int32_t> Vocabulary::encode(std::string_view text) const {
 }
 
 void Vocabulary::split(std::string_view line, std::vector<std::int32_t> &ids) const {
-    std::string lowered(line);
-    if (lower_case_)
-        ranges::transform(line, lowered.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? char(c + 32) : c; });
-    line = lowered;
+    const auto lowered = lower_case_ ? lower_case(line) : std::string();
+    if (lower_case_) line = lowered;
     std::vector<std::pair<std::size_t, std::size_t>> words;  // between white space: where they begin and end
     for (std::size_t at = 0, end = line.size(); at < line.size();) {
         std::uint32_t code = 0;

@@ -31,6 +31,50 @@ static txl_file read_file(const char *folder, const char *name) {
     return found;
 }
 
+/* A sequence that was reset or restored has no log-probabilities of its own until it is fed, whatever the others have.
+ */
+static void draw_again(txl_model *model) {
+    txl_error error = TXL_NEW(txl_error);
+    txl_sampling sampling = TXL_NEW(txl_sampling);
+    txl_stream *stream = NULL;
+    txl_sampler *sampler = NULL;
+    int32_t tokens[2] = {1, 1};
+    const int32_t swapped[2] = {1, 0}, first[2] = {1, 0}, last[2] = {0, 1};
+    const void *inputs[] = {tokens};
+    const uint8_t second[2] = {0, 1};
+    size_t needed = 0;
+    expect(txl_stream_open(model, 2, -1, &stream, &error) == TXL_OK, error.message);
+    expect(txl_sampler_open(&sampling, 2, &sampler, &error) == TXL_OK, error.message);
+    expect(txl_sampler_draw(sampler, stream, tokens, NULL, &error) == TXL_USAGE, "a draw of a new stream is refused");
+    expect(txl_stream_feed(stream, 1, inputs, first, NULL, 0, &error) == TXL_OK, error.message);
+    expect(txl_sampler_draw(sampler, stream, tokens, NULL, &error) == TXL_OK, "a sequence may be idle from the start");
+    txl_stream_save(stream, 0, NULL, 0, &needed, &error);
+    char *bytes = malloc(needed + 1);
+    expect(txl_stream_save(stream, 0, bytes, needed, &needed, &error) == TXL_OK, error.message);
+    for (int kind = 0; kind < 4; ++kind) {
+        expect(txl_stream_feed(stream, 1, inputs, NULL, NULL, 0, &error) == TXL_OK, error.message);
+        expect(txl_sampler_draw(sampler, stream, tokens, NULL, &error) == TXL_OK, "once it was fed it is drawn");
+        const txl_code code = kind == 0   ? txl_stream_reset(stream, second, &error)
+                              : kind == 1 ? txl_stream_restore(stream, 1, bytes, needed, &error)
+                                          : txl_stream_reset(stream, kind == 2 ? NULL : second, &error);
+        expect(code == TXL_OK, error.message);
+        if (kind == 3) expect(txl_stream_select(stream, swapped, 2, &error) == TXL_OK, error.message);
+        const char *who = kind == 3 ? "sequence 0 " : "sequence 1 ";
+        for (int fed = 0; fed < 2; ++fed) {
+            if (fed || kind == 2)
+                expect(txl_stream_feed(stream, 1, inputs, kind == 3 ? last : first, NULL, 0, &error) == TXL_OK,
+                       error.message);
+            expect(txl_sampler_draw(sampler, stream, tokens, NULL, &error) == TXL_USAGE && strstr(error.message, who),
+                   "a draw of a sequence that was reset or restored is refused until it is fed");
+        }
+    }
+    expect(txl_stream_prepare(stream, &error) == TXL_OK, error.message);
+    expect(txl_stream_feed(stream, 1, inputs, first, NULL, 0, &error) == TXL_OK, error.message);
+    expect(txl_sampler_draw(sampler, stream, tokens, NULL, &error) == TXL_OK, "a prepared stream is a new one");
+    free(bytes);
+    txl_sampler_free(sampler), txl_stream_free(stream);
+}
+
 int main(int count, char **words) {
     if (count < 3) return 2;
     txl_error error = TXL_NEW(txl_error);
@@ -104,6 +148,9 @@ int main(int count, char **words) {
         double reached = -1;
         expect(!held || (txl_model_selftest(held, &reached, &error) == TXL_OK && reached >= 0 && reached <= 1),
                "a model from memory passes its self-test, lean or not");
+        info.size = sizeof info;
+        if (held && !txl_model_describe(held, &info, &error) && info.flags & TXL_IS_SCORING && info.batch_size > 1)
+            draw_again(held);
         txl_model_free(held);
         held = NULL;
     }

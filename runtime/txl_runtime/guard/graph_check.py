@@ -322,6 +322,8 @@ class Walk:
             if 1 in size and 2 in size:
                 raise RefusedError("a size with a number and a name", "one of them")
             sizes.append(signed(size[1]) if 1 in size else self._names[size.get(2, b"")])
+            if isinstance(sizes[-1], int) and sizes[-1] < 0:
+                raise RefusedError(f"a size of {sizes[-1]}", "0 or more")
         if tensor.get(1) not in ITEMS or 2 not in tensor:
             raise RefusedError(f"a value of type {tensor.get(1)}, or without axes", "a tensor of numbers")
         return tensor[1], tuple(sizes)
@@ -361,8 +363,9 @@ class Walk:
         if max(len(inputs), len(outputs)) > SIDES:
             raise RefusedError(f"a node of {len(inputs)} inputs and {len(outputs)} results", f"at most {SIDES}")
         self.nodes.append((f"{domain}.{op}" if domain else op, read, outputs))
-        # A model's layers are alike: what has been found of one node is true of all that differ in names alone.
-        key = (domain, op, len(outputs), *attributes, *map(id, inputs))
+        # A model's layers are alike: what has been found of one node is true of all that differ in names alone. Behind
+        # the first image, engines may lay values out in another way.
+        key = (self._images, domain, op, len(outputs), *attributes, *map(id, inputs))
         if key not in self._alike:
             self._alike[key] = self._returned(domain, op, attributes, inputs, outputs)
         results, size, work, always = self._alike[key]
@@ -370,7 +373,7 @@ class Walk:
             found.most * found.item for name, found in zip(outputs, results, strict=True) if name in returned
         )
         # What is always the same is there all the time. Sizes may be asked of another value that has the same.
-        node = -1 if always else self._lives.add(tuple(reads), kept, len(outputs))
+        node = -1 if always else self._lives.add(sorted(reads), kept, len(outputs))
         for name, found in zip(outputs, results, strict=True):
             if name:
                 self._define(name, found)

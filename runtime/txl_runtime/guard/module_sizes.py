@@ -26,7 +26,7 @@ def _window(node: Node, kernel: Sequence[int]) -> tuple[Value, list[int], bool]:
     gaps = node.attributes.get("dilations") or [1] * many
     pads = (node.attributes.get("pads") or [0] * 2 * many) if padding == b"NOTSET" else [0] * 2 * many
     more = node.attributes.get("output_padding") or [0] * many
-    if not many == len(kernel) == len(strides) == len(gaps) == len(more) == len(pads) // 2 or min(
+    if not 0 < many == len(kernel) == len(strides) == len(gaps) == len(more) == len(pads) // 2 or min(
         *strides, *gaps, *(n + 1 for n in (*kernel, *pads, *more)), 1
     ) < 1:  # fmt: skip
         raise RefusedError("windows, strides or pads of other sizes than the value", "some for each axis")

@@ -70,13 +70,15 @@ def _broadcast(node: Node) -> Value:
             kept = _kept([(0, max(-low, high)) if node.op == "Abs" and low < 0 else (low, high) for low, high in ends])
         return Value(dims, node.exact, values[0].most, kept)
     if len(dims) > 1 or values[0].content is None or len(values) != 2 or values[1].content is None:
-        return Value(dims, node.exact, math.prod(dims))
+        return node.like(dims)
     return node.like(dims, _computed(node.op, values[0].content, values[1].content))
 
 
 def _computed(op: str, left: Ranges, right: Ranges) -> Ranges | None:
     if len(left) != len(right) and 1 not in (len(left), len(right)):
         return None
+    if not (left and right):
+        return ()
     count, found = max(len(left), len(right)), []
     for (a, b), (c, d) in zip(left * (count // len(left)), right * (count // len(right)), strict=True):
         if op == "Div" and c > 0:  # towards zero or down, whatever the type

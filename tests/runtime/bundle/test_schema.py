@@ -32,7 +32,10 @@ def written(make_bundle: Callable[..., Path]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", published.PUBLISHED)
 def test_what_is_published_is_what_the_code_says(name):
-    assert (published.DOCS / name).read_text("utf-8") == published.text(name), "make published"
+    found, expected = (published.DOCS / name).read_text("utf-8"), published.text(name)
+    if json.loads(found).get("unicode") != json.loads(expected).get("unicode"):
+        pytest.skip("this Python has another Unicode than the table")
+    assert found == expected, "make published"
 
 
 def test_the_schema_is_one_and_says_what_every_field_is():
