@@ -165,8 +165,8 @@ TXL_API txl_code txl_stream_generate(txl_stream *, const txl_sampling *, const i
                                      const int32_t *counts, int32_t count, int32_t *drawn, float *logprobs, txl_error *);
 
 /* Random numbers of b sequences. A draw is made where the last feed or committed run of the stream ended; the tokens [b]
- * are not fed. Log-probabilities [b] are those before temperature and cuts, or NULL. A sequence that was reset or restored
- * has to be fed before the next draw; what is drawn of one that never was fed means nothing. Draws are RT */
+ * are not fed. Log-probabilities [b] are those before temperature and cuts, or NULL. A sequence that was not fed since it was
+ * new, reset or restored gets the token -1 and 0, and takes no random number. Draws are RT */
 TXL_API txl_code txl_sampler_open(const txl_sampling *, int32_t b, txl_sampler **, txl_error *);
 TXL_API void txl_sampler_free(txl_sampler *);
 TXL_API txl_code txl_sampler_draw(txl_sampler *, txl_stream *, int32_t *tokens, float *logprobs, txl_error *);

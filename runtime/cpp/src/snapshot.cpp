@@ -123,7 +123,7 @@ void Stream::restore(std::int32_t row, std::string_view bytes) {
     if (n == b_) states_->reset();
     for (std::size_t i = 0; n < b_ && i < rows.size(); ++i) states_->reset(rows[i]);
     states_->put(rows, carried);
-    for (auto one : rows) stale_[one] = true;
+    for (auto one : rows) fed_[one] = false;
 }
 
 }  // namespace txl_runtime

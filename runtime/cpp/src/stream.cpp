@@ -73,7 +73,7 @@ void Stream::check_batch(std::int64_t b) const {
 void Stream::set_batch(std::int64_t b) {
     b_ = b;
     counts_.assign(b, 0), inside_ = counts_;
-    stale_.assign(b, false);
+    fed_.assign(b, false);
 }
 
 void Stream::prepare() {
@@ -96,8 +96,7 @@ void Stream::prepare() {
         softmax_->logprobs(some.as<float>(), rows, all.as<float>(), softmax_->words());
     }
     states_->reset();
-    fed_ = false;
-    ranges::fill(stale_, false);
+    ranges::fill(fed_, false);
     if (last_.shape.rank()) zero(last_.view());
 }
 
@@ -257,9 +256,8 @@ void Stream::keep_last() {
         if (!inside_[row]) continue;
         const auto last = before_softmax(row, inside_[row] - 1);
         if (last.shape.rank() == 1) copy(last_.view().at(0, row), last);
-        stale_[row] = false;
+        fed_[row] = true;
     }
-    fed_ = true;
 }
 
 void Stream::clear_outputs(std::int64_t length, void *const *outputs, bool last) {
@@ -323,7 +321,7 @@ void Stream::reset(const std::uint8_t *which) {
     const auto many = which ? std::count_if(which, which + b_, [](auto one) { return one != 0; }) : b_;
     need(many == 0 || many == b_ || !model_->manifest.lockstep, TXL_USAGE,
          "some sequences are to be reset, but this model's run in lockstep, expected all or none; reset all");
-    for (std::int64_t row = 0; row < b_; ++row) stale_[row] = stale_[row] || !which || which[row];
+    for (std::int64_t row = 0; row < b_; ++row) fed_[row] = fed_[row] && which && !which[row];
     if (!which || (many == b_ && model_->manifest.lockstep)) return states_->reset();
     for (std::int64_t row = 0; row < b_; ++row)
         if (which[row]) states_->reset(row);
@@ -337,15 +335,15 @@ void Stream::select(const std::int32_t *rows, std::int64_t count) {
         need(row >= 0 && row < b_, TXL_USAGE, "sequence ", row, " was selected, expected 0 ... ", b_ - 1,
              "; name those that there are");
     const auto carried = states_->take(from);
-    std::vector<char> stale;
-    for (auto row : from) stale.push_back(stale_[row]);
+    std::vector<char> fed;
+    for (auto row : from) fed.push_back(fed_[row]);
     Array last = last_.shape.rank() ? Array(TXL_FLOAT32, last_.shape) : Array();
     for (std::size_t i = 0; last.shape.rank() && i < from.size(); ++i)
         copy(last.view().at(0, i), last_.view().at(0, from[i]));
     states_->reset();
     set_batch(count);
     states_->put(sequences(-1), carried);
-    last_ = std::move(last), stale_ = std::move(stale);
+    last_ = std::move(last), fed_ = std::move(fed);
 }
 
 std::vector<std::int32_t> Stream::sequences(std::int32_t row) const {

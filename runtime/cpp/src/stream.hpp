@@ -67,8 +67,7 @@ private:
     View ids_;                                   // the caller's tokens [b, T]
     std::vector<std::int32_t> counts_, inside_;  // of all that was given, and of the segment
     Array last_, row_;         // what the softmax takes of each sequence's last position; log-probabilities
-    bool fed_ = false;         // anything, since the stream was new
-    std::vector<char> stale_;  // of each sequence: reset or restored, and not fed since
+    std::vector<char> fed_;    // of each sequence: since it was new, reset or restored
 };
 
 }  // namespace txl_runtime

@@ -40,13 +40,14 @@ void Stream::score(const std::int32_t *tokens, std::int64_t length, const std::i
 void Stream::draw(Sampler &sampler, std::int32_t *tokens, float *logprobs) {
     refuse_text("a draw");
     need(tokens != nullptr, TXL_USAGE, "tokens are NULL, expected room for [b]; give an array");
-    need(fed_, TXL_USAGE, "nothing was fed, expected a prompt to draw after; feed one");
-    for (std::int64_t row = 0; row < b_; ++row)
-        need(!stale_[row], TXL_USAGE, "sequence ", row,
-             " was reset or restored and not fed since, expected a prompt to draw after; feed one");
+    need(std::count(fed_.begin(), fed_.end(), true), TXL_USAGE,
+         "no sequence was fed since it was new, reset or restored, expected a prompt to draw after; feed one");
     need(sampler.batch() == std::size_t(b_), TXL_USAGE, "the sampler is for ", sampler.batch(), " sequences, expected ",
          b_, "; open another");
     for (std::int64_t row = 0; row < b_; ++row) {
+        tokens[row] = -1;
+        if (logprobs) logprobs[row] = 0;
+        if (!fed_[row]) continue;
         softmax_->logprobs(last_.as<float>() + row * softmax_->width(), 1, row_.as<float>(), softmax_->words());
         tokens[row] = sampler.draw(std::size_t(row), row_.as<float>(), softmax_->words());
         if (logprobs) logprobs[row] = row_.as<float>()[tokens[row]];

@@ -39,6 +39,7 @@ static void draw_again(txl_model *model) {
     txl_stream *stream = NULL;
     txl_sampler *sampler = NULL;
     int32_t tokens[2] = {1, 1};
+    float logprobs[2];
     const int32_t swapped[2] = {1, 0}, first[2] = {1, 0}, last[2] = {0, 1};
     const void *inputs[] = {tokens};
     const uint8_t second[2] = {0, 1};
@@ -47,27 +48,34 @@ static void draw_again(txl_model *model) {
     expect(txl_sampler_open(&sampling, 2, &sampler, &error) == TXL_OK, error.message);
     expect(txl_sampler_draw(sampler, stream, tokens, NULL, &error) == TXL_USAGE, "a draw of a new stream is refused");
     expect(txl_stream_feed(stream, 1, inputs, first, NULL, 0, &error) == TXL_OK, error.message);
-    expect(txl_sampler_draw(sampler, stream, tokens, NULL, &error) == TXL_OK, "a sequence may be idle from the start");
+    expect(txl_sampler_draw(sampler, stream, tokens, NULL, &error) == TXL_OK && tokens[0] >= 0 && tokens[1] == -1,
+           "a sequence that is idle from the start has no token");
+    tokens[1] = 1;
     txl_stream_save(stream, 0, NULL, 0, &needed, &error);
     char *bytes = malloc(needed + 1);
     expect(txl_stream_save(stream, 0, bytes, needed, &needed, &error) == TXL_OK, error.message);
     for (int kind = 0; kind < 4; ++kind) {
         expect(txl_stream_feed(stream, 1, inputs, NULL, NULL, 0, &error) == TXL_OK, error.message);
-        expect(txl_sampler_draw(sampler, stream, tokens, NULL, &error) == TXL_OK, "once it was fed it is drawn");
+        expect(txl_sampler_draw(sampler, stream, tokens, NULL, &error) == TXL_OK && tokens[1] >= 0,
+               "once it was fed it is drawn");
         const txl_code code = kind == 0   ? txl_stream_reset(stream, second, &error)
                               : kind == 1 ? txl_stream_restore(stream, 1, bytes, needed, &error)
                                           : txl_stream_reset(stream, kind == 2 ? NULL : second, &error);
         expect(code == TXL_OK, error.message);
         if (kind == 3) expect(txl_stream_select(stream, swapped, 2, &error) == TXL_OK, error.message);
-        const char *who = kind == 3 ? "sequence 0 " : "sequence 1 ";
+        const int other = kind == 3 ? 1 : 0;
         for (int fed = 0; fed < 2; ++fed) {
             if (fed || kind == 2)
-                expect(txl_stream_feed(stream, 1, inputs, kind == 3 ? last : first, NULL, 0, &error) == TXL_OK,
+                expect(txl_stream_feed(stream, 1, inputs, other ? last : first, NULL, 0, &error) == TXL_OK,
                        error.message);
-            expect(txl_sampler_draw(sampler, stream, tokens, NULL, &error) == TXL_USAGE && strstr(error.message, who),
-                   "a draw of a sequence that was reset or restored is refused until it is fed");
+            expect(txl_sampler_draw(sampler, stream, tokens, logprobs, &error) == TXL_OK && tokens[other] >= 0 &&
+                       tokens[1 - other] == -1 && logprobs[1 - other] == 0,
+                   "a sequence that was reset or restored has no token until it is fed");
+            tokens[1 - other] = 1;
         }
     }
+    expect(txl_stream_reset(stream, NULL, &error) == TXL_OK, error.message);
+    expect(txl_sampler_draw(sampler, stream, tokens, NULL, &error) == TXL_USAGE, "where none was fed, a draw is refused");
     expect(txl_stream_prepare(stream, &error) == TXL_OK, error.message);
     expect(txl_stream_feed(stream, 1, inputs, first, NULL, 0, &error) == TXL_OK, error.message);
     expect(txl_sampler_draw(sampler, stream, tokens, NULL, &error) == TXL_OK, "a prepared stream is a new one");

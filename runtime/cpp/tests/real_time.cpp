@@ -68,8 +68,7 @@ void run(const char *bundle) {
         auto error = TXL_NEW(txl_error);
         if (draws && txl_sampler_draw(sampler.get(), stream.get(), tokens.data(), nullptr, &error))
             throw txl::Error(TXL_USAGE, error.message);
-        which.assign(counts.size(), 0);
-        which[b > 1 && (step + 1) % 3 == 0 ? 1 : 0] = 1;  // one that is fed in the next step, and then drawn
+        which[0] = 1;
         stream.reset((info.flags & TXL_IS_INDEPENDENT) && b > 1 ? which.data() : nullptr);
         if (b == 1 && draws) stream.feed(1, inputs.data(), nullptr);
     }
