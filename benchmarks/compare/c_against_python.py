@@ -103,23 +103,23 @@ def commands(program: Path, case: Case) -> dict[str, list[str]]:
     }
 
 
-def turns(rounds: int) -> list[tuple[str, ...]]:
+def turns(rounds: int, sides: tuple[str, ...] = ("C", "Python")) -> list[tuple[str, ...]]:
     """The sides of each round, in the order in which they work."""
-    return [("C", "Python")[:: 1 if turn % 2 == 0 else -1] for turn in range(rounds)]
+    return [sides[turn % len(sides) :] + sides[: turn % len(sides)] for turn in range(rounds)]
 
 
-def timed(program: Path, case: Case, rounds: int, seconds: float) -> dict[str, list[float]]:
-    """Microseconds of one segment, by side and round."""
+def timed(starting: Mapping[str, list[str]], case: Case, rounds: int, seconds: float) -> dict[str, list[float]]:
+    """Microseconds of one segment, by side and round; `starting` has the command of each side."""
     with ExitStack() as stack:
         ask: dict[str, Ask] = {
-            side: stack.enter_context(asked(command, ROOT, side)) for side, command in commands(program, case).items()
+            side: stack.enter_context(asked(command, ROOT, side)) for side, command in starting.items()
         }
         memory = txl_runtime.load(case.bundle, backend="cpu").manifest.memory_length
         request = {"positions": case.positions, "calls": 1 + (memory or 0) // case.positions}
         once = {side: each(request)["seconds"] / request["calls"] for side, each in ask.items()}  # memory is full now
         calls = {side: max(1, round(seconds / max(took, 1e-7))) for side, took in once.items()}
         found: dict[str, list[float]] = {side: [] for side in ask}
-        for sides in turns(rounds):
+        for sides in turns(rounds, tuple(starting)):
             for side in sides:
                 took = ask[side]({"positions": case.positions, "calls": calls[side]})["seconds"]
                 found[side].append(took / calls[side] * 1e6)
@@ -163,7 +163,7 @@ def main() -> int:
         program = built(Path(folder), options.installed)
         for case in chosen:
             log(case.name)
-            steps[case.name] = timed(program, case, rounds, seconds)
+            steps[case.name] = timed(commands(program, case), case, rounds, seconds)
             if case.positions == 1:
                 found = started(program, case, rounds)
                 starts[case.name], peaks[case.name] = found["ms"], found["MB"]

@@ -19,8 +19,7 @@ def inputs(model: txl_runtime.Model, length: int) -> dict[str, Array]:
         if entry.role == "tokens":
             given[entry.name] = draws.integers(0, model.vocab_size, (model.batch_size, length), np.int32)
         elif entry.role == "feature":
-            features = (size for size in entry.shape[2:] if isinstance(size, int))
-            given[entry.name] = draws.random((model.batch_size, length, *features), np.float32)
+            given[entry.name] = draws.random(entry.sizes(model.batch_size, length), np.float32)
     return given
 
 

@@ -15,6 +15,7 @@ from building import DEBUG, ROOT, build, done
 
 def test_sides_take_turns_in_going_first() -> None:
     assert c_against_python.turns(3) == [("C", "Python"), ("Python", "C"), ("C", "Python")]
+    assert [sides[0] for sides in c_against_python.turns(4, ("a", "b", "c"))] == ["a", "b", "c", "a"]
 
 
 def test_ratios_are_taken_round_by_round() -> None:

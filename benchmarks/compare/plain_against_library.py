@@ -1,0 +1,159 @@
+"""Time packages in plain C of 12 kinds of steps and of two larger models beside the bundles they were made of.
+
+    python benchmarks/compare/plain_against_library.py [--only NAME …] [--rounds 12] [--installed PREFIX]
+
+Each bundle is packaged, which compares it with the bundle over chained segments: the first table has the largest error
+that was found, and the bytes that the package says it takes. Then the C function takes turns with the library for C and
+C++ and with Python's runtime, both on the same ONNX Runtime, with one thread each, once memory is full; they take the
+ring where a bundle has one. Processor time is counted, and the ratio is taken round by round. `--work` keeps bundles,
+and what lies there is used again. Kinds whose packages are not installed are left out by name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import onnxruntime
+import txl_runtime
+from c_against_python import ROOT, Case, built, commands, timed
+from host_cost import spread
+from python_side import inputs
+from txl_runtime.model import Model
+
+from benchmarks.shared.models import random_bundle, shape
+from benchmarks.shared.results import finish, parser
+from benchmarks.shared.tables import Table, log
+from txl_deploy.plain_c.compiling import find_compiler
+from txl_deploy.plain_c.generating import KINDS
+from txl_deploy.plain_c.package import PlainPackage, package_c
+from txl_deploy.plain_c.rendering import FLAGS, literals
+
+sys.path.append(str(ROOT / "benchmarks" / "rivals"))
+from all_steps import made
+from foreign_steps import AbsentError
+from rivals import bundle_of
+
+STEPS = ["gru-1x256-b1", "lstm-1x256-b1", "lstm-2x128-b1", "gtrxl-b1", "tcn-ring", "voice", "emformer", "rwkv", "mamba"]
+"""Kinds whose steps are in `rivals`."""
+SMALL = shape(2, 64, 4, 16, 128, 96)
+TRANSFORMERS = {
+    "txl": (SMALL, 32, {}),
+    "txl-hidden": (SMALL, 32, {"memory": "hidden"}),
+    "txl-clusters": (SMALL | {"cutoffs": [20, 50]}, 32, {}),
+    "txl-4x192": (shape(4, 192, 6, 32, 768, 256), 128, {}),
+    "txl-12x512": (shape(12, 512, 8, 64, 2048, 204), 640, {}),
+}
+"""By name: config, M and what else an export is told. The last two are larger than what plain C is for."""
+SIZES = ("state_bytes", "weight_bytes", "stack_bytes", "code_bytes", "multiply_adds")
+SIDES = ("plain C", "library", "Python")
+
+
+class Measured(NamedTuple):
+    """Of one package: the largest error, what it says of itself, and µs of a segment by side and round."""
+
+    error: float
+    sizes: dict[str, int | None]
+    steps: dict[str, list[float]]
+
+
+def bundle(name: str, work: Path) -> Path:
+    """The bundle of a kind, exported where it is not there yet.
+
+    Raises:
+        AbsentError: its package is not installed.
+    """
+    if name in STEPS:
+        return bundle_of(name, made(name, None), work)
+    path = work / f"{name}.txl"
+    if not path.exists():
+        values, memory, more = TRANSFORMERS[name]
+        random_bundle(path, values, (8, 1), memory, None, **more)
+    return path
+
+
+def side(package: PlainPackage, model: Model, folder: Path) -> list[str]:
+    """The command of the side of plain C: compiled with inputs of its own."""
+    name, glue = package.name, [f'#include "{package.name}.h"', f"#define WEIGHTS {package.weight_bytes}"]
+    given = inputs(model, package.segment_length)
+    for number, entry in enumerate(model.manifest.given):
+        glue.append(f"static const {KINDS[entry.dtype]} given_{number}[] = {{{literals(given[entry.name])}}};")
+    for number, output in enumerate(model.manifest.outputs):
+        size = np.prod(output.sizes(package.batch_size, package.segment_length))
+        glue.append(f"static {KINDS[output.dtype]} found_{number}[{size}];")
+    arguments = [*(f"given_{number}" for number in range(len(model.manifest.given))), "NULL"]
+    arguments += [f"found_{number}" for number in range(len(model.manifest.outputs))]
+    glue += [f"static {name}_state state;", f"#define INIT(weights) {name}_init(&state, weights)"]
+    glue.append(f"#define STEP {name}_step(&state, {', '.join(arguments)})")
+    (folder / "glue.h").write_text("\n".join(glue) + "\n")
+    source, program = Path(__file__).with_name("plain_side.c"), folder / "plain_side"
+    flags = ["-std=c99", *shlex.split(FLAGS), f"-I{folder}", f"-I{package.folder}"]
+    sources = [source, package.folder / f"{name}.c"]
+    subprocess.run([*find_compiler(), *flags, *sources, "-o", program, "-lm"], check=True)
+    return [str(program), str(package.folder / f"{name}.weights")]
+
+
+def measured(path: Path, length: int | None, program: Path, rounds: int, seconds: float) -> Measured:
+    """Package one bundle and let the three sides take turns."""
+    model = txl_runtime.load(path, backend="cpu", threads=1)
+    with tempfile.TemporaryDirectory() as place:
+        package = package_c(path, Path(place) / "package", name="model", length=length, weights_file=True)
+        case = Case(path.stem, path, model.update, package.segment_length)
+        others = commands(program, case)
+        starting = dict(zip(SIDES, (side(package, model, Path(place)), others["C"], others["Python"]), strict=True))
+        errors = re.findall(r"max abs \(relative\) ([\d.e+-]+)", package.verified)
+        sizes = {size: getattr(package, size) for size in SIZES}
+        return Measured(max(map(float, errors)), sizes, timed(starting, case, rounds, seconds))
+
+
+def tables(found: dict[str, Measured]) -> list[Table]:
+    """Errors and sizes, then times."""
+    sizes = Table(("step", "largest error", *(size.replace("_", " ") for size in SIZES)))
+    times = Table(("µs of processor time of one segment", *SIDES, "library / plain C (quartiles)"))
+    for name, one in found.items():
+        sizes.add(name, one.error, *(None if size is None else f"{size:,}" for size in one.sizes.values()))
+        sides = [np.array(one.steps[side]) for side in SIDES]
+        times.add(name, *(float(np.median(each)) for each in sides), spread(sides[1] / sides[0], 2))
+    return [sizes, times]
+
+
+def main() -> int:
+    """Read the command line and measure."""
+    names = [*STEPS, *TRANSFORMERS]
+    options = parser(__doc__, seconds=0.1, threads="not asked: all sides have one", quick="the GRU and the txl alone")
+    options.set_defaults(threads=1)
+    options.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME", help="of these steps alone")
+    options.add_argument("--rounds", type=int, default=12, help="turns of each side (default 12)")
+    options.add_argument("--installed", type=Path, metavar="PREFIX", help="where the library was installed")
+    options.add_argument("--work", type=Path, metavar="FOLDER", help="keep bundles here, and use what is there")
+    given = options.parse_args()
+    (library,) = (Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so*")
+    os.environ["TXL_ONNXRUNTIME"] = str(library)
+    rounds, seconds, only = (
+        (1, 0.01, ["gru-1x256-b1", "txl"]) if given.quick else (given.rounds, given.seconds, given.only)
+    )
+    found: dict[str, Measured] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        program = built(Path(folder), given.installed)
+        for name in only:
+            try:
+                path = bundle(name, given.work or Path(folder))
+            except AbsentError as absent:
+                log(f"{name} is left out: {absent}")
+                continue
+            for length in (1, 8) if name == "txl" else (1,) if name in TRANSFORMERS else (None,):
+                log(called := name if length is None else f"{name}, {length}")
+                found[called] = measured(path, length, program, rounds, seconds)
+    finish("plain_against_library", given, tables(found), {name: one._asdict() for name, one in found.items()})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""A package in plain C as a function of Python's: compiled as a shared object, called with arrays of NumPy."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from txl_engines.implicit import whole_update
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.tables import Input, Output
+from txl_runtime.types import Array, Arrays, Ids
+
+from txl_deploy.plain_c.compiling import find_compiler
+from txl_deploy.plain_c.rendering import FLAGS
+
+KINDS = {"float": ctypes.c_float, "int32_t": ctypes.c_int32, "bool": ctypes.c_bool}
+MEMBER = re.compile(r"^    (float|int32_t|bool) (\w+)((?:\[\d+\])*);", re.MULTILINE)
+
+
+class PlainFunction:
+    """The sequences of one state struct.
+
+    Args:
+        package: a folder that `txl-deploy package --target c` wrote, with the weights inside.
+        manifest: of its bundle.
+        folder: where the shared object goes.
+
+    Attributes:
+        batch_size, length: B and L of a step.
+    """
+
+    def __init__(self, package: Path, manifest: Manifest, folder: Path) -> None:
+        (header,) = package.glob("*.h")
+        self._name, self._manifest = header.stem, manifest
+        sizes = dict(re.findall(r"^#define \w+?_(BATCH_SIZE|SEGMENT_LENGTH) (\d+)$", header.read_text(), re.MULTILINE))
+        self.batch_size, self.length = int(sizes["BATCH_SIZE"]), int(sizes["SEGMENT_LENGTH"])
+        library, source = folder / f"{self._name}.so", package / f"{self._name}.c"
+        flags = [*shlex.split(FLAGS), "-std=c99", "-shared", "-fPIC"]
+        subprocess.run([*find_compiler(), *flags, source, "-o", library, "-lm"], check=True)
+        self._library = ctypes.CDLL(str(library))
+        struct, fields = re.search(r"typedef struct \w+ {(.*?)^}", header.read_text(), re.DOTALL | re.MULTILINE), []
+        assert struct is not None, "a header has the struct of its state"
+        for kind, name, sizes in MEMBER.findall(struct[1]):
+            of_c: Any = KINDS[kind]
+            for size in reversed(re.findall(r"\d+", sizes)):
+                of_c = of_c * int(size)
+            fields.append((name, of_c))
+        self._state: Any = type("State", (ctypes.Structure,), {"_fields_": fields})()
+        ctypes.memset(ctypes.byref(self._state), 0xFF, ctypes.sizeof(self._state))  # init reads nothing of it
+        self._members = [name for name, _ in fields]
+        self._call("init")
+
+    def run(self, inputs: Arrays, counts: Ids, commit: bool = True) -> dict[str, Array]:
+        """One segment: inputs by name, [b, T] in the table's order of axes with b and T of at most B and L.
+
+        Sequences and positions that are not given are filled with what would show in every result.
+        """
+        whole, before = np.zeros(self.batch_size, np.int32), bytes(self._state)
+        whole[: len(counts)] = max(counts) if self._manifest.streams == "lockstep" else counts
+        given = [self._filled(entry, inputs[entry.name], len(counts)) for entry in self._manifest.given]
+        found = [np.full(self._sizes(entry), 1, np.dtype(entry.dtype)) for entry in self._manifest.outputs]
+        self._call("step", *given, whole, *found)
+        if not commit:
+            ctypes.memmove(ctypes.byref(self._state), before, len(before))
+        length = max((entry.axes.length(inputs[entry.name]) for entry in self._manifest.given), default=1)
+        return {
+            entry.name: array[entry.axes.at(slice(len(counts)), slice(length))]
+            for entry, array in zip(self._manifest.outputs, found, strict=True)
+        }
+
+    def reset(self, which: Array | None = None) -> None:
+        """Begin sequences anew, bool [B]; all without it."""
+        self._call("reset", None if which is None else which.astype(np.uint8))
+
+    def adopt(self, other: PlainFunction) -> None:
+        """Go on where another package of the same model is, whose segments have another length."""
+        ctypes.memmove(ctypes.byref(self._state), bytes(other._state), ctypes.sizeof(other._state))
+
+    def states(self) -> dict[str, Array]:
+        """All states by name, [.., B, ..], as they are now."""
+        states, side = self._manifest.states_of(whole_update(self._manifest)), self._state.side
+        sides = (np.array(getattr(self._state, name)[side]) for name in self._members[: len(states)])
+        return {
+            state.name: side.astype(state.dtype).reshape(state.shape) for state, side in zip(states, sides, strict=True)
+        }
+
+    def fill(self) -> Ids:
+        """Memory rows that exist, [B]; zeros of a model that has none."""
+        return np.array(getattr(self._state, "fill", [0] * self.batch_size), np.int32)
+
+    def _call(self, what: str, *arrays: Array | None) -> None:
+        pointers = (None if array is None else ctypes.c_void_p(array.ctypes.data) for array in arrays)
+        getattr(self._library, f"{self._name}_{what}")(ctypes.byref(self._state), *pointers)
+
+    def _sizes(self, entry: Input | Output) -> tuple[int, ...]:
+        return entry.sizes(self.batch_size, self.length)
+
+    def _filled(self, entry: Input, array: Array, b: int) -> Array:
+        dtype = np.dtype(entry.dtype)
+        whole = np.full(self._sizes(entry), np.nan if dtype.kind == "f" else 1, dtype)
+        length = array.shape[entry.axes.positions[0]] if entry.axes.positions else 0
+        whole[entry.axes.at(slice(b), slice(length))] = array
+        return whole
