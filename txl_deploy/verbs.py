@@ -15,7 +15,7 @@ from txl_deploy.helping import SETTINGS, Command, Group
 VERBS = {
     "inspect": "Show architecture, sizes, context and parity; what a checkpoint holds, or what an ONNX file remembers.",
     "export": "Turn a trained Transformer-XL, or a model of your own that carries state, into a verified bundle.",
-    "build": "Build an engine of each program and put it into the bundle.",
+    "build": "Build the engines of a bundle and put them into it.",
     "verify": "Compare a bundle or an ONNX file with PyTorch over chained segments; exit code 1 when a gate fails.",
     "selftest": "Replay stored vectors on this machine; exit code 1 when they differ.",
     "conformance": "Run the conformance list through a runtime's driver; exit code 1 when anything is not as expected.",

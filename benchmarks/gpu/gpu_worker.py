@@ -127,9 +127,11 @@ def engine(journal: Journal, given: argparse.Namespace) -> None:
     def build() -> Mapping[str, Any]:
         if name == "cpu":
             return {"engines": 0}
-        from txl_engines import build_bundle
+        from txl_engines.bundles import build_bundle, default_kinds
 
-        build_bundle(path, name, update=update)
+        # A first contact has no time for more than `txl-deploy build` makes.
+        kinds = None if given.segments else default_kinds(open_bundle(path, verify_files=False).manifest)
+        build_bundle(path, name, update=update, kinds=kinds)
         return {}
 
     def open_model() -> Mapping[str, Any]:

@@ -236,17 +236,21 @@ def test_the_command(bundle: Path):
     assert "not yet run on a GPU" in again.stdout
     held = f"weights on the device: 2 × {prefixed(weights)} = {prefixed(2 * weights)}, since each engine holds them"
     assert held in again.stdout
+    spared = "not built: last, score, which only spare the fetching of short rows; --programs all builds them"
+    assert spared in again.stdout
     looked = json.loads(cli("inspect", bundle / document["programs"][0]["file"], "--json").stdout)
     assert (looked["kind"], looked["flavour"], looked["program"]) == ("engine", "onnxruntime", "logprobs-ring-4")
     shown = cli("inspect", bundle / document["programs"][0]["file"])
     assert shown.returncode == 0, shown.stderr
     assert "any GPU" in shown.stdout
+    assert "by ONNX Runtime, where a bundle is loaded with cuda_graphs=True" in shown.stdout
     listed = json.loads(cli("inspect", bundle, "--json").stdout)
     assert [engine["file"] for engine in listed["engines"]] == sorted(entry["file"] for entry in document["programs"])
     assert listed["broken_engines"] == []
     assert f"onnxruntime, ring: {held}" in cli("inspect", bundle).stdout
     everything = cli("build", bundle, "--target", "cuda", "--programs", "all")
     assert f"4 × {prefixed(weights)} = {prefixed(4 * weights)}" in everything.stdout
+    assert "not built" not in everything.stdout
     fewer = cli("build", bundle, "--target", "cuda")
     assert fewer.stderr.count("removed (--programs all builds all)") == 2, fewer.stderr
     wrong = cli("build", bundle, "--target", "cuda", "--sm", "86")

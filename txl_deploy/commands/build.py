@@ -1,4 +1,4 @@
-"""`txl-deploy build`: make the engines of a bundle for NVIDIA GPUs, one per program."""
+"""`txl-deploy build`: make the engines of a bundle for NVIDIA GPUs, one for each program that pays."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 from txl_engines.bundles import BundleBuild, EngineResult, build_bundle, default_kinds
+from txl_engines.composing import whole_programs
 from txl_report.facts.engines import weights_held
 from txl_report.numbers import prefixed
 from txl_runtime.bundle.reading import open_bundle
@@ -48,11 +49,12 @@ def run(
     force: Annotated[bool, typer.Option("--force", help="Build again what is there already.")] = False,
     json: Json = False,
 ) -> None:
-    """Build an engine of each program and put it into the bundle."""
+    """Build the engines of a bundle and put them into it."""
     gpus = _compute_capabilities(sm)
     kinds = None if programs == "all" else tuple(kind.strip() for kind in (programs or "").split(","))
+    manifest = open_bundle(bundle, verify_files=False).manifest
     if programs is None:
-        kinds = default_kinds(open_bundle(bundle, verify_files=False).manifest)
+        kinds = default_kinds(manifest)
     with Display() as display:
         made = build_bundle(bundle, target, gpus, update, force, kinds, listener=display)
     if json:
@@ -62,6 +64,10 @@ def run(
     folder = made.bundle / "engines" / made.target
     stdout.print(f"{folder}: {len(made.engines)} engines, {made.library}, {made.update} memory", soft_wrap=True)
     stdout.print(weights_held(len(made.engines), made.weight_bytes), soft_wrap=True)
+    every = dict.fromkeys(program.kind for program in whole_programs(manifest, made.update))
+    if programs is None and (left := [kind for kind in every if kind not in (kinds or every)]):
+        why = "which only spare the fetching of short rows; --programs all builds them"
+        stdout.print(f"not built: {', '.join(left)}, {why}", soft_wrap=True)
     checks = sorted({check for engine in made.engines for check in engine.sidecar.verified_on})
     ran = all(any(check.startswith("self-test") for check in engine.sidecar.verified_on) for engine in made.engines)
     rest = "" if ran else "; not yet run on a GPU: `txl-deploy selftest` does"

@@ -112,5 +112,6 @@ def fetch_tokens(tokens: DeviceTokens, queue: Queue) -> Ids:
     host = np.zeros(tokens.shape, np.int32)
     width = host.strides[0]
     queue.fetch(host_address(host), tokens.address, width, len(host), width, tokens.pitch)
-    queue.wait()
+    with queue.beside_records():  # another model may be recording in another thread
+        queue.wait()
     return host

@@ -31,6 +31,7 @@ from stand_ins.engine import open_fake_device
 from stand_ins.onnxruntime import opened
 from stand_ins.tensorrt import fake
 from txl_runtime import load
+from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.device import choosing
 from txl_runtime.device.engines import files as engine_files
 from txl_runtime.device.engines.files import find_engines
@@ -287,6 +288,8 @@ def test_onnx_runtime_is_timed_with_and_without_cuda_graphs(tmp_path: Path, monk
     for engine in ("cuda", "cuda-graphs"):
         timed(path, tmp_path, engine)
     assert [driver.calls["cuGraphLaunch"] > 20 for driver in drivers] == [False, True]
+    built = {engine.program.kind for engine in find_engines(open_bundle(path), "cuda")}
+    assert built == {"logprobs"}, "what `txl-deploy build` makes of it, and no more"
 
 
 def test_rtx_is_timed_as_recorded_by_the_loop_and_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from opcodes import bits
-from stand_ins.engine import DeviceArray
+from stand_ins.engine import DeviceArray, open_stand_in, recording_elsewhere
 from txl_runtime import UsageError
 from txl_runtime.device.cuda import Device
 from txl_runtime.device.dlpack import _Tensor
@@ -70,6 +70,15 @@ def test_owners_of_arrays_put_nothing_into_what_another_thread_records(opened, u
         thread.join(60)
     assert len(taking) == len(there.asked_for) > 1
     assert model.backend.driver.captured
+
+
+@both
+def test_a_copy_on_the_host_is_waited_for_beside_what_another_model_records(opened, update):
+    model, host = opened(update), tokens_of(5)
+    loop, other = model.stream().loop, open_stand_in(model.bundle, update, driver=model.backend.driver)
+    there = loop.resident(DeviceArray(model.backend.device, host))
+    with recording_elsewhere(model.backend.driver, other):
+        assert np.array_equal(loop.fetch(there), host)
 
 
 def _before_each_run(executable: Any, hook: Callable[[], None]) -> None:

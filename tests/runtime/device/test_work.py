@@ -77,6 +77,8 @@ def test_what_cannot_be_recorded_runs_as_it_is_and_says_so(opened, update, caplo
     assert [record.message for record in caplog.records if "without being recorded" in record.message] == [
         f"{name.partition(',')[0]} runs without being recorded: {said}" for name, said in ours.loop.recorded.items()
     ]
+    held = [type(argument) for record in caplog.records for argument in record.args or ()]
+    assert set(held) == {str}, "an error would hold the work, and with it the device's memory"
 
 
 # --- what is moved ------------------------------------------------------------------------------------------------
