@@ -179,6 +179,13 @@ def _rename(model: Any) -> None:
         graph.ClearField(field)
 
 
+_LOG_SUM_EXP = re.compile(
+    r"acc = 0\.0f;((?:(?!acc).)*)acc \+= ref_scalar_f32_exp\((\S+)\);((?:(?!acc).)*)ref_scalar_f32_log\(acc\)",
+    re.DOTALL,
+)
+"""A sum of exponentials, which overflows from 89 on."""
+
+
 def _alone(source: str, name: str) -> str:
     """The program with nothing that other files could see, or that a compiler warns of, and on little stack.
 
@@ -187,7 +194,9 @@ def _alone(source: str, name: str) -> str:
     source = source.replace("a > 0.0f ? a : 0.0f", "a < 0.0f ? 0.0f : a")
     source = source.replace("fmaxf(a, b)", "a < b || isnan(b) ? b : a")
     source = source.replace("fminf(a, b)", "a > b || isnan(b) ? b : a")
-    source = re.sub(r"if \((\S+) ([<>]) acc\) acc = \1;", r"if (\1 \2 acc || isnan(\1)) acc = \1;", source)
+    source = re.sub(r"if \((\S+) ([<>]) acc\) acc = \1;", r"if (\1 \2 acc || isnan((float)\1)) acc = \1;", source)
+    added = r"(acc > \2 ? acc : \2) + (acc == \2 ? 0.69314718f : log1pf(expf(-fabsf(acc - \2))))"
+    source = _LOG_SUM_EXP.sub(rf"acc = -INFINITY;\1acc = {added};\3acc", source)
     source = re.sub(r"^_Bool \w+_load\(const char \*path\) {\n.*?^}\n", "", source, flags=re.MULTILINE | re.DOTALL)
     source = re.sub(r"^extern const [^;]*;\n", "", source, flags=re.MULTILINE)
     source = re.sub(r"^const EMX_UNUSED ", "static const EMX_UNUSED ", source, flags=re.MULTILINE)

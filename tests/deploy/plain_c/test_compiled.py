@@ -141,10 +141,10 @@ def test_what_is_no_number_stays_in_its_sequence_until_that_is_reset(tmp_path):
     assert printed.splitlines() == ["whole whole", "whole lost", "whole lost", "whole whole"]
 
 
-OPERATORS = ("Relu", "Clip", "Max", "Min", "ReduceMax", "ReduceMin")
+OPERATORS = ("Relu", "Clip", "Max", "Min", "ReduceMax", "ReduceMin", "ReduceLogSumExp")
 
 
-def test_what_is_no_number_is_hidden_by_no_operator_that_compares(tmp_path):
+def test_operators_hide_nothing_that_is_no_number_and_sums_of_exponentials_do_not_overflow(tmp_path):
     """The generator's own arithmetic takes the other value, and a lost sensor would look like a plain action."""
     need("cc")
     model, graph = (
@@ -158,7 +158,15 @@ def test_what_is_no_number_is_hidden_by_no_operator_that_compares(tmp_path):
     )
     one, axis = graph.constant([1], np.float32), graph.constant([1], np.int64)
     sides = [graph.constant(value, np.float32) for value in (-1, 1)]
-    more = {"Relu": [], "Clip": sides, "Max": [one], "Min": [one], "ReduceMax": [axis], "ReduceMin": [axis]}
+    more = {
+        "ReduceLogSumExp": [axis],
+        "Relu": [],
+        "Clip": sides,
+        "Max": [one],
+        "Min": [one],
+        "ReduceMax": [axis],
+        "ReduceMin": [axis],
+    }
     for each in OPERATORS:
         found = graph.add(each, ["x", *more[each]])
         graph.add("Add", [found, graph.constant(np.zeros((B, 2)), np.float32)], each)
@@ -174,7 +182,12 @@ def test_what_is_no_number_is_hidden_by_no_operator_that_compares(tmp_path):
     for name, values in zip(OPERATORS, found, strict=True):
         lost = np.isnan(given).any(axis=1, keepdims=True) if "Reduce" in name else np.isnan(given)
         np.testing.assert_array_equal(np.isnan(values), np.broadcast_to(lost, values.shape), name)
-    np.testing.assert_array_equal([values[2] for values in found], [[0, 2], [-1, 1], [1, 2], [-2, 1], [2, 2], [-2, -2]])
+    np.testing.assert_array_equal(
+        [values[2] for values in found[:-1]], [[0, 2], [-1, 1], [1, 2], [-2, 1], [2, 2], [-2, -2]]
+    )
+    given[:] = [[-1e4, -1e4], [200, 100], [-np.inf, -300]]
+    called.m_step(held, given.ctypes, None, *(values.ctypes for values in found))
+    np.testing.assert_allclose(found[-1][:, 0], [-1e4 + np.log(2), 200, -300], rtol=1e-6)
 
 
 @pytest.mark.slow
