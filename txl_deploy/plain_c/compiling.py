@@ -19,13 +19,17 @@ def find_compiler() -> list[str]:
     Raises:
         BackendError: there is none.
     """
-    command = shlex.split(os.environ.get("CC", "")) or ["cc"]
-    if shutil.which(command[0]) is None:
+    try:
+        command = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    except ValueError as error:
+        raise BackendError(f"CC is {os.environ['CC']!r}, expected a command of a shell: {one_line(error)}") from None
+    path = shutil.which(command[0])
+    if path is None:
         raise BackendError(
             f"found no compiler of C ({command[0]}), expected one, with which a package is compiled and compared with "
             "the bundle; install one, name it in CC, or package with --unverified"
         )
-    return command
+    return [str(Path(path).absolute()), *command[1:]] if os.sep in command[0] else command
 
 
 def compile_replay(compiler: list[str], folder: Path, name: str, replay: Path) -> tuple[Path, Path]:

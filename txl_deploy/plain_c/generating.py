@@ -25,6 +25,9 @@ LARGE = 64
 """Bytes from which on a weight is one that the program is handed."""
 WEIGHTS = {np.dtype(np.float32): "float", np.dtype(np.uint8): "uint8_t"}
 """Types of weights that the program is handed, and what C calls them; others stay in its text."""
+INDEXED = dict.fromkeys(("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND"), 0)
+INDEXED["TensorScatter"] = -2
+"""Operators that read or write where an input says, and the axis on which they do where none is named."""
 KINDS = {"float32": "float", "int32": "int32_t", "bool": "bool"}
 """Types of C by those of the bundle's tables."""
 
@@ -58,6 +61,7 @@ def generate(bundle: Bundle, step: PlainStep, name: str) -> Generated:
     model = inferred(model)
     onnx.external_data_helper.load_external_data_for_model(model, str(bundle.path))
     _fold(onnx, model)
+    _bound(onnx, model)
     weights = []
     for tensor in list(model.graph.initializer):
         array = np.ascontiguousarray(onnx.numpy_helper.to_array(tensor))
@@ -125,6 +129,36 @@ def _fold(onnx: Any, model: Any) -> None:
         graph.initializer.extend(map(onnx.numpy_helper.from_array, values, made))
 
 
+def _bound(onnx: Any, model: Any) -> None:
+    """Take an index out of range for the nearest one in range: ONNX Runtime refuses it, C would go wherever it leads.
+
+    Constant indices stay, because the bundle ran them.
+    """
+    graph, constants = model.graph, {tensor.name: tensor.dims for tensor in model.graph.initializer}
+    shapes, nodes, make = known_shapes(graph) | constants, [], onnx.helper.make_node
+    for node in graph.node:
+        place, given = 2 if node.op_type == "TensorScatter" else 1, {each.name: each for each in node.attribute}
+        around = "mode" in given and given["mode"].s == b"circular"  # its indices may be any
+        if node.op_type in INDEXED and not around and "".join(node.input[place : place + 1]) not in {"", *constants}:
+            whole, indices = shapes[node.input[0]], node.input[place]
+            axis = next((given[name].i for name in ("axis", "batch_dims") if name in given), INDEXED[node.op_type])
+            sizes = np.array(whole[axis:][: shapes[indices][-1]] if node.op_type.endswith("ND") else [whole[axis]])
+            if place == 2:
+                sizes -= shapes[node.input[1]][axis] - 1
+            names = [f"{node.output[0]}.{part}" for part in ("low", "high", "wide", "raised", "lowered")]
+            limits = (-sizes if place == 1 else 0 * sizes, sizes - 1)
+            graph.initializer.extend(map(onnx.numpy_helper.from_array, limits, names))
+            nodes += [
+                make("Cast", [indices], names[2:3], to=onnx.TensorProto.INT64),
+                make("Max", [names[2], names[0]], names[3:4]),
+                make("Min", [names[3], names[1]], names[4:]),
+            ]
+            node.input[place] = names[4]
+        nodes.append(node)
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
 def _rename(model: Any) -> None:
     """Replace every name by a plain one, and drop all other texts."""
     graph, names = model.graph, {"": ""}
@@ -145,8 +179,24 @@ def _rename(model: Any) -> None:
         graph.ClearField(field)
 
 
+_LOG_SUM_EXP = re.compile(
+    r"acc = 0\.0f;((?:(?!acc).)*)acc \+= ref_scalar_f32_exp\((\S+)\);((?:(?!acc).)*)ref_scalar_f32_log\(acc\)",
+    re.DOTALL,
+)
+"""A sum of exponentials, which overflows from 89 on."""
+
+
 def _alone(source: str, name: str) -> str:
-    """The program with nothing that other files could see, or that a compiler warns of, and on little stack."""
+    """The program with nothing that other files could see, or that a compiler warns of, and on little stack.
+
+    What is NaN stays NaN in it, as in the engine, where the generator takes the other value.
+    """
+    source = source.replace("a > 0.0f ? a : 0.0f", "a < 0.0f ? 0.0f : a")
+    source = source.replace("fmaxf(a, b)", "a < b || isnan(b) ? b : a")
+    source = source.replace("fminf(a, b)", "a > b || isnan(b) ? b : a")
+    source = re.sub(r"if \((\S+) ([<>]) acc\) acc = \1;", r"if (\1 \2 acc || isnan((float)\1)) acc = \1;", source)
+    added = r"(acc > \2 ? acc : \2) + (acc == \2 ? 0.69314718f : log1pf(expf(-fabsf(acc - \2))))"
+    source = _LOG_SUM_EXP.sub(rf"acc = -INFINITY;\1acc = {added};\3acc", source)
     source = re.sub(r"^_Bool \w+_load\(const char \*path\) {\n.*?^}\n", "", source, flags=re.MULTILINE | re.DOTALL)
     source = re.sub(r"^extern const [^;]*;\n", "", source, flags=re.MULTILINE)
     source = re.sub(r"^const EMX_UNUSED ", "static const EMX_UNUSED ", source, flags=re.MULTILINE)

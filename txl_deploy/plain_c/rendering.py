@@ -30,7 +30,7 @@ for friend goto if imaginary inline int long mutable namespace new noexcept not 
 public register reinterpret requires restrict return short signed sizeof static struct switch template this thread
 throw true try typedef typeid typename typeof union unsigned using virtual void volatile wchar_t while xor INFINITY
 NAN NULL state counts which weights side row some whole running old next all main step resets worst top wanted blank
-begin memcpy memset size_t
+begin memcpy memset i linux unix
 """,
 )
 """Keywords of C and C++, and names that the functions have themselves."""
@@ -50,7 +50,7 @@ def context_of(step: PlainStep, generated: Generated, name: str, weights_file: b
     lockstep, exact = not manifest.can.run_apart, not manifest.can.run_ragged
     tensors: list[Input | Output | StateTensor] = [*manifest.given, *manifest.outputs, *step.states]
     counted = [entry for entry in manifest.inputs if entry.role in manifest.counters]
-    names = _distinct([*(each.name for each in tensors), *(entry.name for entry in counted)])
+    names = _distinct([*(each.name for each in tensors), *(entry.name for entry in counted)], name)
     inputs = [_entry(each, names[each.name], batch, length) for each in manifest.given]
     outputs = [_entry(each, names[each.name], batch, length) for each in manifest.outputs]
     states: list[dict[str, Any]] = []
@@ -162,12 +162,14 @@ def _cast(value: str, ctype: str, shape: Sequence[int], read: bool) -> str:
     return f"({const}{ctype} (*){inner}){value}" if inner else f"({const}{ctype} *){value}"
 
 
-def _distinct(names: Iterable[str]) -> dict[str, str]:
-    """Names of C for names of the bundle's, each another one."""
+def _distinct(names: Iterable[str], model: str) -> dict[str, str]:
+    """Names of C for names of the bundle's, each another one in capitals too, and none of the package's own."""
     found: dict[str, str] = {}
+    own = re.compile(rf"(read|start|weight|{model})_|(u?int|idx|size)\w*_t$")
     for name in names:
         plain = identifier(name)
-        while plain in found.values():
+        plain = f"m_{plain}" if own.match(plain) else plain
+        while plain.upper() in map(str.upper, found.values()):
             plain += "_"
         found[name] = plain
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import subprocess
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 import txl_runtime
 from plain_c import BUNDLES, COMPILERS, build, need, run
+from step_models import B, Graph, StepModel, state
+from txl_runtime.bundle.tables import Input, Output
 
 from txl_deploy.plain_c.package import package_c
 from txl_deploy.plain_c.rendering import FLAGS
@@ -136,6 +139,55 @@ def test_what_is_no_number_stays_in_its_sequence_until_that_is_reset(tmp_path):
     sources = (HERE / "lost_numbers.c", made.folder / "memory.c")
     printed = run(build(made.folder, tmp_path / "lost", *sources, flags=FLAGS))
     assert printed.splitlines() == ["whole whole", "whole lost", "whole lost", "whole whole"]
+
+
+OPERATORS = ("Relu", "Clip", "Max", "Min", "ReduceMax", "ReduceMin", "ReduceLogSumExp")
+
+
+def test_operators_hide_nothing_that_is_no_number_and_sums_of_exponentials_do_not_overflow(tmp_path):
+    """The generator's own arithmetic takes the other value, and a lost sensor would look like a plain action."""
+    need("cc")
+    model, graph = (
+        StepModel(
+            inputs=(Input(name="x", dtype="float32", shape=("B", 2), role="feature"),),
+            outputs=tuple(Output(name=each, dtype="float32", shape=("B", 2)) for each in OPERATORS),
+            states=(state("h", (B, 2), 0),),
+            streams="lockstep",
+        ),
+        Graph(),
+    )
+    one, axis = graph.constant([1], np.float32), graph.constant([1], np.int64)
+    sides = [graph.constant(value, np.float32) for value in (-1, 1)]
+    more = {
+        "ReduceLogSumExp": [axis],
+        "Relu": [],
+        "Clip": sides,
+        "Max": [one],
+        "Min": [one],
+        "ReduceMax": [axis],
+        "ReduceMin": [axis],
+    }
+    for each in OPERATORS:
+        found = graph.add(each, ["x", *more[each]])
+        graph.add("Add", [found, graph.constant(np.zeros((B, 2)), np.float32)], each)
+    graph.add("Add", ["state.h.in", "x"], "state.h.out")
+    model.add("step-1", 1, graph)
+    made = package_c(model.write(tmp_path / "bundle"), tmp_path / "c", name="m")
+    library = build(made.folder, tmp_path / "m.so", made.folder / "m.c", flags=f"{FLAGS} -shared -fPIC")
+    called, held = ctypes.CDLL(str(library)), ctypes.create_string_buffer(made.state_bytes)
+    given = np.array([[np.nan, 2], [0.5, np.nan], [-2, 2]], np.float32)
+    found = [np.zeros((B, 2), np.float32) for _ in OPERATORS]
+    called.m_init(held)
+    called.m_step(held, given.ctypes, None, *(values.ctypes for values in found))
+    for name, values in zip(OPERATORS, found, strict=True):
+        lost = np.isnan(given).any(axis=1, keepdims=True) if "Reduce" in name else np.isnan(given)
+        np.testing.assert_array_equal(np.isnan(values), np.broadcast_to(lost, values.shape), name)
+    np.testing.assert_array_equal(
+        [values[2] for values in found[:-1]], [[0, 2], [-1, 1], [1, 2], [-2, 1], [2, 2], [-2, -2]]
+    )
+    given[:] = [[-1e4, -1e4], [200, 100], [-np.inf, -300]]
+    called.m_step(held, given.ctypes, None, *(values.ctypes for values in found))
+    np.testing.assert_allclose(found[-1][:, 0], [-1e4 + np.log(2), 200, -300], rtol=1e-6)
 
 
 @pytest.mark.slow

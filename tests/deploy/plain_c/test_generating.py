@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from txl_engines.shapes import inferred, known_shapes
 
-from txl_deploy.plain_c.generating import _fold, _in_slots, _multiply_adds, _rename
-from txl_deploy.plain_c.rendering import identifier, literals
+from txl_deploy.plain_c.generating import _bound, _fold, _in_slots, _multiply_adds, _rename
+from txl_deploy.plain_c.rendering import _distinct, identifier, literals
 
 GRAPH = """
 <ir_version: 10, opset_import: ["": 18]>
@@ -50,6 +50,40 @@ def test_what_depends_on_weights_alone_is_computed_once_and_its_weights_are_gone
     assert [node.op_type for node in model.graph.node] == ["MatMul", "Add"]
     assert [tensor.name for tensor in model.graph.initializer] == ["both"]
     np.testing.assert_array_equal(computed(model, x=given[0], h=given[1]), before)
+
+
+INDEXED = """
+<ir_version: 12, opset_import: ["": 24]>
+places (int32[1] i, float[2, 4] data, float[2, 2] part) => (float[1, 4] a, float[1, 4] b, float[2, 4] c, float[2, 4] d)
+{
+    a = Gather (data, i)
+    wide = Cast <to = 7> (i)
+    deep = Unsqueeze (wide, zero)
+    b = GatherND (data, deep)
+    c = ScatterND (data, deep, b)
+    both = Expand (wide, two)
+    d = TensorScatter <axis = 1> (data, part, both)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("index", "row", "column"), [(-3, 0, 0), (-2, 0, 0), (0, 0, 0), (1, 1, 1), (2, 1, 2), (9, 1, 2)]
+)
+def test_an_index_out_of_range_is_taken_for_the_nearest_one(index, row, column):
+    """ONNX Runtime refuses such a step; C would read and write what lies beside an array."""
+    model = onnx.parser.parse_model(INDEXED)
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.array([value], np.int64), name) for name, value in (("zero", 0), ("two", 2))
+    )
+    model = inferred(model)
+    _bound(onnx, model)
+    data, part = np.arange(8, dtype=np.float32).reshape(2, 4), np.full((2, 2), 9, np.float32)
+    a, b, c, d = ReferenceEvaluator(model).run(None, {"i": np.array([index], np.int32), "data": data, "part": part})
+    np.testing.assert_array_equal(a[0], data[row])
+    np.testing.assert_array_equal(b[0], data[row])
+    np.testing.assert_array_equal(c, data)
+    assert np.flatnonzero(d[0] == 9).tolist() == [column, column + 1]
 
 
 def test_no_name_of_a_stranger_reaches_the_text():
@@ -122,6 +156,14 @@ def test_temporaries_share_memory_only_while_nothing_reads_them_any_more():
 )
 def test_names_are_such_that_c_and_cpp_take_them(name, found):
     assert identifier(name) == found
+
+
+def test_names_of_a_bundle_are_apart_in_capitals_too_and_hide_nothing_of_the_package():
+    """Macros are in capitals; a parameter would hide a weight, a copy of another input, the program or a type."""
+    given = ["x", "X", "x.", "weight_0", "read_x", "m_program", "int32_t", "i", "obs_t"]
+    assert list(_distinct(given, "m").values()) == [
+        *("x", "X_", "x__", "m_weight_0", "m_read_x", "m_m_program", "m_int32_t", "i_", "obs_t")
+    ]
 
 
 def test_numbers_are_written_so_that_the_same_ones_are_read():

@@ -155,3 +155,13 @@ def test_what_a_compiler_refuses_is_said_in_one_line(tmp_path):
         compiling.compile_replay(["cc"], tmp_path, "model", tmp_path / "replay.c")
     with pytest.raises(BackendError, match="cannot be started"):
         compiling.compile_replay([str(tmp_path)], tmp_path, "model", tmp_path / "replay.c")
+
+
+def test_a_compiler_may_be_named_by_a_path_from_here_and_a_command_that_is_none_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cc").symlink_to("/bin/sh")
+    monkeypatch.setenv("CC", "./cc -O2 '-DNAME=a b'")
+    assert compiling.find_compiler() == [str(tmp_path / "cc"), "-O2", "-DNAME=a b"]
+    monkeypatch.setenv("CC", "cc '-O2")
+    with pytest.raises(BackendError, match=r"CC is \"cc '-O2\", expected a command of a shell: No closing quotation"):
+        compiling.find_compiler()
