@@ -62,7 +62,7 @@ def test_every_process_is_started_so() -> None:
         if "get_context(" in text and path.name != "tracer_worker.py":  # which runs its user's own module again
             assert "with apart(), " in text, path
             spawning += 1
-    assert (subprocesses, spawning) == (4, 1)
+    assert (subprocesses, spawning) == (7, 1)
 
 
 BUILD = """

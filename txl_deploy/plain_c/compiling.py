@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 from txl_runtime.errors import BackendError, one_line
+from txl_runtime.starting import APART, environment
 
 from txl_deploy.plain_c.rendering import FLAGS
 
@@ -51,7 +52,7 @@ def compile_replay(compiler: list[str], folder: Path, name: str, replay: Path) -
 def _run(command: list[str], folder: Path) -> None:
     try:
         done = subprocess.run(  # noqa: S603
-            command, cwd=folder, capture_output=True, text=True, errors="replace", check=False
+            command, cwd=folder, env=environment(), capture_output=True, text=True, errors="replace", check=False
         )
     except OSError as error:
         raise BackendError(f"{command[0]} cannot be started: {error.strerror}; name another compiler in CC") from None
@@ -68,6 +69,8 @@ def code_bytes(compiled: Path) -> int | None:
     size = shutil.which("size")
     if size is None:
         return None
-    done = subprocess.run([size, "-A", str(compiled)], capture_output=True, text=True, check=False)  # noqa: S603
+    done = subprocess.run(  # noqa: S603
+        [size, "-A", str(compiled)], cwd=APART, env=environment(), capture_output=True, text=True, check=False
+    )
     lines = [line.split() for line in done.stdout.splitlines() if line.startswith(".text")]
     return sum(int(line[1]) for line in lines) if lines else None

@@ -130,7 +130,7 @@ def _verified(
     with tempfile.TemporaryDirectory() as place:
         replay = _write(Path(place), "replay.c", "replay.c", context)
         compiled, program = compile_replay(compiler, folder, name, replay)
-        with Replay([str(program), str(folder / f"{name}.weights")], context) as running:
+        with Replay([str(program), str((folder / f"{name}.weights").absolute())], context) as running:
             found = verify(model, step, running)
         measured = {"stack": found.stack, "code": code_bytes(compiled), "flags": FLAGS, "compiler": compiler[0]}
     return {"verified": f"compared with the bundle over {found.said}", "measured": measured}

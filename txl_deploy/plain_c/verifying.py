@@ -24,6 +24,7 @@ from txl_report.schema.verification import Chain, Gate
 from txl_runtime.bundle.tables import Output, StateTensor
 from txl_runtime.errors import CheckError
 from txl_runtime.model import Model
+from txl_runtime.starting import APART, environment
 from txl_runtime.types import Array, Ids
 
 from txl_deploy.plain_c.segments import MIXED, Segment, filling, segments
@@ -54,7 +55,9 @@ class Replay:
 
     def __init__(self, command: list[str], context: Mapping[str, Any]) -> None:
         self._context = context
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603
+        self._process = subprocess.Popen(  # noqa: S603
+            command, cwd=APART, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
 
     def __enter__(self) -> Replay:
         return self
