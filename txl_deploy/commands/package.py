@@ -11,7 +11,7 @@ from txl_report.numbers import prefixed, whole
 from txl_runtime.errors import UsageError
 
 from txl_deploy.commands.options import Bundle, Json
-from txl_deploy.console import print_json, stdout
+from txl_deploy.console import Display, print_json, stdout
 from txl_deploy.extras import require, require_packaging
 
 OF_TARGETS = {
@@ -116,7 +116,8 @@ def run(
 def _run_c(json: bool, *options: Any) -> None:
     from txl_deploy.plain_c.package import package_c
 
-    made = package_c(*options)
+    with Display() as display:
+        made = package_c(*options, listener=display)
     if json:
         print_json(describe_plain(made))
         return

@@ -17,6 +17,7 @@ import txl_runtime
 from txl_export.bundle.placing import check_destination, publishing
 from txl_report.numbers import prefixed
 from txl_runtime.errors import UsageError
+from txl_runtime.listener import Listener, Silent
 from txl_runtime.model import Model
 
 from txl_deploy.packages import REPOSITORY, model_name, seal
@@ -67,6 +68,8 @@ def package_c(
     weights_file: bool = False,
     max_bytes: int | None = None,
     unverified: bool = False,
+    *,
+    listener: Listener | None = None,
 ) -> PlainPackage:
     """Write a package in plain C.
 
@@ -80,6 +83,7 @@ def package_c(
         weights_file: whether the weights lie in a file of their own.
         max_bytes: what state, weights, stack and code may have together.
         unverified: whether it is put into place without having been compiled and compared.
+        listener: is told what happens.
 
     Raises:
         UsageError: nothing can be written there, or this model is none for plain C.
@@ -92,7 +96,8 @@ def package_c(
         raise UsageError(f"--name is {name!r}, expected a name that C and C++ leave free; {called} would do")
     check_destination(out, force, REPOSITORY)
     refuse_inside(out, bundle)
-    compiler = None if unverified else find_compiler()
+    compiler, listener = None if unverified else find_compiler(), listener or Silent()
+    listener.stage("write the step as C")
     model = txl_runtime.load(bundle, backend="cpu", threads=1)
     step = plain_step(model.bundle, length, batch_size)
     context = context_of(step, generate(model.bundle, step, called), called, weights_file)
@@ -104,7 +109,7 @@ def package_c(
             _write_weights(folder / f"{called}.weights", context["weights"])
         if compiler is not None:
             _write(folder, f"{called}.h", "header.h", context)
-            context |= _verified(model, step, folder, compiler, context)
+            context |= _verified(model, step, folder, compiler, context, listener)
             _check_size(context, max_bytes)
         context["vectors"] = stored_steps(model, step, context)
         for file, template in (
@@ -123,13 +128,15 @@ def package_c(
 
 
 def _verified(
-    model: Model, step: PlainStep, folder: Path, compiler: list[str], context: dict[str, Any]
+    model: Model, step: PlainStep, folder: Path, compiler: list[str], context: dict[str, Any], listener: Listener
 ) -> dict[str, Any]:
     """Compile a package's source and compare it; what the templates say of that."""
     name = context["name"]
     with tempfile.TemporaryDirectory() as place:
         replay = _write(Path(place), "replay.c", "replay.c", context)
+        listener.stage("compile it")
         compiled, program = compile_replay(compiler, folder, name, replay)
+        listener.stage("compare it with the bundle")
         with Replay([str(program), str((folder / f"{name}.weights").absolute())], context) as running:
             found = verify(model, step, running)
         measured = {"stack": found.stack, "code": code_bytes(compiled), "flags": FLAGS, "compiler": compiler[0]}
