@@ -19,9 +19,10 @@ CLANG = ("-DCMAKE_C_COMPILER=clang", "-DCMAKE_CXX_COMPILER=clang++")
 DEBUG = ("-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS=-O1")
 
 
-def done(command: Sequence[str | Path], **options: object) -> str:
+def done(command: Sequence[str | Path], timeout: float = 1100, **options: object) -> str:
     """What a command says; a failure shows the end of it."""
-    found = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=1100, check=False, **options)
+    words = [*map(str, command)]
+    found = subprocess.run(words, capture_output=True, text=True, timeout=timeout, check=False, **options)
     assert found.returncode == 0, f"{command[0]}: {(found.stdout + found.stderr)[-3000:]}"
     return found.stdout
 
