@@ -20,7 +20,7 @@ constexpr std::ptrdiff_t SEGMENTS = 16;
 
 std::string read(const std::string &path) {
     std::ifstream file(path, std::ios::binary);
-    const std::string found(std::istreambuf_iterator<char>(file), {});
+    std::string found(std::istreambuf_iterator<char>(file), {});
     if (!file) throw std::runtime_error(path + ": cannot be read, expected a text");
     return found;
 }
