@@ -20,7 +20,7 @@ It needs neither pip nor a network: packages that were carried to the machine ar
 are those beside this file. Bundles that were exported elsewhere (--prepare needs no GPU) are found in --bundles.
 Some engines are run only when they are named. `cpu` takes all the same steps on the CPU, to rehearse; `torch-autotuned`
 is torch.compile in mode max-autotune, which compiles for minutes; `cuda-graphs` and `rtx-alone` are what they are in a
-first contact.
+first contact; `rtx-own` is `rtx` with engines that each hold all of their weights.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OWN = [ROOT, ROOT / "export", ROOT / "runtime"]
 ENGINES = ("cuda", "tensorrt", "rtx", "torch", "torch-compiled")
 REHEARSAL = "cpu"
-NAMED = (REHEARSAL, "torch-autotuned", "cuda-graphs", "rtx-alone")
+NAMED = (REHEARSAL, "torch-autotuned", "cuda-graphs", "rtx-alone", "rtx-own")
 """Run only when they are named."""
 PRECISIONS = ("fp32", "fp16", "bf16")
 INTERRUPTED = 130

@@ -131,7 +131,8 @@ def engine(journal: Journal, given: argparse.Namespace) -> None:
 
         # A first contact has no time for more than `txl-deploy build` makes.
         kinds = None if given.segments else default_kinds(open_bundle(path, verify_files=False).manifest)
-        build_bundle(path, name, update=update, kinds=kinds)
+        weights: Any = "each" if given.engine == "rtx-own" else None
+        build_bundle(path, name, update=update, kinds=kinds, weights=weights)
         return {}
 
     def open_model() -> Mapping[str, Any]:

@@ -1,10 +1,11 @@
-"""Weights once: one engine of TensorRT-RTX with several optimization profiles, or matrices as inputs of the engines,
-against one engine for each program.
+"""Weights once: engines of TensorRT-RTX that are given weights, and one engine with several optimization profiles,
+against engines that hold their own.
 
-The layers of a model with ring memory are one graph whose segment length is open. It is built once for each length, and
-once for all of them, without a GPU; sizes, activation memory and kernels are what the builder says. A second table puts
-what that comes to on a device of 8 GB, for published models in fp16: weights are those of the program, everything else
-is arithmetic from the shapes.
+Each program of a model is built twice, as `build --weights each` and as `--weights once` do it. The layers of a model
+with ring memory are one graph whose segment length is open. It is built once for each length, and once for all of them.
+All of this is without a GPU; sizes, activation memory and kernels are what the builder says. A last table puts what
+that comes to on a device of 8 GB, for published models in fp16: weights are those of the program, everything else is
+arithmetic from the shapes.
 """
 
 from __future__ import annotations
@@ -19,14 +20,19 @@ from typing import Any, NamedTuple
 
 import msgspec
 import onnx
-from onnx import helper
 from rtx_layouts import Graph, as_one
+from txl_engines.adapting import adapt, newest_opset
+from txl_engines.attention_operator import unite_attention
+from txl_engines.checking import read_graph
 from txl_engines.compiler import Compiler
+from txl_engines.composing import compose, whole_programs
+from txl_engines.given_weights import give_weights
 from txl_engines.layers import LayerReport, read_layers
 from txl_engines.shapes import fix_sizes
 from txl_export.checkpoints.txl import TxlConfig
 from txl_export.families.transformer_xl.weights import canonical_shapes
 from txl_runtime.bundle.format1 import ModelConfig
+from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.device.engines.library import load_library
 
 from benchmarks.shared.models import TINY, WT103, random_bundle, shape
@@ -34,6 +40,7 @@ from benchmarks.shared.results import finish, parser
 from benchmarks.shared.tables import Table, log
 
 DEEP = shape(12, 512, 8, 64, 2048, 204), 640
+CLUSTERS = shape(4, 192, 6, 32, 768, 20000, clamp_length=100, cutoffs=[2000, 8000]), 64
 PUBLISHED = {
     "wt103-base": (shape(16, 410, 10, 41, 2100, 267735, clamp_length=400, cutoffs=WT103), 640, 64),
     "enwik8-24": (shape(24, 1024, 8, 128, 3072, 204, clamp_length=1000), 3800, 128),
@@ -120,8 +127,6 @@ def measured(values: dict[str, Any], rows: int, batch: int, precision: str) -> T
         products = {length: build(fixed[length], path, (), batch) for length in (64, 1)}
         add("two, products", *products.values())
         add("two, L 1 with one operator (what `build` makes)", products[64], build(_united(fixed[1]), path, (), batch))
-        given = [_with_matrices_given(model) for model in (fixed[64], _united(fixed[1]))]
-        add("two of these, with matrices as inputs", *(build(model, path, (), batch) for model in given))
         add("one of two profiles, products", build(open_length, path, (64, 1), batch))
         add("one of two profiles, one operator", build(_united(open_length), path, (64, 1), batch))
     return table
@@ -133,21 +138,32 @@ def _united(model: Any) -> Any:
     return graph.model
 
 
-def _with_matrices_given(model: Any) -> Any:
-    """The graph with the matrices of its products as inputs, the other way round: engines can share those."""
-    model, products = onnx.ModelProto.FromString(model.SerializeToString()), []
-    read = [name for node in model.graph.node for name in node.input]
-    readers = {name: node.op_type for node in model.graph.node for name in node.input}
-    for tensor in list(model.graph.initializer):
-        if len(tensor.dims) == 2 and read.count(tensor.name) == 1 and readers[tensor.name] == "MatMul":
-            model.graph.initializer.remove(tensor)
-            turned = f"{tensor.name}.turned"
-            model.graph.input.append(helper.make_tensor_value_info(turned, tensor.data_type, tensor.dims[::-1]))
-            products.append(helper.make_node("Transpose", [turned], [tensor.name], perm=[1, 0]))
-    nodes = [*products, *model.graph.node]
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
-    return model
+def given(title: str, values: dict[str, Any], rows: int, lengths: tuple[int, int]) -> Table:
+    """Every program for the ring, and log-probabilities for rolled memory, with weights of its own and given."""
+    columns = ("program", "kernels", "kernels that copy", "engine, MB", "weights in it, MB", "activations, MB")
+    table = Table(columns, title=f"{title}, fp16, B 1: own → given")
+    with tempfile.TemporaryDirectory() as name:
+        path = random_bundle(Path(name) / "m.txl", values, lengths, rows, precision="fp16")
+        bundle, facts = open_bundle(path), load_library("rtx").facts
+        rolled = (each for each in whole_programs(bundle.manifest, "rolled") if each.kind == "logprobs")
+        for program in (*whole_programs(bundle.manifest, "ring"), *rolled):
+            log(f"building {program.name}")
+            own = read_graph(compose(bundle, program), program, path, newest_opset(facts))
+            found = []
+            for graph in (own, give_weights(own, bundle.manifest.weights)):
+                united = unite_attention(adapt(graph, facts), program)
+                found.append(build(onnx.load_from_string(united.data), path, (), 1))
+            shown = [
+                (
+                    str(one.layers.kernels),
+                    str(one.layers.copying),
+                    *(f"{size / MB:.2f}" for size in (one.size, one.weights, one.activations)),
+                )
+                for one in found
+            ]
+            title = program.name if program.update == "ring" else f"{program.name} ({program.update})"
+            table.add(title, *map(" → ".join, zip(*shown, strict=True)))
+    return table
 
 
 class Room(NamedTuple):
@@ -181,7 +197,7 @@ def on_paper() -> Table:
         need = room(values, memory, length)
         large = values["vocab_size"] > 1024
         every = 5 if large else 4
-        for count, what in ((every, "one a program"), (2, "--programs logprobs"), (1, "if all shared their weights")):
+        for count, what in ((every, "one a program"), (2, "--programs logprobs"), (1, "any number that share")):
             engines = f"{count}: {what}"
             weights = count * need.weights
             total = weights + need.memory + need.working
@@ -194,7 +210,12 @@ def main() -> None:
     arguments = parser(__doc__, seconds=None).parse_args()
     values, rows = (TINY, 16) if arguments.quick else DEEP
     batches = (2,) if arguments.quick else (1, 4)
-    tables = [measured(values, rows, batch, "fp16") for batch in batches]
+    lengths = (16, 1) if arguments.quick else (64, 1)
+    deep = f"{values['n_layer']} layers, M {rows}, {values['vocab_size']} words"
+    tables = [given(deep, values, rows, lengths)]
+    if not arguments.quick:
+        tables.append(given("4 layers, M 64, 20,000 words in three clusters", *CLUSTERS, (16, 1)))
+    tables += [measured(values, rows, batch, "fp16") for batch in batches]
     tables.append(on_paper())
     finish("rtx_weights", arguments, tables, [dataclasses.asdict(table) for table in tables])
 

@@ -31,6 +31,7 @@ from txl_runtime.device.engines.sidecar import (
     TARGETS,
     WEAK_RECIPE,
     Target,
+    with_weights,
 )
 from txl_runtime.device.gpu import gpu_model, platform_name
 from txl_runtime.errors import BackendError, BundleError, TxlError, UsageError
@@ -40,6 +41,7 @@ from txl_runtime.starting import environment, signal_of
 from txl_engines.adapting import adapt, newest_opset, without_clip
 from txl_engines.attention_operator import unite_attention
 from txl_engines.checking import Graph, read_graph
+from txl_engines.given_weights import give_weights
 from txl_engines.messages import explain_build, explain_parse
 from txl_engines.worker import BuildFinished, BuildRequest, Outcome, Steps
 
@@ -58,6 +60,7 @@ class CompiledEngines:
         title: what makes them, for people.
         version, gpus, device, platform, recipe: the fields of an engine's `Identity`.
         ring: whether its engines can update a ring of memory in place.
+        shares: whether its engines may read weights in one place on the device.
 
     Raises:
         UsageError: the library takes no list, or cannot build for one of the GPUs.
@@ -78,8 +81,11 @@ class CompiledEngines:
         weak = library.facts.weakly_typed and precision == "fp16"
         self.recipe = RTX_RECIPE if library.target == "rtx" else WEAK_RECIPE if weak else RECIPE
         self.ring = ring_works(library.facts)
+        self.shares = library.facts.portable  # of the others nobody has seen what they make of it
 
-    def read(self, data: bytes, program: Program, folder: Path, hashes: Mapping[str, str] | None = None) -> Graph:
+    def read(
+        self, data: bytes, program: Program, folder: Path, hashes: Mapping[str, str] | None = None, shared: str = ""
+    ) -> Graph:
         """Check a composed graph, and change in it what the target needs.
 
         Args:
@@ -93,7 +99,8 @@ class CompiledEngines:
             BackendError: the target cannot take it.
         """
         facts = self.library.facts
-        graph = adapt(read_graph(data, program, folder, newest_opset(facts), hashes), facts)
+        graph = read_graph(data, program, folder, newest_opset(facts), hashes)
+        graph = adapt(give_weights(graph, shared) if shared else graph, facts)
         return unite_attention(graph, program) if facts.reads_in_place else graph
 
     def make(self, graph: Graph, program: Program, out: Path, listener: Listener) -> Outcome:
@@ -109,7 +116,7 @@ class CompiledEngines:
             target=library.target,
             size=len(graph.data),
             file=graph.path.name,
-            program=program,
+            program=with_weights(program, graph.given),
             gpus=self.gpus,
             half=self.precision == "fp16",
             scatters=graph.scatters,
@@ -137,7 +144,7 @@ class ComposedEngines:
     gpus: tuple[int, ...] = ()
     recipe = RECIPE
     title = f"{FLAVOURS['cuda']} ({COMPOSED})"
-    ring = True
+    ring, shares = True, False
 
     def __init__(self, gpus: Sequence[int] = ()) -> None:
         if gpus:
@@ -146,8 +153,10 @@ class ComposedEngines:
                 "Runtime runs on; leave --sm out"
             )
 
-    def read(self, data: bytes, program: Program, folder: Path, hashes: Mapping[str, str] | None = None) -> Graph:
-        """See `CompiledEngines`."""
+    def read(
+        self, data: bytes, program: Program, folder: Path, hashes: Mapping[str, str] | None = None, shared: str = ""
+    ) -> Graph:
+        """See `CompiledEngines`; sessions of ONNX Runtime have weights of their own."""
         return without_clip(read_graph(data, program, folder, NEWEST_OPSET, hashes))
 
     def make(self, graph: Graph, program: Program, out: Path, listener: Listener) -> Outcome:

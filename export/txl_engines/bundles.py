@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from txl_runtime.bundle.manifest import Manifest
@@ -20,6 +21,7 @@ from txl_runtime.device.engines.sidecar import (
     Target,
     differences,
     engine_path,
+    held_weights,
     is_intact,
     read_sidecar,
     sidecar_path,
@@ -45,7 +47,12 @@ class EngineResult:
 
 @dataclass(frozen=True)
 class BundleBuild:
-    """The engines of a target, what made them, and the bytes of weights that all of them hold on a device."""
+    """The engines of a target, and what made them.
+
+    Attributes:
+        weight_bytes: of weights that they hold on a device, all together.
+        shared_weight_bytes: those of them that are there once for all engines.
+    """
 
     bundle: Path
     target: Target
@@ -53,6 +60,7 @@ class BundleBuild:
     update: str
     engines: tuple[EngineResult, ...]
     weight_bytes: int
+    shared_weight_bytes: int
 
 
 def build_bundle(
@@ -63,6 +71,7 @@ def build_bundle(
     force: bool = False,
     kinds: Sequence[str] | None = None,
     listener: Listener | None = None,
+    weights: Literal["once", "each"] | None = None,
 ) -> BundleBuild:
     """Build the engines of a bundle that are not there yet.
 
@@ -73,10 +82,11 @@ def build_bundle(
         update: "ring" or "rolled"; None for the better one that target and bundle have, and the only one where a bundle
             has one that is neither.
         force: build again what is there.
-        kinds: of programs, e.g. ("logprobs",); None for all. Each engine holds the weights, and the runtime does with
-            log-probabilities what it has no engine for. Engines of the same target and rule that are not among them
-            are removed.
+        kinds: of programs, e.g. ("logprobs",); None for all. The runtime does with log-probabilities what it has no
+            engine for. Engines of the same target and rule that are not among them are removed.
         listener: hears of progress and warnings.
+        weights: "once": the engines read large weights in one place on the device. "each": every engine holds all of
+            them. None for once where the target can and there are several programs.
 
     Raises:
         TxlError: it cannot be done; the bundle is as it was.
@@ -90,10 +100,12 @@ def build_bundle(
     maker = open_maker(target, precision, gpus)
     rule = choose_update(bundle.manifest.updates, update, maker.ring, maker.title)
     hashes = {name: record.sha256 for name, record in bundle.manifest.files.items()}
+    programs = choose_programs(whole_programs(bundle.manifest, rule), kinds)
+    shared = bundle.manifest.weights if choose_weights(weights, maker, rule, len(programs)) == "once" else ""
     with staging(bundle.path) as stage:
         engines = []
-        for program in choose_programs(whole_programs(bundle.manifest, rule), kinds):
-            graph = maker.read(compose(bundle, program), program, bundle.path, hashes)
+        for program in programs:
+            graph = maker.read(compose(bundle, program), program, bundle.path, hashes, shared)
             identity = _identity(program, graph, precision, maker)
             name = engine_path(maker.target, program.name)
             there = None if force else _reusable(bundle, name, identity, listener)
@@ -106,16 +118,15 @@ def build_bundle(
             stage.drop(name)
             stage.drop(sidecar_path(name))
         stage.publish()
-    return BundleBuild(
-        bundle.path, maker.target, maker.title, rule, tuple(engines), bundle.manifest.weight_bytes * len(engines)
-    )
+    held = held_weights(bundle.manifest.weight_bytes, [engine.sidecar.identity.given for engine in engines])
+    return BundleBuild(bundle.path, maker.target, maker.title, rule, tuple(engines), *held)
 
 
 def default_kinds(manifest: Manifest) -> tuple[str, ...] | None:
     """The kinds of programs that `txl-deploy build` makes where none are named; None for all.
 
-    Each engine holds the weights. Where rows of log-probabilities are short, those engines are left out that only spare
-    the fetching of rows.
+    Each engine takes time to build and to load, and most targets' hold the weights. Where rows of log-probabilities are
+    short, those engines are left out that only spare the fetching of rows.
     """
     steps = any(program.kind == "step" for program in manifest.programs)
     return None if steps or manifest.vocab_size > SHORT_ROW else ("logprobs",)
@@ -174,6 +185,25 @@ def choose_update(held: Sequence[str], update: str | None, ring: bool, title: st
     return update or usable[0]
 
 
+def choose_weights(
+    weights: Literal["once", "each"] | None, maker: Maker, rule: str, programs: int
+) -> Literal["once", "each"]:
+    """Whether engines share weights: wherever that gains something, unless each shall hold its own.
+
+    Rolled memory does not: there the compiler copies every matrix in each step that it does not hold itself.
+
+    Raises:
+        UsageError: they shall, and cannot.
+    """
+    able = maker.shares and rule != "rolled"
+    if weights == "once" and not able:
+        raise UsageError(
+            f"--weights is once, but engines of {rule} memory by {maker.title} hold their own, expected --target rtx "
+            "and another memory than rolled; leave --weights out"
+        )
+    return weights or ("once" if able and programs > 1 else "each")
+
+
 def _identity(program: Program, graph: Graph, precision: str, maker: Maker) -> Identity:
     """What the engine of a program is made from, here and now."""
     return Identity(
@@ -192,6 +222,7 @@ def _identity(program: Program, graph: Graph, precision: str, maker: Maker) -> I
         onnx=graph.sha256,
         weights=graph.weights,
         recipe=maker.recipe,
+        given=graph.given,
     )
 
 

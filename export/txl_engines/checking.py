@@ -15,6 +15,7 @@ from typing import Any
 from txl_runtime.bundle.bindings import Binding, check_bindings
 from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.tables import Program
+from txl_runtime.device.engines.sidecar import GivenWeight
 from txl_runtime.errors import BackendError, BundleError
 
 OLDEST_OPSET = 9
@@ -35,6 +36,7 @@ class Graph:
         attention_layers: attentions in the graph, counted as softmaxes between two products.
         scatters: TensorScatter nodes: states that are updated in place.
         states: what these nodes update and what they return, by name.
+        given: weights that became inputs.
     """
 
     data: bytes
@@ -45,6 +47,7 @@ class Graph:
     attention_layers: int
     scatters: int
     states: tuple[str, ...] = ()
+    given: tuple[GivenWeight, ...] = ()
 
 
 def read_graph(
@@ -112,8 +115,8 @@ def check_graph(model: Any, path: Path, program: Program) -> None:
         BundleError: they differ.
     """
     names = {tensor.name for tensor in model.graph.initializer}
-    inputs = [_binding(value) for value in model.graph.input if value.name not in names]
-    outputs = [_binding(value) for value in model.graph.output]
+    inputs = [binding_of(value) for value in model.graph.input if value.name not in names]
+    outputs = [binding_of(value) for value in model.graph.output]
     check_bindings(str(path), inputs, outputs, program, ADVICE, order=True)
 
 
@@ -144,7 +147,8 @@ def _check_opset(model: Any, path: Path, newest: int) -> None:
         )
 
 
-def _binding(value: Any) -> Binding:
+def binding_of(value: Any) -> Binding:
+    """A graph's input or output."""
     onnx = import_onnx()
     kind = value.type.tensor_type
     dtype = onnx.TensorProto.DataType.Name(kind.elem_type).lower()

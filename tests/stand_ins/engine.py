@@ -13,16 +13,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
+from txl_engines.building import NEWEST_OPSET
+from txl_engines.checking import read_graph
 from txl_engines.composing import compose, whole_programs
+from txl_engines.given_weights import give_weights
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import Program, TensorSpec
 from txl_runtime.device.backend import DeviceBackend
 from txl_runtime.device.cuda import Device
 from txl_runtime.device.driver import Driver
 from txl_runtime.device.dtypes import stored_type, tensor_bytes
+from txl_runtime.device.engines.sidecar import GivenWeight
 from txl_runtime.device.interface import Executable, Launch
 from txl_runtime.errors import BackendError
 
@@ -36,19 +41,26 @@ Work = Callable[[list[NDArray[np.uint8]]], Sequence[NDArray[Any]]]
 
 
 class GraphRun:
-    """A program's graph in ONNX Runtime, over arrays of bytes."""
+    """A program's graph in ONNX Runtime, over arrays of bytes; weights among its inputs are read as all are."""
 
     _opened: dict[tuple[str, ...], Any] = {}  # noqa: RUF012 - graphs are opened once for all tests
 
     def __init__(self, bundle: Bundle, program: Program) -> None:
         manifest, self.program = bundle.manifest, program
-        key = (str(bundle.path), manifest.model_id, manifest.precision, program.name)
+        own = tuple(spec for spec in program.inputs if not isinstance(spec, GivenWeight))
+        plain = msgspec.structs.replace(program, inputs=own, file="composed.onnx")
+        given = program.inputs[len(own) :]
+        key = (str(bundle.path), manifest.model_id, manifest.precision, program.name, str(len(given)))
         if key not in self._opened:
             options = onnxruntime.SessionOptions()
             options.log_severity_level = 3
             options.intra_op_num_threads = 1
             options.add_session_config_entry(WEIGHTS_FOLDER, str(bundle.path))
-            graph = compose(bundle, program)
+            graph = compose(bundle, plain)
+            if given:
+                changed = give_weights(read_graph(graph, plain, bundle.path, NEWEST_OPSET), manifest.weights)
+                assert changed.given == given, "what was built is given other weights"
+                graph = changed.data
             self._opened[key] = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
         self._session = self._opened[key]
 

@@ -42,8 +42,16 @@ def run(
         str | None,
         typer.Option(
             "--programs",
-            help="Kinds of programs to build, e.g. logprobs,score, or all: each engine holds the weights, and logprobs "
-            "does what there is no other for. (default logprobs up to 1,024 words, all beyond)",
+            help="Kinds of programs to build, e.g. logprobs,score, or all; logprobs does what there is no other for. "
+            "(default logprobs up to 1,024 words, all beyond)",
+        ),
+    ] = None,
+    weights: Annotated[
+        Literal["once", "each"] | None,
+        typer.Option(
+            "--weights",
+            help="Whether engines read large weights in one place on the device, or each holds all of them. (default "
+            "once for several engines of rtx, but not with rolled memory)",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Build again what is there already.")] = False,
@@ -56,14 +64,14 @@ def run(
     if programs is None:
         kinds = default_kinds(manifest)
     with Display() as display:
-        made = build_bundle(bundle, target, gpus, update, force, kinds, listener=display)
+        made = build_bundle(bundle, target, gpus, update, force, kinds, listener=display, weights=weights)
     if json:
         print_json(describe_build(made))
         return
     stdout.print(rows_table(HEADINGS, [_row(engine) for engine in made.engines]))
     folder = made.bundle / "engines" / made.target
     stdout.print(f"{folder}: {len(made.engines)} engines, {made.library}, {made.update} memory", soft_wrap=True)
-    stdout.print(weights_held(len(made.engines), made.weight_bytes), soft_wrap=True)
+    stdout.print(weights_held(len(made.engines), made.weight_bytes, made.shared_weight_bytes), soft_wrap=True)
     every = dict.fromkeys(program.kind for program in whole_programs(manifest, made.update))
     if programs is None and (left := [kind for kind in every if kind not in (kinds or every)]):
         why = "which only spare the fetching of short rows; --programs all builds them"
@@ -82,6 +90,7 @@ def describe_build(made: BundleBuild) -> dict[str, Any]:
         "library": made.library,
         "update": made.update,
         "weight_bytes": made.weight_bytes,
+        "shared_weight_bytes": made.shared_weight_bytes,
         "programs": [
             {
                 "program": engine.program,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +21,7 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import ENGINES, MANIFEST, open_bundle
 from txl_runtime.device.choosing import DEVICES, missing
 from txl_runtime.device.engines.files import describe_engine, engine_facts
-from txl_runtime.device.engines.sidecar import read_sidecar, sidecar_path
+from txl_runtime.device.engines.sidecar import Identity, held_weights, read_sidecar, sidecar_path
 from txl_runtime.errors import BundleError, UsageError
 
 from txl_deploy.commands.options import Json, like_export, parse_aliases
@@ -73,7 +72,8 @@ def run(
             print_json(document | {"engines": engines, "broken_engines": broken, "manifest": manifest})
         else:
             _print_bundle(path, manifest, document)
-            _print_engines(engines, manifest.weight_bytes)
+            _print_engines(engines)
+            _print_weights([sidecar.identity for _, sidecar in found], manifest.weight_bytes)
             for problem in broken:
                 stdout.print(problem, soft_wrap=True)
         return
@@ -197,7 +197,7 @@ def _print_tables(manifest: Manifest) -> None:
     stdout.print(rows_table(("\nprogram", "\nkind", "\nL", "\nupdate", "\nfile"), tables.programs))
 
 
-def _print_engines(engines: list[dict[str, Any]], weights: int) -> None:
+def _print_engines(engines: list[dict[str, Any]]) -> None:
     rows = [
         (
             facts["file"],
@@ -213,8 +213,13 @@ def _print_engines(engines: list[dict[str, Any]], weights: int) -> None:
     ]
     if rows:
         stdout.print(rows_table(("\nengine", "\nsize", "\nbuilt by", "\nfor", "\nkernels", "\nfused"), rows))
-    for (flavour, update), count in Counter((facts["flavour"], facts["update"]) for facts in engines).items():
-        stdout.print(f"{flavour}, {update}: {weights_held(count, count * weights)}", soft_wrap=True)
+
+
+def _print_weights(engines: list[Identity], weight_bytes: int) -> None:
+    for flavour, update in dict.fromkeys((engine.flavour, engine.update) for engine in engines):
+        given = [engine.given for engine in engines if (engine.flavour, engine.update) == (flavour, update)]
+        said = weights_held(len(given), *held_weights(weight_bytes, given))
+        stdout.print(f"{flavour}, {update}: {said}", soft_wrap=True)
 
 
 def _print_engine(facts: dict[str, Any]) -> None:

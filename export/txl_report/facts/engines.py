@@ -48,10 +48,12 @@ def engines_of(bundle: Bundle) -> tuple[list[Engine], list[str]]:
     return found, broken
 
 
-def weights_held(engines: int, total: int) -> str:
-    """What so many engines hold on a device: the weights, each of them."""
-    each = prefixed(total // max(engines, 1))
-    return f"weights on the device: {engines} × {each} = {prefixed(total)}, since each engine holds them"
+def weights_held(engines: int, total: int, shared: int) -> str:
+    """What so many engines hold on a device; see `held_weights`."""
+    each = prefixed((total - shared) // max(engines, 1))
+    if not shared:
+        return f"weights on the device: {engines} × {each} = {prefixed(total)}, since each engine holds them"
+    return f"weights on the device: {prefixed(shared)} once + {engines} × {each} = {prefixed(total)}"
 
 
 def built_for(compute_capabilities: Sequence[int], device: str | None, platform: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -73,6 +73,21 @@ class Bundle:
         if self.verify_files or not same:
             self._compare(name, hashlib.sha256(data).hexdigest(), same)
         return data
+
+    def parts(self, name: str, places: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+        """Parts of a large file that was checked when the bundle was opened, by offset and size in bytes; one by one.
+
+        Raises:
+            BundleError: it is no longer that file, or ends before one of them.
+        """
+        with self._opened(name) as (file, same):
+            if not same:
+                raise self._refused(name, "", same)
+            for offset, size in places:
+                file.seek(offset)
+                if len(data := file.read(size)) != size:
+                    raise self._refused(name, f"ends before byte {offset + size}, where a weight of an engine does")
+                yield data
 
     def vocabulary(self) -> Vocabulary | None:
         """Text to token ids and back, if the checkpoint came with a vocabulary.

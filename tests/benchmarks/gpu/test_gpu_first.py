@@ -30,6 +30,7 @@ from stand_ins.driver import FakeDriver
 from stand_ins.engine import open_fake_device
 from stand_ins.onnxruntime import opened
 from stand_ins.tensorrt import fake
+from txl_engines import given_weights
 from txl_runtime import load
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.device import choosing
@@ -37,6 +38,7 @@ from txl_runtime.device.engines import files as engine_files
 from txl_runtime.device.engines.files import find_engines
 from txl_runtime.device.engines.library import Library
 from txl_runtime.device.engines.opening import load_engines
+from txl_runtime.device.engines.sidecar import with_weights
 from txl_runtime.device.gpu import gpu_name
 from txl_runtime.selftest import run_selftest
 
@@ -292,22 +294,30 @@ def test_onnx_runtime_is_timed_with_and_without_cuda_graphs(tmp_path: Path, monk
     assert built == {"logprobs"}, "what `txl-deploy build` makes of it, and no more"
 
 
-def test_rtx_is_timed_as_recorded_by_the_loop_and_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rtx_is_timed_with_records_of_the_loop_and_its_own_and_with_weights_shared_and_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has no wheel for this platform")
+    monkeypatch.setattr(given_weights, "LEAST_BYTES", 256)
     monkeypatch.setattr(engine_files, "gpu_name", lambda: "Fake RTX, SM 86")
-    seen: list[Any] = []
+    seen, shared = list[Any](), list[bool]()
 
     def open_device(_: str, bundle: Any, rule: str | None) -> Any:
         trt, driver = fake("rtx171", SimpleNamespace(data=b"")), FakeDriver()
         library = Library("rtx", trt)
-        programs = {engine.sidecar.sha256: engine.program for engine in find_engines(bundle, "rtx")}
+        engines = {engine.sidecar.sha256: engine for engine in find_engines(bundle, "rtx")}
+        given = {name: engine.sidecar.identity.given for name, engine in engines.items()}
+        shared.append(any(given.values()))
+        programs = {name: with_weights(engine.program, given[name]) for name, engine in engines.items()}
         seen.append(run_engines(trt, bundle, programs, driver, (), True))
         return load_engines(bundle, library, open_fake_device(driver), rule)
 
     monkeypatch.setattr(choosing, "open_device", open_device)
     path = Path(shutil.copytree(BUNDLES[1], tmp_path / "a.txl"))
-    said = [set(timed(path, tmp_path, engine)["score"].figures["recorded"].values()) for engine in ("rtx", "rtx-alone")]
-    assert said == [{"recorded"}, {"by the engine"}]
+    engines = ("rtx", "rtx-alone", "rtx-own")
+    said = [set(timed(path, tmp_path, engine)["score"].figures["recorded"].values()) for engine in engines]
+    assert said == [{"recorded"}, {"by the engine"}, {"recorded"}]
+    assert shared == [True, True, False]
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler's own deprecations

@@ -164,6 +164,7 @@ def engine_facts(sidecar: Sidecar) -> dict[str, Any]:
         "bytes": sidecar.bytes,
         "seconds": sidecar.seconds,
         "recorded_by": _recorder(identity),
+        "given_weights": len(identity.given),
         "kernels": sidecar.kernels,
         "attention_layers": sidecar.attention_layers,
         "fused_attention": sidecar.fused_attention,

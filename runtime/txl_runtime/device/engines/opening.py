@@ -15,11 +15,12 @@ from txl_runtime.bundle.folder import Folder
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.writing import write_whole
 from txl_runtime.device.backend import DeviceBackend
-from txl_runtime.device.cuda import Device, open_cuda
+from txl_runtime.device.cuda import Device, Queue, open_cuda
 from txl_runtime.device.engines.files import EngineFile, checked_engines, find_engines
 from txl_runtime.device.engines.library import Library, load_library
 from txl_runtime.device.engines.library_features import Compiled
 from txl_runtime.device.engines.running import EngineExecutable, EngineRuntime
+from txl_runtime.device.engines.weights import SharedWeights
 from txl_runtime.errors import BackendError
 
 logger = logging.getLogger(__name__)
@@ -48,11 +49,11 @@ def load_engines(bundle: Bundle, library: Library, device: Device, update: str |
             cache = _Cache(bundle, engine) if library.facts.portable else None
             kernels = None if cache is None else cache.read()
             plan = bundle.read(engine.name)  # the bytes that were hashed are those that are loaded
-            given_memory = engine.sidecar.identity.given_memory
-            executables.append(runtime.load(str(bundle.file(engine.name)), plan, engine.program, kernels, given_memory))
+            made, path = engine.sidecar.identity, str(bundle.file(engine.name))
+            executables.append(runtime.load(path, plan, engine.program, kernels, made.given_memory, made.given))
             if cache is not None:
                 unsaved[engine.program.name] = executables[-1], cache
-
+        give_weights(executables, bundle, device, queue)
     give_workspace(executables, device)
 
     def settled(program: str) -> None:
@@ -84,6 +85,14 @@ def give_workspace(executables: Sequence[EngineExecutable], device: Device) -> N
         workspace = device.allocate(size)
         for executable in executables:
             executable.workspace = workspace if executable.working_bytes else None
+
+
+def give_weights(executables: Sequence[EngineExecutable], bundle: Bundle, device: Device, queue: Queue) -> None:
+    """Lay out the weights that engines take as inputs; see `SharedWeights`, also for what it raises."""
+    if given := [weight for executable in executables for weight in executable.given]:
+        weights = SharedWeights(bundle, given, device, queue)
+        for executable in executables:
+            executable.weights = weights
 
 
 class _Cache:

@@ -7,13 +7,15 @@ uses to check every member that is named here against every version.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from txl_runtime.bundle.bindings import check_bindings
 from txl_runtime.bundle.tables import Program
 from txl_runtime.device.cuda import Block, Queue
 from txl_runtime.device.engines.library import ERROR, Library
+from txl_runtime.device.engines.sidecar import GivenWeight, with_weights
+from txl_runtime.device.engines.weights import SharedWeights
 from txl_runtime.device.interface import Executable, Launch
 from txl_runtime.errors import BackendError, BundleError, one_line
 
@@ -50,24 +52,36 @@ class EngineRuntime:
         self._runtime = runtime
 
     def load(
-        self, name: str, data: bytes, program: Program, cache: bytes | None, given_memory: bool
+        self,
+        name: str,
+        data: bytes,
+        program: Program,
+        cache: bytes | None,
+        given_memory: bool,
+        given: Sequence[GivenWeight] = (),
     ) -> EngineExecutable:
         """Make a program that can run out of the bytes of an engine file.
 
         Args:
             name, data, program: of the engine.
             cache: what `EngineExecutable.cache` gave in an earlier process.
-            given_memory: see `Identity`.
+            given_memory, given: see `Identity`.
 
         Raises:
             BackendError: the library failed.
             BundleError: the bytes are no engine, or one of another library, GPU or program.
         """
         with self.library.speaking(name):
-            return self._load(name, data, program, cache, given_memory)
+            return self._load(name, data, program, cache, given_memory, given)
 
     def _load(
-        self, name: str, data: bytes, program: Program, cache: bytes | None, given_memory: bool
+        self,
+        name: str,
+        data: bytes,
+        program: Program,
+        cache: bytes | None,
+        given_memory: bool,
+        given: Sequence[GivenWeight],
     ) -> EngineExecutable:
         library, runtime = self.library, self._runtime
         advice = f"build it again with `txl-deploy build --target {library.target}`"
@@ -79,11 +93,11 @@ class EngineRuntime:
         engine = runtime.deserialize_cuda_engine(data)
         if engine is None:
             raise BundleError(f"{name}: {library.title} cannot load it ({self.said()}); {advice}")
-        check_bindings(name, *library.bindings(engine), program, advice)
+        check_bindings(name, *library.bindings(engine), with_weights(program, given), advice)
         outputs = [spec.name for spec in program.outputs if library.facts.ring]
         found = {output: engine.get_aliased_input_tensor(output) for output in outputs}
         in_place = {output: str(shared) for output, shared in found.items() if shared}
-        return EngineExecutable(library, engine, program, in_place, cache, given_memory)
+        return EngineExecutable(library, engine, program, in_place, cache, given_memory, given)
 
     def said(self) -> str:
         """What the library complained of, in one line."""
@@ -101,9 +115,12 @@ class EngineExecutable(Executable):
         resumed: whether it started with the kernels that it was given.
         working_bytes: of the device memory that it has to be given to work in; 0 where it makes that itself.
         workspace: that memory. Whoever runs engines one after the other may give all of them the same.
+        given: weights that it takes as inputs.
+        weights: where these are.
     """
 
     workspace: Block | None = None
+    weights: SharedWeights | None = None
 
     def __init__(
         self,
@@ -113,7 +130,9 @@ class EngineExecutable(Executable):
         in_place: Mapping[str, str],
         kernels: bytes | None,
         given_memory: bool,
+        given: Sequence[GivenWeight],
     ) -> None:
+        self.given = given
         self._library, self._engine, self.program, self.in_place = library, engine, program, in_place
         self.recordable = given_memory or not library.facts.portable
         config: Any = None
@@ -166,6 +185,8 @@ class EngineExecutable(Executable):
                     f"{name}: {library.title} refused {workspace.size} bytes of device memory to work in ({said}), "
                     f"expected it to need {self.working_bytes}; build the engine again"
                 )
+        if self.weights is not None:
+            addresses = {**addresses, **self.weights.addresses(self.given)}
         for tensor, address in addresses.items():
             if not context.set_tensor_address(tensor, address):
                 raise BackendError(f"{name}: {library.title} took no address for {tensor}; build the engine again")

@@ -8,6 +8,7 @@ graph of fixed sizes that ONNX Runtime opens.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +17,8 @@ from msgspec import Meta, Struct
 
 from txl_runtime.bundle.encoding import canonical_json, file_sha256
 from txl_runtime.bundle.folder import Folder
-from txl_runtime.bundle.tables import Count, Index, Program, Sha256, Size, TensorSpec
+from txl_runtime.bundle.tables import Count, Floating, Index, Program, Sha256, Size, TensorSpec
+from txl_runtime.device.dtypes import tensor_bytes
 from txl_runtime.device.engines.library_features import MODULES
 from txl_runtime.errors import BundleError, one_line
 
@@ -41,6 +43,53 @@ ANYWHERE = "any"
 """The `platform` of engines that fit every one."""
 
 
+class GivenWeight(TensorSpec, frozen=True, kw_only=True):
+    """A weight that an engine takes as an input, with its type and shape there.
+
+    Attributes:
+        offset: where it starts in the bundle's file of weights.
+        turned: whether the last two axes lie the other way round in that file.
+    """
+
+    dtype: Floating
+    shape: Annotated[tuple[Count, ...], Meta(min_length=2, max_length=32)]
+    offset: Size
+    turned: bool
+
+    @property
+    def place(self) -> tuple[int, tuple[int, ...]]:
+        """What is equal of two where one is the beginning of the other on the device, as tables of two sizes are."""
+        return self.offset, self.fixed if self.turned else ()
+
+
+def with_weights(program: Program, given: Sequence[GivenWeight]) -> Program:
+    """A program with the weights that its engine is given among its inputs, behind its own."""
+    return msgspec.structs.replace(program, inputs=(*program.inputs, *given))
+
+
+def distinct(given: Iterable[GivenWeight]) -> dict[tuple[int, tuple[int, ...]], GivenWeight]:
+    """By its place, each weight that lies on the device: of those at one place the largest."""
+    found: dict[tuple[int, tuple[int, ...]], GivenWeight] = {}
+    for weight in given:
+        found[weight.place] = max(weight, found.get(weight.place, weight), key=tensor_bytes)
+    return found
+
+
+def held_weights(weight_bytes: int, engines: Sequence[Sequence[GivenWeight]]) -> tuple[int, int]:
+    """Bytes of weights that engines hold on a device, and those of them that are there once for all engines.
+
+    Args:
+        weight_bytes: of a bundle.
+        engines: what each of them is given.
+    """
+
+    def size(given: Iterable[GivenWeight]) -> int:
+        return sum(map(tensor_bytes, distinct(given).values()))
+
+    shared = size(weight for given in engines for weight in given)
+    return shared + sum(max(weight_bytes - size(given), 0) for given in engines), shared
+
+
 class Identity(Struct, frozen=True, kw_only=True):
     """Everything that decides an engine's bytes.
 
@@ -56,6 +105,7 @@ class Identity(Struct, frozen=True, kw_only=True):
         onnx: SHA-256 of the graph that it was made of.
         weights: SHA-256 of each file of external weights.
         recipe: see `RECIPE`.
+        given: weights that the engine does not hold and takes as inputs beside those of the program.
     """
 
     flavour: str
@@ -73,6 +123,7 @@ class Identity(Struct, frozen=True, kw_only=True):
     onnx: Sha256
     weights: dict[str, Sha256]
     recipe: Index = RECIPE
+    given: tuple[GivenWeight, ...] = ()
 
     @property
     def given_memory(self) -> bool:
@@ -193,6 +244,7 @@ WORDS = {
     "precision": "was built for {found}, the bundle is {wanted}",
     "inputs": "was built for other inputs",
     "outputs": "was built for other outputs",
+    "given": "shares {found} weights with other engines, asked for is {wanted}",
 }
 
 
@@ -212,6 +264,8 @@ def differences(found: Identity, wanted: Identity) -> list[str]:
 def _shown(name: str, value: Any) -> str:
     if name == "compute_capabilities":
         return f"SM {', '.join(map(str, value))}" if value else "the default list of GPUs"
+    if name == "given":
+        return str(len(value))
     return "no known GPU" if value is None else str(value)
 
 

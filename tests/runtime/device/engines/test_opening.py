@@ -19,17 +19,19 @@ from stand_ins.cuda import FAULTS, run_engines
 from stand_ins.driver import FakeDriver
 from stand_ins.engine import open_fake_device, recording_elsewhere
 from stand_ins.tensorrt import fake
-from txl_engines import build_bundle
+from txl_engines import build_bundle, given_weights
 from txl_engines.recording import record_pass
 from txl_runtime import BackendError, BundleError, load
 from txl_runtime.bundle.encoding import file_sha256
-from txl_runtime.bundle.reading import open_bundle
+from txl_runtime.bundle.reading import Bundle, open_bundle
+from txl_runtime.bundle.tables import Program
 from txl_runtime.device import choosing, onnxruntime_cuda
 from txl_runtime.device.backend import DeviceBackend
 from txl_runtime.device.engines import files as engine_files
 from txl_runtime.device.engines.files import check_identity, find_engines
 from txl_runtime.device.engines.library import Library
 from txl_runtime.device.engines.opening import load_engines, open_engines
+from txl_runtime.device.engines.sidecar import Target, with_weights
 from txl_runtime.selftest import run_selftest
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has no wheel for this platform")
@@ -40,16 +42,25 @@ MODEL = f"{GPU}, 16 multiprocessors"
 both = pytest.mark.parametrize("update", ["ring", "rolled"])
 
 
+@pytest.fixture(scope="module", autouse=True)
+def small_matrices_count_as_large():
+    """For engines to share the weights of small models, and for what stands in for those engines."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(given_weights, "LEAST_BYTES", 256)
+        yield
+
+
 @pytest.fixture(scope="module")
 def built(make_bundle, tmp_path_factory):
-    """A bundle with RTX engines of an update rule."""
+    """A bundle with RTX engines of an update rule; those of a ring share nearly all weights."""
     made: dict[str, Path] = {}
 
     def build(update: str) -> Path:
         if update not in made:
             place = tmp_path_factory.mktemp("built") / "small.txl"
             path = Path(shutil.copytree(make_bundle(batch_size=B, config={}), place))
-            build_bundle(path, "rtx", (86,), update=update)
+            shared = build_bundle(path, "rtx", (86,), update=update).shared_weight_bytes
+            assert bool(shared) == (update == "ring")
             made[update] = path
         return made[update]
 
@@ -74,10 +85,16 @@ def opened(
     bundle, cuda = open_bundle(path), cuda or FakeDriver()
     trt = fake(name, SimpleNamespace(data=b""))
     library = Library("rtx" if name.startswith("rtx") else "tensorrt", trt)
-    engines = find_engines(bundle, library.target)
-    programs = {engine.sidecar.sha256: engine.program for engine in engines}
-    seen = run_engines(trt, bundle, programs, cuda, faults, given_memory)
+    seen = run_engines(trt, bundle, by_hash(bundle, library.target), cuda, faults, given_memory)
     return load_engines(bundle, library, open_fake_device(cuda)), cuda, seen
+
+
+def by_hash(bundle: Bundle, target: Target) -> dict[str, Program]:
+    """What the engines of a bundle are, and all that they take, by the hashes of their files."""
+    return {
+        engine.sidecar.sha256: with_weights(engine.program, engine.sidecar.identity.given)
+        for engine in find_engines(bundle, target)
+    }
 
 
 def load_with(path: Path, backend: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -223,7 +240,9 @@ def test_all_engines_of_a_model_work_in_one_block_that_is_as_large_as_the_larges
     backend, cuda, seen = opened(built("ring"))
     needed = max(executable.working_bytes for executable in backend.executables.values())
     model = load_with(built("ring"), backend, monkeypatch)
-    assert cuda.memory.used() == needed
+    (shared,) = {id(each.weights): each.weights for each in backend.executables.values()}.values()
+    assert shared.size > 0.7 * model.manifest.weight_bytes
+    assert cuda.memory.used() == needed + shared.size, "and the weights are there once"
     streams = [model.stream() for _ in range(3)]
     for stream in streams:
         stream.feed(np.ones((B, 9), int))
@@ -520,8 +539,7 @@ def test_engines_lie_on_the_device_whatever_the_application_works_on(built, here
     """And the application works on that afterwards."""
     bundle, cuda = open_bundle(built("ring")), FakeDriver(devices=2)
     trt = fake("rtx171", SimpleNamespace(data=b""))
-    programs = {engine.sidecar.sha256: engine.program for engine in find_engines(bundle, "rtx")}
-    run_engines(trt, bundle, programs, cuda)
+    run_engines(trt, bundle, by_hash(bundle, "rtx"), cuda)
     asked: list[int] = []
     load_one = trt.Runtime.deserialize_cuda_engine
     trt.Runtime.deserialize_cuda_engine = lambda *given: (asked.append(cuda.here("an engine")), load_one(*given))[1]

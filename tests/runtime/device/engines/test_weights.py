@@ -1,0 +1,85 @@
+"""Weights that engines share, laid out on a stand-in for a device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from stand_ins.driver import FakeDriver
+from stand_ins.engine import open_fake_device
+from txl_runtime.bundle.reading import Bundle, open_bundle
+from txl_runtime.device.engines.sidecar import GivenWeight
+from txl_runtime.device.engines.weights import SharedWeights
+from txl_runtime.errors import BackendError, BundleError
+
+
+@pytest.fixture
+def bundle(make_bundle) -> Bundle:
+    return open_bundle(make_bundle())
+
+
+def weight(name: str, shape: tuple[int, ...], offset: int, turned: bool = False, dtype: str = "float16") -> GivenWeight:
+    return GivenWeight(name=name, dtype=dtype, shape=shape, offset=offset, turned=turned)  # type: ignore[arg-type]
+
+
+def test_each_lies_as_its_engine_wants_it_and_beginnings_of_others_are_those(bundle: Bundle) -> None:
+    driver = FakeDriver()
+    device = open_fake_device(driver)
+    given = [
+        weight("table", (40, 8), 64),
+        weight("turned", (8, 40), 64, turned=True),
+        weight("rows", (10, 8), 64),
+        weight("heads", (2, 3, 5), 1000, turned=True, dtype="float32"),
+        weight("brain", (6, 4), 2001, turned=True, dtype="bfloat16"),
+    ]
+    with device.current():
+        queue = device.queue()
+        weights = SharedWeights(bundle, given, device, queue)
+    places = weights.addresses(given)
+    assert places["rows"] == places["table"]
+    assert len(set(places.values())) == 4
+    assert all(address % 256 == 0 for address in places.values())
+    file = (bundle.path / bundle.manifest.weights).read_bytes()
+
+    def stored(dtype: str, count: int, offset: int) -> np.ndarray:
+        return np.frombuffer(file, dtype, count, offset)
+
+    def lies(name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+        return (
+            driver.memory.view(places[name], int(np.prod(shape)) * np.dtype(dtype).itemsize).view(dtype).reshape(shape)
+        )
+
+    table = stored("<u2", 320, 64)
+    np.testing.assert_array_equal(lies("table", "<u2", (40, 8)), table.reshape(40, 8))
+    np.testing.assert_array_equal(lies("turned", "<u2", (8, 40)), table.reshape(40, 8).T)
+    np.testing.assert_array_equal(
+        lies("heads", "<u4", (2, 3, 5)), stored("<u4", 30, 1000).reshape(2, 5, 3).transpose(0, 2, 1)
+    )
+    np.testing.assert_array_equal(lies("brain", "<u2", (6, 4)), stored("<u2", 24, 2001).reshape(4, 6).T)
+    assert weights.size < 5 * 1024, "nothing is there twice"
+
+
+def test_what_is_not_in_the_file_is_refused(bundle: Bundle) -> None:
+    device, end = open_fake_device(FakeDriver()), bundle.manifest.weight_bytes
+    with device.current(), pytest.raises(BundleError, match=r"ends before byte \d+, where a weight of an engine does"):
+        SharedWeights(bundle, [weight("late", (8, 8), end - 100)], device, device.queue())
+
+
+def test_weights_that_were_replaced_since_are_refused(make_bundle, tmp_path: Path) -> None:
+    import shutil
+
+    path = Path(shutil.copytree(make_bundle(), tmp_path / "small.txl"))
+    opened, device = open_bundle(path), open_fake_device(FakeDriver())
+    file = path / opened.manifest.weights
+    data = file.read_bytes()
+    file.unlink()
+    file.write_bytes(data[::-1])
+    with device.current(), pytest.raises(BundleError, match="is not the file that the bundle was opened with"):
+        SharedWeights(opened, [weight("w", (8, 8), 0)], device, device.queue())
+
+
+def test_a_device_that_has_no_room_for_them_says_so(bundle: Bundle) -> None:
+    device = open_fake_device(FakeDriver())
+    with device.current(), pytest.raises(BackendError, match="memory"):
+        SharedWeights(bundle, [weight("huge", (1 << 30, 1 << 20), 0)], device, device.queue())
