@@ -220,6 +220,19 @@ def test_the_control_loop_is_for_few_numbers(built: Path, engine: Path) -> None:
 def test_the_node_for_ros_2_acts_on_the_newest_observation(
     built: Path, installed: Path, engine: Path, tmp_path: Path
 ) -> None:
+@pytest.mark.skipif(sys.platform == "darwin", reason="its loader says it by itself")
+def test_an_engine_for_another_processor_is_not_called_missing_alone(
+    built: Path, engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = bytearray(engine.read_bytes()[:4096])
+    other[18] ^= 1  # the processor in the header of an ELF file
+    (tmp_path / "other.so").write_bytes(other)
+    monkeypatch.setenv("TXL_ONNXRUNTIME", str(tmp_path / "other.so"))
+    assert "it may be for another processor" in refused(built / "txl-score", TINY, tmp_path / "text")
+    monkeypatch.setenv("TXL_ONNXRUNTIME", str(tmp_path / "nowhere.so"))
+    assert "processor" not in refused(built / "txl-score", TINY, tmp_path / "text")
+
+
     stand_in = ROOT / "tests" / "stand_ins" / "ros2"
     names = [f"-D{name}_DIR={stand_in}" for name in ("ament_cmake", "rclcpp", "std_msgs", "std_srvs")]
     made(CPP / "samples" / "ros2", tmp_path, built, installed, *names)

@@ -64,11 +64,18 @@ void given(const void *pointer, const char *what) {
     need(pointer != nullptr, TXL_USAGE, what, " is NULL, expected one; give it");
 }
 
-// A struct of the caller's, which may be older or newer: as much of it as both know.
+// A struct of the caller's may be older or newer: as much of it as both know. Without a size nothing of it would count.
+template <typename T>
+std::size_t known(const T *caller) {
+    need(caller->size >= sizeof caller->size, TXL_USAGE, "the struct's size is ", caller->size,
+         ", expected sizeof of it; begin it with TXL_NEW");
+    return std::min<std::size_t>(caller->size, sizeof *caller);
+}
+
 template <typename T>
 T taken(const T *from) {
     T made{};
-    if (from) std::memcpy(static_cast<void *>(&made), from, std::min<std::size_t>(from->size, sizeof made));
+    if (from) std::memcpy(static_cast<void *>(&made), from, known(from));
     made.size = sizeof made;
     return made;
 }
@@ -77,9 +84,7 @@ template <typename T>
 void hand_out(T made, T *to) {
     given(to, "the struct to fill");
     const auto size = to->size;
-    need(size >= sizeof size, TXL_USAGE, "the struct's size is ", size,
-         ", expected sizeof of it; begin it with TXL_NEW");
-    std::memcpy(static_cast<void *>(to), &made, std::min<std::size_t>(size, sizeof made));
+    std::memcpy(static_cast<void *>(to), &made, known(to));
     to->size = size;
 }
 
@@ -87,8 +92,8 @@ void hand_out(T made, T *to) {
 void fill(const void *from, std::size_t bytes, std::size_t count, void *to, std::size_t room, std::size_t *needed) {
     given(needed, "needed");
     *needed = count;
-    need(count <= room, TXL_ROOM, "the result takes ", count, ", and there is room for ", room,
-         "; call again with `needed`");
+    need(count <= room, TXL_ROOM, "the result takes ", count, count == bytes ? " bytes" : " tokens",
+         ", and there is room for ", room, "; call again with `needed`");
     given(count ? to : needed, "the room for the result");
     if (bytes) std::memcpy(to, from, bytes);
 }
@@ -125,9 +130,9 @@ std::size_t rows_of(const txl_runtime::Model &model, std::int32_t table) {
 }
 
 txl_tensor describe(const txl_runtime::Model &model, std::int32_t table, std::size_t index) {
-    const auto known = rows_of(model, table);
-    need(index < known, TXL_USAGE, "row ", index, " of table ", table, " was asked for, expected one of ", known,
-         " of a table that there is; ask txl_model_count");
+    const auto rows = rows_of(model, table);
+    need(index < rows, TXL_USAGE, "row ", index, " of table ", table, " was asked for, expected one below ", rows,
+         "; ask txl_model_count");
     if (table == TXL_INPUTS) {
         const auto &entry = *model.given[index];
         auto found = tensor_of(entry.name, entry.role.c_str(), entry.dtype, entry.axes.shape);

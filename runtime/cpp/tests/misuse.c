@@ -130,7 +130,8 @@ int main(int count, char **words) {
     expect(txl_stream_run(stream, 1, NULL, NULL, NULL, 1, &error) == TXL_USAGE, "missing inputs are refused");
     expect(txl_stream_run(NULL, 1, NULL, NULL, NULL, 1, &error) == TXL_USAGE, "a missing stream is refused");
     size_t needed = 0, again = 0;
-    expect(txl_stream_save(stream, -1, NULL, 0, &needed, &error) == TXL_ROOM && needed > 0,
+    expect(txl_stream_save(stream, -1, NULL, 0, &needed, &error) == TXL_ROOM && needed > 0 &&
+               strstr(error.message, " bytes"),
            "the size of a snapshot is told");
     char *bytes = malloc(needed + 1);
     expect(txl_stream_save(stream, -1, bytes, needed, &again, &error) == TXL_OK && again == needed,
@@ -165,3 +166,12 @@ int main(int count, char **words) {
     for (size_t i = 0; i < many; ++i) free((void *)files[i].data);
     return wrong;
 }
+    options.threads = -1;
+    expect(txl_model_load(words[1], &options, &model, &error) == TXL_USAGE, "fewer threads than none are refused");
+    options.threads = 1;
+    options.ort_env = &options;
+    expect(txl_model_load(words[1], &options, &model, &error) == TXL_USAGE, "an environment of no engine is refused");
+    options.ort_env = NULL;
+    options.size = 0;
+    expect(txl_model_load(words[1], &options, &model, &error) == TXL_USAGE && strstr(error.message, "TXL_NEW"),
+           "options without a size are refused, not ignored");
