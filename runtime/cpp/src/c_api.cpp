@@ -26,7 +26,9 @@ struct txl_sampler {
 
 namespace {
 
+using txl_runtime::brief;
 using txl_runtime::need;
+using txl_runtime::refuse;
 
 // What is told of a call that failed: into as much of the caller's struct as there is.
 txl_code tell(txl_error *error, txl_code code, const std::string &said) {
@@ -209,6 +211,30 @@ txl_code txl_model_tensor(const txl_model *handle, int32_t table, size_t index, 
     return with(handle, error, [&](const auto &model) { hand_out(describe(*model, table, index), tensor); });
 }
 
+txl_code txl_model_find(const txl_model *handle, int32_t table, const char *name, size_t *index, txl_error *error) {
+    return with(handle, error, [&](const auto &model) {
+        given(name, "the name"), given(index, "the place for the index");
+        std::string there;
+        for (std::size_t i = 0; i < rows_of(*model, table); ++i) {
+            const std::string one = describe(*model, table, i).name;
+            if (one == name) return void(*index = i);
+            there += (i ? ", " : "") + one;
+        }
+        refuse(TXL_USAGE, "table ", table, " has no ", brief(name), ", expected one of: ", there, "; take its name");
+    });
+}
+
+size_t txl_tensor_bytes(const txl_tensor *tensor, int32_t b, int32_t T) {
+    if (!tensor || tensor->rank < 0 || b < 1 || T < 1) return 0;
+    auto bytes = txl_runtime::size_of(tensor->dtype);
+    for (std::int32_t axis = 0; axis < std::min(tensor->rank, std::int32_t{TXL_AXES}); ++axis) {
+        const auto size = tensor->shape[axis];
+        const auto given = size == TXL_SIZE_B ? b : size == TXL_SIZE_L ? std::int64_t(T) + tensor->lookahead : size;
+        if (given < 0 || __builtin_mul_overflow(bytes, std::size_t(given), &bytes)) return 0;
+    }
+    return bytes;
+}
+
 txl_code txl_model_selftest(const txl_model *handle, double *reached, txl_error *error) {
     return with(handle, error, [&](const auto &model) {
         const auto found = txl_runtime::run_selftest(model);
@@ -282,9 +308,14 @@ txl_code txl_sampler_open(const txl_sampling *sampling, int32_t b, txl_sampler *
 void txl_sampler_free(txl_sampler *handle) { delete handle; }
 
 txl_code txl_sampler_draw(txl_sampler *handle, txl_stream *stream, int32_t *tokens, float *logprobs, txl_error *error) {
+    return txl_sampler_draw_row(handle, stream, -1, tokens, logprobs, error);
+}
+
+txl_code txl_sampler_draw_row(txl_sampler *handle, txl_stream *stream, int32_t row, int32_t *tokens, float *logprobs,
+                              txl_error *error) {
     return with(handle, error, [&](auto &sampler) {
         given(stream, txl_stream::NAME);
-        stream->own.draw(sampler, tokens, logprobs);
+        stream->own.draw(sampler, row, tokens, logprobs);
     });
 }
 
