@@ -56,6 +56,9 @@ int main(int, char **words) {
     tried([&] { (void)stream.score({1, 2, 3}); });
     const auto costs = stream.score({1, 2, 3, 4});
     std::cout << costs.size() << " numbers, " << stream.fill() << " rows" << std::endl;
+    const txl::Stream moved = std::move(stream);
+    tried([&] { stream.feed({1, 2, 3}); });
+    tried([&] { (void)stream.score({1, 2, 3}); });
 }
 """
 # What the fragments of code in docs/embedding.md take for granted, in their order.
@@ -130,7 +133,7 @@ def test_pkg_config_says_all_that_a_compiler_of_c_needs_wherever_it_was_installe
     assert done([program, POLICY, "1"]).startswith("1 steps, 1 resets")
 
 
-def test_tokens_that_are_not_as_many_for_each_sequence_are_refused(
+def test_tokens_that_are_not_as_many_for_each_sequence_and_streams_that_were_moved_away_are_refused(
     built: Path, installed: Path, engine: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "main.cpp").write_text(IN_CPP)
@@ -149,6 +152,8 @@ def test_tokens_that_are_not_as_many_for_each_sequence_are_refused(
         "3: 3 token ids were given, expected as many for each of 2 sequences; give [b, T]",
         "3: 3 token ids were given, expected as many for each of 2 sequences; give [b, T]",
         "2 numbers, 1 rows",
+        "3: the stream is NULL, expected one; give it",
+        "3: the stream is NULL, expected one; give it",
     ]
 
 

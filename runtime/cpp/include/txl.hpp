@@ -165,7 +165,8 @@ public:
 
 private:
     [[nodiscard]] std::int32_t positions(const std::vector<std::int32_t> &tokens) const {
-        const auto b = static_cast<std::size_t>(batch()), T = tokens.size() / b;
+        // A stream that was moved away has none; the call that follows says so.
+        const auto b = static_cast<std::size_t>(get() ? batch() : 1), T = tokens.size() / b;
         if (T * b != tokens.size())
             throw Error(TXL_USAGE,
                         (std::to_string(tokens.size()) + " token ids were given, expected as many for each of " +

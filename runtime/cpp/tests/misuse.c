@@ -112,6 +112,14 @@ static void draw_rows(txl_model *model) {
     }
     expect(moved, "draws are not all the same token");
     const uint8_t first[2] = {1, 0};
+    size_t needed = 0;
+    txl_stream_save(shared, -1, NULL, 0, &needed, &error);
+    char *bytes = malloc(needed + 1);
+    expect(txl_stream_save(shared, -1, bytes, needed, &needed, &error) == TXL_OK, error.message);
+    expect(txl_stream_restore(own, -1, bytes, needed, &error) == TXL_USAGE &&
+               strstr(error.message, "holds 2 sequences, expected 1"),
+           "a snapshot of two is not one of one");
+    free(bytes);
     expect(txl_sampler_draw_row(both, shared, 1, tokens, NULL, &error) == TXL_USAGE, "a sampler of two has no row");
     expect(txl_sampler_draw_row(both, shared, -1, tokens, NULL, &error) == TXL_OK, "row -1 draws for all");
     expect(txl_sampler_draw_row(samplers[0], shared, 2, tokens, NULL, &error) == TXL_USAGE &&
