@@ -177,12 +177,12 @@ TXL_API txl_code txl_stream_generate(txl_stream *, const txl_sampling *, const i
 /* Random numbers of b sequences. A draw is made where the last feed or committed run of a sequence ended, so one that was
  * idle since gets a token, too, and takes a random number; the tokens [b] are not fed. Log-probabilities [b] are those before
  * temperature and cuts, or NULL. A sequence that was not fed since it was new, reset or restored gets the token -1 and 0, and
- * takes no random number. Draws are RT */
+ * takes no random number. Draws are RT but for a sampler's first one, which takes room for V numbers. */
 TXL_API txl_code txl_sampler_open(const txl_sampling *, int32_t b, txl_sampler **, txl_error *);
 TXL_API void txl_sampler_free(txl_sampler *);
 TXL_API txl_code txl_sampler_draw(txl_sampler *, txl_stream *, int32_t *tokens, float *logprobs, txl_error *);
 /* A draw for one row, by a sampler of one sequence: what it draws does not depend on when other rows are drawn for. Row -1
- * is as txl_sampler_draw. RT */
+ * is as txl_sampler_draw. */
 TXL_API txl_code txl_sampler_draw_row(txl_sampler *, txl_stream *, int32_t row, int32_t *token, float *logprob, txl_error *);
 
 /* Sequences go back to what a new stream has: those whose which[row] is not 0; NULL for all. RT */

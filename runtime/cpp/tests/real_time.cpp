@@ -47,7 +47,7 @@ void run(const char *bundle) {
     std::vector<std::uint8_t> which(counts.size());
     auto sampling = TXL_NEW(txl_sampling);
     sampling.temperature = 0.7, sampling.top_k = 5;
-    txl::Sampler sampler(sampling, b);
+    txl::Sampler sampler(sampling, b), own(sampling);
     const bool draws = info.flags & TXL_IS_SCORING;
     stream.prepare();
     for (int step = 0; step < 20; ++step) {
@@ -59,6 +59,7 @@ void run(const char *bundle) {
         auto error = TXL_NEW(txl_error);
         if (draws && txl_sampler_draw(sampler.get(), stream.get(), tokens.data(), nullptr, &error))
             throw txl::Error(TXL_USAGE, error.message);
+        if (draws) (void)stream.draw(own, b - 1);
         which[0] = 1;
         stream.reset((info.flags & TXL_IS_INDEPENDENT) && b > 1 ? which.data() : nullptr);
         if (b == 1 && draws) stream.feed(1, inputs.data(), nullptr);
