@@ -29,6 +29,15 @@ find_package(Threads REQUIRED)
 add_executable(consumer {source})
 target_link_libraries(consumer PRIVATE txl::txl Threads::Threads m)
 """
+INSIDE = """
+cmake_minimum_required(VERSION 3.20)
+project(consumer LANGUAGES C CXX)
+set(TXL_TESTS OFF)
+set(TXL_SAMPLES OFF)
+add_subdirectory({library} txl EXCLUDE_FROM_ALL)
+add_executable(consumer {source})
+target_link_libraries(consumer PRIVATE txl::txl)
+"""
 IN_CPP = """
 #include <iostream>
 #include <txl.hpp>
@@ -47,8 +56,22 @@ int main(int, char **words) {
     tried([&] { (void)stream.score({1, 2, 3}); });
     const auto costs = stream.score({1, 2, 3, 4});
     std::cout << costs.size() << " numbers, " << stream.fill() << " rows" << std::endl;
+    const txl::Stream moved = std::move(stream);
+    tried([&] { stream.feed({1, 2, 3}); });
+    tried([&] { (void)stream.score({1, 2, 3}); });
 }
 """
+# What the fragments of code in docs/embedding.md take for granted, in their order.
+GIVEN = [
+    "",
+    "float observation[6], action[3];",
+    "txl_model *model = NULL; txl_error error = TXL_NEW(txl_error); void *inputs[1];",
+    "const txl::Model model(words[1]); txl::Stream stream(model, 3); const void *inputs[] = {words}; "
+    "std::int32_t tokens[3] = {}; std::vector<txl::Sampler> samplers;",
+    "const txl::Model model(words[1]); txl::Stream stream(model); auto sampling = TXL_NEW(txl_sampling); "
+    "std::vector<std::int32_t> drawn = {1};",
+]
+HEADERS = "#include <iostream>\n#include <txl.hpp>\n", "#include <stdio.h>\n#include <stdlib.h>\n#include <txl.h>\n"
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +133,7 @@ def test_pkg_config_says_all_that_a_compiler_of_c_needs_wherever_it_was_installe
     assert done([program, POLICY, "1"]).startswith("1 steps, 1 resets")
 
 
-def test_tokens_that_are_not_as_many_for_each_sequence_are_refused(
+def test_tokens_that_are_not_as_many_for_each_sequence_and_streams_that_were_moved_away_are_refused(
     built: Path, installed: Path, engine: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "main.cpp").write_text(IN_CPP)
@@ -129,7 +152,32 @@ def test_tokens_that_are_not_as_many_for_each_sequence_are_refused(
         "3: 3 token ids were given, expected as many for each of 2 sequences; give [b, T]",
         "3: 3 token ids were given, expected as many for each of 2 sequences; give [b, T]",
         "2 numbers, 1 rows",
+        "3: the stream is NULL, expected one; give it",
+        "3: the stream is NULL, expected one; give it",
     ]
+
+
+def test_the_code_on_the_page_of_embedding_compiles(built: Path, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "embedding.md").read_text()
+    section = page[page.index("## C++\n") : page.index("### Build it\n")]
+    blocks = re.findall(r"^( *)```text\n(.*?)^\1```$", section, re.MULTILINE | re.DOTALL)
+    for n, (given, (_, block)) in enumerate(zip(GIVEN, blocks, strict=True)):
+        in_c = "&error" in block
+        source = tmp_path / f"{n}.{'c' if in_c else 'cpp'}"
+        lines = [line for line in block.splitlines() if not line.lstrip().startswith("#include")]
+        body = "\n".join([given, *lines])
+        source.write_text(f"{HEADERS[in_c]}int main(int count, char **words) {{\n{body}\nreturn count && !words;\n}}\n")
+        command = [compiler(built, "C" if in_c else "CXX"), "-std=c99" if in_c else "-std=c++17", "-Werror"]
+        done([*command, "-fsyntax-only", f"-I{CPP / 'include'}", source])
+
+
+def test_a_project_may_build_the_library_as_a_part_of_itself(built: Path, tmp_path: Path) -> None:
+    (tmp_path / "CMakeLists.txt").write_text(INSIDE.format(library=CPP, source=CPP / "samples" / "generate.cpp"))
+    done(["cmake", "-S", tmp_path, "-B", tmp_path / "build", "-G", "Ninja"])
+    targets = done(["ninja", "-C", tmp_path / "build", "-t", "targets", "all"])
+    assert "consumer: " in targets
+    assert "txl-driver" not in targets
+    assert "txl-score" not in targets
 
 
 @pytest.mark.parametrize("text", ["def main(", "é"])
@@ -175,6 +223,19 @@ def test_where_no_engine_opens_the_message_says_each_name_of_this_system_and_no_
     said = refused(built / "txl-score", TINY, tmp_path / "text")
     assert said.count("libonnxruntime.so: ") == said.count("libonnxruntime.so.1: ") == 1
     assert "dylib" not in said
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="its loader says it by itself")
+def test_an_engine_for_another_processor_is_not_called_missing_alone(
+    built: Path, engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = bytearray(engine.read_bytes()[:4096])
+    other[18] ^= 1  # the processor in the header of an ELF file
+    (tmp_path / "other.so").write_bytes(other)
+    monkeypatch.setenv("TXL_ONNXRUNTIME", str(tmp_path / "other.so"))
+    assert "it may be for another processor" in refused(built / "txl-score", TINY, tmp_path / "text")
+    monkeypatch.setenv("TXL_ONNXRUNTIME", str(tmp_path / "nowhere.so"))
+    assert "processor" not in refused(built / "txl-score", TINY, tmp_path / "text")
 
 
 @pytest.mark.parametrize(("name", "rows"), [("tiny", 1), ("ring", 3), ("hidden", 2), ("int8", 2)])

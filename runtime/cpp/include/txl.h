@@ -6,9 +6,11 @@
  * so that both may be freed in any order.
  *
  * Arrays are row-major and in the tables' own order of axes. b: sequences of a stream; T: positions of what is given;
- * V: token ids. Where a result's size is not known, `needed` is set, and TXL_ROOM returned if it is above `room`: call
- * once with NULL and 0, then with an array of `needed` elements. RT stands at calls that take no memory and no lock of
- * their own after txl_stream_prepare; what the engine does in them is its own, and TXL_IS_ALLOCATING says so. */
+ * V: token ids. The library cannot see what an array holds and how long it is: txl_model_tensor has the dtype, and
+ * txl_tensor_bytes the size. Where a result's size is not known, `needed` is set, and TXL_ROOM returned if it is above
+ * `room`: call once with NULL and 0, then with room for `needed`. Both count tokens in txl_encode, and bytes elsewhere.
+ * RT stands at calls that take no memory and no lock of their own after txl_stream_prepare; what the engine does in them
+ * is its own, and TXL_IS_ALLOCATING says so. */
 #ifndef TXL_H
 #define TXL_H
 #include <stddef.h>
@@ -57,7 +59,8 @@ enum {
     TXL_IS_INDEPENDENT = 1, /* a sequence can be idle, reset and moved alone; else all run, or none */
     TXL_IS_JOINT = 2,       /* sequences influence one another: b has to be B */
     TXL_IS_EXACT = 4,       /* T is one of txl_model_lengths, and each count 0 or T */
-    TXL_IS_TEXT = 8,        /* it reads token ids alone, and returns log-probabilities of the next one */
+    TXL_IS_TEXT = 8,        /* it reads token ids alone, and returns log-probabilities of the next one, with or without
+                             * a vocabulary; without one txl_encode returns TXL_USAGE */
     TXL_IS_SCORING = 16,    /* besides there is a state after each token: score, generate and draw work */
     TXL_IS_COUNTING = 32,   /* it counts memory rows: fill and memory_length mean something */
     TXL_IS_ALLOCATING = 64  /* the engine allocates in a step */
@@ -75,8 +78,8 @@ typedef struct {
     const char *update;          /* "ring", "rolled", "replace"; NULL: the best that the engine runs */
     const char *engine;          /* ONNX Runtime's library; NULL: $TXL_ONNXRUNTIME, then the system's search */
     const char *manifest_sha256; /* 64 digits: any other bundle is refused, and this one's graphs are trusted */
-    const void *ort_api_base;    /* the application's own OrtApiBase and OrtEnv, for one engine in a process */
-    void *ort_env;
+    const void *ort_api_base;    /* the application's own OrtApiBase, for one engine in a process; then not `engine` */
+    void *ort_env;               /* the OrtEnv of that OrtApiBase, which outlives the model; NULL: one is made */
     uint64_t budget;             /* bytes that a step may take; 0: 512 MiB and 64 for each byte of weights */
     uint32_t flags;              /* TXL_LOAD_... */
 } txl_load_options;
@@ -119,10 +122,11 @@ typedef struct {
 
 TXL_API uint32_t txl_abi(void);
 TXL_API const char *txl_version(void);
-/* The engine that a model would run on by these options (NULL: by default), such as "ONNX Runtime 1.31.1". */
+/* The engine that a model would run on by these options (NULL: by default), such as "ONNX Runtime 1.31.1", and a 0. */
 TXL_API txl_code txl_engine(const txl_load_options *, char *text, size_t room, size_t *needed, txl_error *);
 
-/* A bundle's folder, or its files in memory: an asset, a resource of the executable. */
+/* A bundle's folder, or its files in memory: an asset, a resource of the executable. Both have to be whole, with all files
+ * that manifest.json lists, report.html too. */
 TXL_API txl_code txl_model_load(const char *path, const txl_load_options *, txl_model **, txl_error *);
 TXL_API txl_code txl_model_load_memory(const txl_file *, size_t count, const txl_load_options *, txl_model **, txl_error *);
 TXL_API void txl_model_free(txl_model *);
@@ -130,10 +134,15 @@ TXL_API txl_code txl_model_describe(const txl_model *, txl_model_info *, txl_err
 TXL_API size_t txl_model_lengths(const txl_model *, int32_t *lengths, size_t room); /* how many; the largest first */
 TXL_API size_t txl_model_count(const txl_model *, int32_t table); /* a txl_table */
 TXL_API txl_code txl_model_tensor(const txl_model *, int32_t table, size_t index, txl_tensor *, txl_error *);
+/* The row of a table that has this name; TXL_USAGE where none has. */
+TXL_API txl_code txl_model_find(const txl_model *, int32_t table, const char *name, size_t *index, txl_error *);
+/* Bytes of an array for b sequences and T positions; T is 1 for outputs of a feed with `last`. 0 where it cannot be told. */
+TXL_API size_t txl_tensor_bytes(const txl_tensor *, int32_t b, int32_t T);
 /* Replays the bundle's stored vectors; TXL_CHECK where they differ. `reached`, which may be NULL, is the largest difference, as
  * a share of what is allowed. */
 TXL_API txl_code txl_model_selftest(const txl_model *, double *reached, txl_error *);
 
+/* Texts are bytes of UTF-8. A decoded one has no 0 at its end, and one of few tokens may begin or end within a letter. */
 TXL_API txl_code txl_encode(const txl_model *, const char *text, size_t bytes, int32_t *tokens, size_t room, size_t *needed,
                             txl_error *);
 TXL_API txl_code txl_decode(const txl_model *, const int32_t *tokens, size_t count, char *text, size_t room, size_t *needed,
@@ -160,16 +169,21 @@ TXL_API txl_code txl_stream_feed(txl_stream *, int32_t T, const void *const *inp
  * is not fed, so that it can be the first one of the next call. */
 TXL_API txl_code txl_stream_score(txl_stream *, const int32_t *tokens, int32_t T, const int32_t *counts, float *nll,
                                   txl_error *);
-/* Prompts [b, T] and `count` draws after them: drawn [count, b] and, unless NULL, their log-probabilities [count, b]. */
+/* Prompts [b, T] and `count` draws after them: drawn [count, b] and, unless NULL, their log-probabilities [count, b]. The
+ * last token of each sequence is not fed, so that it can be the first one of the next call. */
 TXL_API txl_code txl_stream_generate(txl_stream *, const txl_sampling *, const int32_t *tokens, int32_t T,
                                      const int32_t *counts, int32_t count, int32_t *drawn, float *logprobs, txl_error *);
 
-/* Random numbers of b sequences. A draw is made where the last feed or committed run of the stream ended; the tokens [b]
- * are not fed. Log-probabilities [b] are those before temperature and cuts, or NULL. A sequence that was not fed since it was
- * new, reset or restored gets the token -1 and 0, and takes no random number. Draws are RT */
+/* Random numbers of b sequences. A draw is made where the last feed or committed run of a sequence ended, so one that was
+ * idle since gets a token, too, and takes a random number; the tokens [b] are not fed. Log-probabilities [b] are those before
+ * temperature and cuts, or NULL. A sequence that was not fed since it was new, reset or restored gets the token -1 and 0, and
+ * takes no random number. Draws are RT but for a sampler's first one, which takes room for V numbers. */
 TXL_API txl_code txl_sampler_open(const txl_sampling *, int32_t b, txl_sampler **, txl_error *);
 TXL_API void txl_sampler_free(txl_sampler *);
 TXL_API txl_code txl_sampler_draw(txl_sampler *, txl_stream *, int32_t *tokens, float *logprobs, txl_error *);
+/* A draw for one row, by a sampler of one sequence: what it draws does not depend on when other rows are drawn for. Row -1
+ * is as txl_sampler_draw. */
+TXL_API txl_code txl_sampler_draw_row(txl_sampler *, txl_stream *, int32_t row, int32_t *token, float *logprob, txl_error *);
 
 /* Sequences go back to what a new stream has: those whose which[row] is not 0; NULL for all. RT */
 TXL_API txl_code txl_stream_reset(txl_stream *, const uint8_t *which, txl_error *);
@@ -180,7 +194,9 @@ TXL_API int32_t txl_stream_fill(const txl_stream *, int32_t row); /* memory rows
 TXL_API txl_code txl_stream_state(const txl_stream *, size_t index, txl_tensor *, void *data, size_t room, size_t *needed,
                                   txl_error *);
 /* The bytes of the file that Python's StreamState saves and loads; `row` -1 for all sequences, else that one alone, which
- * any row of any stream of this model can take up. */
+ * any row of any stream of this model can take up. It has no log-probabilities and no random numbers. So to draw on from it,
+ * save before the last token is fed, and feed that token after restoring; a new sampler of the same seed at both times
+ * makes the same draws. */
 TXL_API txl_code txl_stream_save(const txl_stream *, int32_t row, void *bytes, size_t room, size_t *needed, txl_error *);
 TXL_API txl_code txl_stream_restore(txl_stream *, int32_t row, const void *bytes, size_t count, txl_error *);
 

@@ -91,6 +91,12 @@ public:
         for (std::size_t i = 0; i < found.size(); ++i) detail::checked(txl_model_tensor, get(), which, i, &found[i]);
         return found;
     }
+    // Which row of a table has a name.
+    [[nodiscard]] std::size_t find(txl_table which, const std::string &name) const {
+        std::size_t index = 0;
+        detail::checked(txl_model_find, get(), which, name.c_str(), &index);
+        return index;
+    }
     [[nodiscard]] std::vector<std::int32_t> encode(std::string_view text) const {
         return detail::sized<std::vector<std::int32_t>>(txl_encode, get(), text.data(), text.size());
     }
@@ -140,6 +146,12 @@ public:
         detail::checked(txl_sampler_draw, sampler.get(), get(), tokens.data(), nullptr);
         return tokens;
     }
+    // One row's, by a sampler of one sequence.
+    [[nodiscard]] std::int32_t draw(Sampler &sampler, std::int32_t row) {
+        std::int32_t token = -1;
+        detail::checked(txl_sampler_draw_row, sampler.get(), get(), row, &token, nullptr);
+        return token;
+    }
     void reset(const std::uint8_t *which = nullptr) { detail::checked(txl_stream_reset, get(), which); }
     void select(const std::vector<std::int32_t> &rows) {
         detail::checked(txl_stream_select, get(), rows.data(), static_cast<std::int32_t>(rows.size()));
@@ -153,7 +165,8 @@ public:
 
 private:
     [[nodiscard]] std::int32_t positions(const std::vector<std::int32_t> &tokens) const {
-        const auto b = static_cast<std::size_t>(batch()), T = tokens.size() / b;
+        // A stream that was moved away has none; the call that follows says so.
+        const auto b = static_cast<std::size_t>(get() ? batch() : 1), T = tokens.size() / b;
         if (T * b != tokens.size())
             throw Error(TXL_USAGE,
                         (std::to_string(tokens.size()) + " token ids were given, expected as many for each of " +

@@ -110,25 +110,14 @@ static void *run(void *argument) {
     return NULL;
 }
 
-static size_t bytes_of(const txl_tensor *tensor) {
-    size_t bytes = tensor->dtype == TXL_BOOL                                       ? 1
-                   : tensor->dtype == TXL_FLOAT16 || tensor->dtype == TXL_BFLOAT16 ? 2
-                                                                                   : 4;
-    for (int axis = 0; axis < tensor->rank; ++axis) {
-        const int64_t size = tensor->shape[axis];
-        bytes *= (size_t)(size == TXL_SIZE_B ? 1 : size == TXL_SIZE_L ? 1 + tensor->lookahead : size);
-    }
-    return bytes;
-}
-
 /* Arrays for a table; how many numbers the first one has, 0 where it holds something else or too many. */
 static size_t make_arrays(const txl_model *model, txl_table table, void **arrays, txl_error *error) {
     size_t numbers = 0;
     for (size_t i = 0; i < txl_model_count(model, table) && i < MOST; ++i) {
         txl_tensor tensor = TXL_NEW(txl_tensor);
         if (txl_model_tensor(model, table, i, &tensor, error)) return 0;
-        arrays[i] = calloc(1, bytes_of(&tensor));
-        if (i == 0 && tensor.dtype == TXL_FLOAT32) numbers = bytes_of(&tensor) / sizeof(float);
+        arrays[i] = calloc(1, txl_tensor_bytes(&tensor, 1, 1));
+        if (i == 0 && tensor.dtype == TXL_FLOAT32) numbers = txl_tensor_bytes(&tensor, 1, 1) / sizeof(float);
     }
     return numbers <= NUMBERS ? numbers : 0;
 }

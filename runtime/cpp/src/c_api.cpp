@@ -26,7 +26,9 @@ struct txl_sampler {
 
 namespace {
 
+using txl_runtime::brief;
 using txl_runtime::need;
+using txl_runtime::refuse;
 
 // What is told of a call that failed: into as much of the caller's struct as there is.
 txl_code tell(txl_error *error, txl_code code, const std::string &said) {
@@ -64,11 +66,18 @@ void given(const void *pointer, const char *what) {
     need(pointer != nullptr, TXL_USAGE, what, " is NULL, expected one; give it");
 }
 
-// A struct of the caller's, which may be older or newer: as much of it as both know.
+// A struct of the caller's may be older or newer: as much of it as both know. Without a size nothing of it would count.
+template <typename T>
+std::size_t known(const T *caller) {
+    need(caller->size >= sizeof caller->size, TXL_USAGE, "the struct's size is ", caller->size,
+         ", expected sizeof of it; begin it with TXL_NEW");
+    return std::min<std::size_t>(caller->size, sizeof *caller);
+}
+
 template <typename T>
 T taken(const T *from) {
     T made{};
-    if (from) std::memcpy(static_cast<void *>(&made), from, std::min<std::size_t>(from->size, sizeof made));
+    if (from) std::memcpy(static_cast<void *>(&made), from, known(from));
     made.size = sizeof made;
     return made;
 }
@@ -77,9 +86,7 @@ template <typename T>
 void hand_out(T made, T *to) {
     given(to, "the struct to fill");
     const auto size = to->size;
-    need(size >= sizeof size, TXL_USAGE, "the struct's size is ", size,
-         ", expected sizeof of it; begin it with TXL_NEW");
-    std::memcpy(static_cast<void *>(to), &made, std::min<std::size_t>(size, sizeof made));
+    std::memcpy(static_cast<void *>(to), &made, known(to));
     to->size = size;
 }
 
@@ -87,8 +94,8 @@ void hand_out(T made, T *to) {
 void fill(const void *from, std::size_t bytes, std::size_t count, void *to, std::size_t room, std::size_t *needed) {
     given(needed, "needed");
     *needed = count;
-    need(count <= room, TXL_ROOM, "the result takes ", count, ", and there is room for ", room,
-         "; call again with `needed`");
+    need(count <= room, TXL_ROOM, "the result takes ", count, count == bytes ? " bytes" : " tokens",
+         ", and there is room for ", room, "; call again with `needed`");
     given(count ? to : needed, "the room for the result");
     if (bytes) std::memcpy(to, from, bytes);
 }
@@ -125,9 +132,9 @@ std::size_t rows_of(const txl_runtime::Model &model, std::int32_t table) {
 }
 
 txl_tensor describe(const txl_runtime::Model &model, std::int32_t table, std::size_t index) {
-    const auto known = rows_of(model, table);
-    need(index < known, TXL_USAGE, "row ", index, " of table ", table, " was asked for, expected one of ", known,
-         " of a table that there is; ask txl_model_count");
+    const auto rows = rows_of(model, table);
+    need(index < rows, TXL_USAGE, "row ", index, " of table ", table, " was asked for, expected one below ", rows,
+         "; ask txl_model_count");
     if (table == TXL_INPUTS) {
         const auto &entry = *model.given[index];
         auto found = tensor_of(entry.name, entry.role.c_str(), entry.dtype, entry.axes.shape);
@@ -204,6 +211,30 @@ txl_code txl_model_tensor(const txl_model *handle, int32_t table, size_t index, 
     return with(handle, error, [&](const auto &model) { hand_out(describe(*model, table, index), tensor); });
 }
 
+txl_code txl_model_find(const txl_model *handle, int32_t table, const char *name, size_t *index, txl_error *error) {
+    return with(handle, error, [&](const auto &model) {
+        given(name, "the name"), given(index, "the place for the index");
+        std::string there;
+        for (std::size_t i = 0; i < rows_of(*model, table); ++i) {
+            const std::string one = describe(*model, table, i).name;
+            if (one == name) return void(*index = i);
+            there += (i ? ", " : "") + one;
+        }
+        refuse(TXL_USAGE, "table ", table, " has no ", brief(name), ", expected one of: ", there, "; take its name");
+    });
+}
+
+size_t txl_tensor_bytes(const txl_tensor *tensor, int32_t b, int32_t T) {
+    if (!tensor || tensor->rank < 0 || b < 1 || T < 1) return 0;
+    auto bytes = txl_runtime::size_of(tensor->dtype);
+    for (std::int32_t axis = 0; axis < std::min(tensor->rank, std::int32_t{TXL_AXES}); ++axis) {
+        const auto size = tensor->shape[axis];
+        const auto given = size == TXL_SIZE_B ? b : size == TXL_SIZE_L ? std::int64_t(T) + tensor->lookahead : size;
+        if (given < 0 || __builtin_mul_overflow(bytes, std::size_t(given), &bytes)) return 0;
+    }
+    return bytes;
+}
+
 txl_code txl_model_selftest(const txl_model *handle, double *reached, txl_error *error) {
     return with(handle, error, [&](const auto &model) {
         const auto found = txl_runtime::run_selftest(model);
@@ -277,9 +308,14 @@ txl_code txl_sampler_open(const txl_sampling *sampling, int32_t b, txl_sampler *
 void txl_sampler_free(txl_sampler *handle) { delete handle; }
 
 txl_code txl_sampler_draw(txl_sampler *handle, txl_stream *stream, int32_t *tokens, float *logprobs, txl_error *error) {
+    return txl_sampler_draw_row(handle, stream, -1, tokens, logprobs, error);
+}
+
+txl_code txl_sampler_draw_row(txl_sampler *handle, txl_stream *stream, int32_t row, int32_t *tokens, float *logprobs,
+                              txl_error *error) {
     return with(handle, error, [&](auto &sampler) {
         given(stream, txl_stream::NAME);
-        stream->own.draw(sampler, tokens, logprobs);
+        stream->own.draw(sampler, row, tokens, logprobs);
     });
 }
 

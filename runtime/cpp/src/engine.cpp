@@ -1,6 +1,7 @@
 #include "engine.hpp"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -12,6 +13,7 @@
 namespace txl_runtime {
 namespace {
 
+constexpr std::int32_t MOST_THREADS = 1024;
 constexpr const char *WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path";
 
 constexpr ONNXTensorElementDataType ELEMENTS[] = {  // by txl_dtype
@@ -47,7 +49,12 @@ const OrtApiBase *open_library(const char *asked) {
                  ": has no OrtGetApiBase, expected ONNX Runtime's library; give another");
             return reinterpret_cast<const OrtApiBase *(*)()>(symbol)();
         }
-        said += (said.empty() ? "" : "; ") + std::string(::dlerror());
+        const std::string why = ::dlerror();
+        said += (said.empty() ? "" : "; ") + why;
+        // The loader says so of a library for another processor, too.
+        if (why.find("No such file") != std::string::npos && name.find('/') != std::string::npos &&
+            ::access(name.c_str(), F_OK) == 0)
+            said += ", but there is such a file: it may be for another processor";
     }
     refuse(TXL_BACKEND, "ONNX Runtime cannot be opened (", said,
            "), expected its library; name it in options.engine or $TXL_ONNXRUNTIME");
@@ -59,6 +66,10 @@ void stay_silent(void *, OrtLoggingLevel, const char *, const char *, const char
 }  // namespace
 
 Engine::Engine(const txl_load_options &options) {
+    need(options.threads >= 0 && options.threads <= MOST_THREADS, TXL_USAGE, "threads is ", options.threads,
+         ", expected 1 ... ", MOST_THREADS, ", or 0 for one per core");
+    need(options.ort_api_base || !options.ort_env, TXL_USAGE,
+         "ort_env is given without ort_api_base, expected both of one library; give its OrtApiBase too");
     const auto *base =
         options.ort_api_base ? static_cast<const OrtApiBase *>(options.ort_api_base) : open_library(options.engine);
     version_ = base->GetVersionString();

@@ -85,6 +85,8 @@ void Stream::restore(std::int32_t row, std::string_view bytes) {
     for (auto [name, into] : {std::pair("fill", &carried.fill), {"head", &carried.head}}) {
         const auto *found = stored.find(name);
         if (!counts || (!found && into == &carried.head)) continue;
+        const auto held = found && found->shape.size() == 1 ? found->shape[0] : n;
+        refused(held == n, "holds ", held, " sequences, expected ", n, ", as many as are restored");
         refused(found && found->dtype == "I32" && found->shape == std::vector{n}, "has no ", name, " that is int32 [",
                 n, "]");
         std::memcpy(into->data(), found->bytes.data(), found->bytes.size());

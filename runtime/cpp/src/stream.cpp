@@ -346,12 +346,16 @@ void Stream::select(const std::int32_t *rows, std::int64_t count) {
     last_ = std::move(last), fed_ = std::move(fed);
 }
 
+void Stream::check_row(std::int32_t row) const {
+    need(row >= -1 && row < b_, TXL_USAGE, "sequence ", row, " was named, expected 0 ... ", b_ - 1,
+         "; name one that there is");
+}
+
 std::vector<std::int32_t> Stream::sequences(std::int32_t row) const {
     std::vector<std::int32_t> found;
     for (std::int32_t one = 0; one < b_; ++one)
         if (row < 0 || row == one) found.push_back(one);
-    need(row >= -1 && row < b_, TXL_USAGE, "sequence ", row, " was named, expected 0 ... ", b_ - 1,
-         "; name one that there is");
+    check_row(row);
     need(row < 0 || b_ == 1 || !model_->manifest.lockstep, TXL_USAGE, "one of ", b_,
          " sequences was named, but this model's run in lockstep, expected all of them; give -1");
     return found;

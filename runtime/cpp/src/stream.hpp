@@ -22,7 +22,7 @@ public:
     void score(const std::int32_t *tokens, std::int64_t length, const std::int32_t *counts, float *nll);
     void generate(const txl_sampling &sampling, const std::int32_t *tokens, std::int64_t length,
                   const std::int32_t *counts, std::int32_t count, std::int32_t *drawn, float *logprobs);
-    void draw(Sampler &sampler, std::int32_t *tokens, float *logprobs);
+    void draw(Sampler &sampler, std::int32_t row, std::int32_t *tokens, float *logprobs);  // row -1: all
 
     void reset(const std::uint8_t *which);
     void select(const std::int32_t *rows, std::int64_t count);
@@ -41,6 +41,7 @@ private:
     bool next(Segment &segment, std::int64_t length);
     void set_batch(std::int64_t b);
     void check_batch(std::int64_t b) const;
+    void check_row(std::int32_t row) const;
     void read(std::int64_t length, const void *const *inputs, const std::int32_t *counts);
     void read_counts(std::int64_t length, const std::int32_t *counts);
     void read_tokens(std::int64_t length, const std::int32_t *tokens, const std::int32_t *counts);
@@ -66,8 +67,8 @@ private:
     std::vector<View> inputs_, outputs_;         // the caller's
     View ids_;                                   // the caller's tokens [b, T]
     std::vector<std::int32_t> counts_, inside_;  // of all that was given, and of the segment
-    Array last_, row_;         // what the softmax takes of each sequence's last position; log-probabilities
-    std::vector<char> fed_;    // of each sequence: since it was new, reset or restored
+    Array last_, row_;       // what the softmax takes of each sequence's last position; log-probabilities
+    std::vector<char> fed_;  // of each sequence: since it was new, reset or restored
 };
 
 }  // namespace txl_runtime

@@ -37,20 +37,22 @@ void Stream::score(const std::int32_t *tokens, std::int64_t length, const std::i
     }
 }
 
-void Stream::draw(Sampler &sampler, std::int32_t *tokens, float *logprobs) {
+void Stream::draw(Sampler &sampler, std::int32_t row, std::int32_t *tokens, float *logprobs) {
     refuse_text("a draw");
-    need(tokens != nullptr, TXL_USAGE, "tokens are NULL, expected room for [b]; give an array");
-    need(std::count(fed_.begin(), fed_.end(), true), TXL_USAGE,
+    check_row(row);
+    const auto first = std::int64_t(std::max(row, 0)), count = row < 0 ? b_ : 1;
+    need(tokens != nullptr, TXL_USAGE, "tokens are NULL, expected room for ", count, "; give an array");
+    need(std::count(fed_.begin() + first, fed_.begin() + first + count, true), TXL_USAGE,
          "no sequence was fed since it was new, reset or restored, expected a prompt to draw after; feed one");
-    need(sampler.batch() == std::size_t(b_), TXL_USAGE, "the sampler is for ", sampler.batch(), " sequences, expected ",
-         b_, "; open another");
-    for (std::int64_t row = 0; row < b_; ++row) {
-        tokens[row] = -1;
-        if (logprobs) logprobs[row] = 0;
-        if (!fed_[row]) continue;
-        softmax_->logprobs(last_.as<float>() + row * softmax_->width(), 1, row_.as<float>(), softmax_->words());
-        tokens[row] = sampler.draw(std::size_t(row), row_.as<float>(), softmax_->words());
-        if (logprobs) logprobs[row] = row_.as<float>()[tokens[row]];
+    need(sampler.batch() == std::size_t(count), TXL_USAGE, "the sampler is for ", sampler.batch(),
+         " sequences, expected ", count, "; open another");
+    for (std::int64_t i = 0; i < count; ++i) {
+        tokens[i] = -1;
+        if (logprobs) logprobs[i] = 0;
+        if (!fed_[first + i]) continue;
+        softmax_->logprobs(last_.as<float>() + (first + i) * softmax_->width(), 1, row_.as<float>(), softmax_->words());
+        tokens[i] = sampler.draw(std::size_t(i), row_.as<float>(), softmax_->words());
+        if (logprobs) logprobs[i] = row_.as<float>()[tokens[i]];
     }
 }
 
@@ -71,7 +73,7 @@ void Stream::generate(const txl_sampling &sampling, const std::int32_t *tokens, 
             read_tokens(1, drawn + (n - 1) * b_, nullptr);
             for (Segment segment; next(segment, 1);) step_tokens(segment.first, segment.size);
         }
-        draw(sampler, drawn + n * b_, logprobs ? logprobs + n * b_ : nullptr);
+        draw(sampler, -1, drawn + n * b_, logprobs ? logprobs + n * b_ : nullptr);
     }
 }
 

@@ -83,6 +83,85 @@ static void draw_again(txl_model *model) {
     txl_sampler_free(sampler), txl_stream_free(stream);
 }
 
+/* What a sampler of one sequence draws for a row is what it draws on a stream of its own, whatever other rows do. */
+static void draw_rows(txl_model *model) {
+    enum { ROUNDS = 12 };
+    txl_error error = TXL_NEW(txl_error);
+    txl_sampling sampling = TXL_NEW(txl_sampling);
+    sampling.temperature = 1, sampling.seed = 5;
+    txl_stream *shared = NULL, *own = NULL;
+    txl_sampler *both = NULL, *samplers[3] = {NULL, NULL, NULL};
+    expect(txl_stream_open(model, 2, -1, &shared, &error) == TXL_OK, error.message);
+    expect(txl_stream_open(model, 1, -1, &own, &error) == TXL_OK, error.message);
+    expect(txl_sampler_open(&sampling, 2, &both, &error) == TXL_OK, error.message);
+    for (int i = 0; i < 3; ++i) expect(txl_sampler_open(&sampling, 1, &samplers[i], &error) == TXL_OK, error.message);
+    int32_t tokens[2] = {1, 2}, alone = 2, moved = 0;
+    float logprob = 0;
+    for (int round = 0; round < ROUNDS; ++round) {
+        const int32_t counts[2] = {1, round % 3 == 0};
+        const void *inputs[] = {tokens}, *input[] = {&alone};
+        expect(txl_stream_feed(shared, 1, inputs, counts, NULL, 0, &error) == TXL_OK, error.message);
+        expect(txl_sampler_draw_row(samplers[0], shared, 0, &tokens[0], NULL, &error) == TXL_OK, error.message);
+        if (!counts[1]) continue;
+        expect(txl_stream_feed(own, 1, input, NULL, NULL, 0, &error) == TXL_OK, error.message);
+        expect(txl_sampler_draw(samplers[2], own, &alone, NULL, &error) == TXL_OK, error.message);
+        expect(txl_sampler_draw_row(samplers[1], shared, 1, &tokens[1], &logprob, &error) == TXL_OK && logprob < 0,
+               error.message);
+        expect(tokens[1] == alone, "a row is drawn for as on a stream of its own");
+        moved |= alone != 2;
+    }
+    expect(moved, "draws are not all the same token");
+    const uint8_t first[2] = {1, 0};
+    size_t needed = 0;
+    txl_stream_save(shared, -1, NULL, 0, &needed, &error);
+    char *bytes = malloc(needed + 1);
+    expect(txl_stream_save(shared, -1, bytes, needed, &needed, &error) == TXL_OK, error.message);
+    expect(txl_stream_restore(own, -1, bytes, needed, &error) == TXL_USAGE &&
+               strstr(error.message, "holds 2 sequences, expected 1"),
+           "a snapshot of two is not one of one");
+    free(bytes);
+    expect(txl_sampler_draw_row(both, shared, 1, tokens, NULL, &error) == TXL_USAGE, "a sampler of two has no row");
+    expect(txl_sampler_draw_row(both, shared, -1, tokens, NULL, &error) == TXL_OK, "row -1 draws for all");
+    expect(txl_sampler_draw_row(samplers[0], shared, 2, tokens, NULL, &error) == TXL_USAGE &&
+               strstr(error.message, "sequence 2"),
+           "row 2 of two is refused by name");
+    expect(txl_stream_reset(shared, first, &error) == TXL_OK, error.message);
+    expect(txl_sampler_draw_row(samplers[0], shared, 0, tokens, NULL, &error) == TXL_USAGE,
+           "a row that was reset is not drawn for");
+    expect(txl_sampler_draw_row(samplers[1], shared, 1, tokens, NULL, &error) == TXL_OK && tokens[0] >= 0,
+           "a row beside one that was reset is drawn for");
+    for (int i = 0; i < 3; ++i) txl_sampler_free(samplers[i]);
+    txl_sampler_free(both), txl_stream_free(shared), txl_stream_free(own);
+}
+
+/* What is told of an array: where it is in its table, and how many bytes it has. */
+static void find_arrays(txl_model *model) {
+    txl_error error = TXL_NEW(txl_error);
+    txl_tensor tensor = TXL_NEW(txl_tensor);
+    for (int32_t table = TXL_INPUTS; table <= TXL_STATES; ++table)
+        for (size_t i = 0, found = 77; i < txl_model_count(model, table); ++i) {
+            expect(txl_model_tensor(model, table, i, &tensor, &error) == TXL_OK, error.message);
+            expect(txl_model_find(model, table, tensor.name, &found, &error) == TXL_OK && found == i,
+                   "a tensor is found by its name");
+        }
+    size_t found = 77;
+    expect(txl_model_find(model, TXL_INPUTS, "nothing", &found, &error) == TXL_USAGE && found == 77 &&
+               strstr(error.message, "nothing"),
+           "a name that no tensor has is refused");
+    expect(txl_model_find(model, TXL_INPUTS, NULL, &found, &error) == TXL_USAGE, "no name is refused");
+    tensor.dtype = TXL_FLOAT16, tensor.rank = 3, tensor.lookahead = 2;
+    tensor.shape[0] = TXL_SIZE_B, tensor.shape[1] = TXL_SIZE_L, tensor.shape[2] = 5;
+    expect(txl_tensor_bytes(&tensor, 3, 4) == (size_t)2 * 3 * (4 + 2) * 5, "bytes are those of b, T and look-ahead");
+    expect(!txl_tensor_bytes(&tensor, 0, 4) && !txl_tensor_bytes(&tensor, 3, 0) && !txl_tensor_bytes(NULL, 3, 4),
+           "no sequences and no positions have no bytes");
+    tensor.shape[2] = INT64_MAX / 4;
+    expect(!txl_tensor_bytes(&tensor, 3, 4), "bytes that no number holds are not told");
+    tensor.dtype = TXL_BOOL, tensor.rank = 1, tensor.shape[0] = TXL_SIZE_ROWS;
+    expect(!txl_tensor_bytes(&tensor, 3, 4), "bytes of rows that nobody knows are not told");
+    tensor.rank = -1;
+    expect(!txl_tensor_bytes(&tensor, 3, 4), "a state that is absent has no bytes");
+}
+
 int main(int count, char **words) {
     if (count < 3) return 2;
     txl_error error = TXL_NEW(txl_error);
@@ -111,6 +190,15 @@ int main(int count, char **words) {
     options.engine = "no-such-library.so";
     expect(txl_model_load(words[1], &options, &model, &error) == TXL_BACKEND, "a missing engine is refused");
     options.engine = NULL;
+    options.threads = -1;
+    expect(txl_model_load(words[1], &options, &model, &error) == TXL_USAGE, "fewer threads than none are refused");
+    options.threads = 1;
+    options.ort_env = &options;
+    expect(txl_model_load(words[1], &options, &model, &error) == TXL_USAGE, "an environment of no engine is refused");
+    options.ort_env = NULL;
+    options.size = 0;
+    expect(txl_model_load(words[1], &options, &model, &error) == TXL_USAGE && strstr(error.message, "TXL_NEW"),
+           "options without a size are refused, not ignored");
     options.size = offsetof(txl_load_options, update); /* a struct of an older header */
     expect(txl_model_load(words[1], &options, &model, &error) == TXL_OK, "an older struct will do");
     options.size = sizeof options;
@@ -120,6 +208,7 @@ int main(int count, char **words) {
     info.longest = -7;
     expect(txl_model_describe(model, &info, &error) == TXL_OK && info.batch_size > 0 && info.longest == -7,
            "only what an older struct has is written");
+    find_arrays(model);
     txl_tensor tensor = TXL_NEW(txl_tensor);
     expect(txl_model_tensor(model, TXL_INPUTS, 1000, &tensor, &error) == TXL_USAGE,
            "a row that there is not is refused");
@@ -130,7 +219,8 @@ int main(int count, char **words) {
     expect(txl_stream_run(stream, 1, NULL, NULL, NULL, 1, &error) == TXL_USAGE, "missing inputs are refused");
     expect(txl_stream_run(NULL, 1, NULL, NULL, NULL, 1, &error) == TXL_USAGE, "a missing stream is refused");
     size_t needed = 0, again = 0;
-    expect(txl_stream_save(stream, -1, NULL, 0, &needed, &error) == TXL_ROOM && needed > 0,
+    expect(txl_stream_save(stream, -1, NULL, 0, &needed, &error) == TXL_ROOM && needed > 0 &&
+               strstr(error.message, " bytes"),
            "the size of a snapshot is told");
     char *bytes = malloc(needed + 1);
     expect(txl_stream_save(stream, -1, bytes, needed, &again, &error) == TXL_OK && again == needed,
@@ -158,7 +248,7 @@ int main(int count, char **words) {
                "a model from memory passes its self-test, lean or not");
         info.size = sizeof info;
         if (held && !txl_model_describe(held, &info, &error) && info.flags & TXL_IS_SCORING && info.batch_size > 1)
-            draw_again(held);
+            draw_again(held), draw_rows(held);
         txl_model_free(held);
         held = NULL;
     }

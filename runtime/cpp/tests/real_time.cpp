@@ -28,15 +28,6 @@ void *__wrap__ZnwmSt11align_val_t(std::size_t size, std::align_val_t aligned) {
 
 namespace {
 
-std::size_t bytes_of(const txl_tensor &tensor, std::int64_t b, std::int64_t T) {
-    std::size_t bytes = tensor.dtype == TXL_BOOL ? 1 : tensor.dtype == TXL_FLOAT16 ? 2 : 4;
-    for (int axis = 0; axis < tensor.rank; ++axis) {
-        const auto size = tensor.shape[axis];
-        bytes *= static_cast<std::size_t>(size == TXL_SIZE_B ? b : size == TXL_SIZE_L ? T + tensor.lookahead : size);
-    }
-    return bytes;
-}
-
 void run(const char *bundle) {
     auto options = TXL_NEW(txl_load_options);
     options.threads = 1;
@@ -47,16 +38,16 @@ void run(const char *bundle) {
     std::vector<std::vector<char>> held;
     std::vector<const void *> inputs;
     std::vector<void *> outputs;
-    for (const auto &tensor : model.table(TXL_INPUTS)) held.emplace_back(bytes_of(tensor, b, T));
+    for (const auto &tensor : model.table(TXL_INPUTS)) held.emplace_back(txl_tensor_bytes(&tensor, b, T));
     for (const auto &array : held) inputs.push_back(array.data());
     std::vector<std::vector<char>> returned;
-    for (const auto &tensor : model.table(TXL_OUTPUTS)) returned.emplace_back(bytes_of(tensor, b, T));
+    for (const auto &tensor : model.table(TXL_OUTPUTS)) returned.emplace_back(txl_tensor_bytes(&tensor, b, T));
     for (auto &array : returned) outputs.push_back(array.data());
     std::vector<std::int32_t> counts(static_cast<std::size_t>(b)), tokens(counts);
     std::vector<std::uint8_t> which(counts.size());
     auto sampling = TXL_NEW(txl_sampling);
     sampling.temperature = 0.7, sampling.top_k = 5;
-    txl::Sampler sampler(sampling, b);
+    txl::Sampler sampler(sampling, b), own(sampling);
     const bool draws = info.flags & TXL_IS_SCORING;
     stream.prepare();
     for (int step = 0; step < 20; ++step) {
@@ -68,6 +59,7 @@ void run(const char *bundle) {
         auto error = TXL_NEW(txl_error);
         if (draws && txl_sampler_draw(sampler.get(), stream.get(), tokens.data(), nullptr, &error))
             throw txl::Error(TXL_USAGE, error.message);
+        if (draws) (void)stream.draw(own, b - 1);
         which[0] = 1;
         stream.reset((info.flags & TXL_IS_INDEPENDENT) && b > 1 ? which.data() : nullptr);
         if (b == 1 && draws) stream.feed(1, inputs.data(), nullptr);

@@ -48,9 +48,7 @@ private:
     }
     static std::size_t numbers(const txl_tensor &tensor) {
         if (tensor.dtype != TXL_FLOAT32) throw std::runtime_error(std::string(tensor.name) + " is not of float32");
-        std::size_t count = 1;  // one sequence and one position, whose sizes are below 0
-        for (int axis = 0; axis < tensor.rank; ++axis) count *= tensor.shape[axis] > 0 ? tensor.shape[axis] : 1;
-        return count;
+        return txl_tensor_bytes(&tensor, 1, 1) / sizeof(float);
     }
     txl::Model model_;
     txl::Stream stream_;
