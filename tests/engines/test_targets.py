@@ -224,7 +224,7 @@ def test_the_command(bundle: Path):
     assert (document["target"], document["library"], document["update"]) == ("cuda", "onnxruntime (recipe 2)", "ring")
     assert [entry["program"] for entry in document["programs"]] == ["logprobs-ring-4", "logprobs-ring-1"]
     weights = (bundle / "weights.safetensors").stat().st_size
-    assert document["weight_bytes"] == 2 * weights
+    assert (document["weight_bytes"], document["shared_weight_bytes"]) == (2 * weights, 0)
     for entry in document["programs"]:
         assert {"program", "file", "bytes", "seconds", "kernels", "attention_layers", "fused_attention"} <= set(entry)
         assert entry["bytes"] == (bundle / entry["file"]).stat().st_size
@@ -253,6 +253,9 @@ def test_the_command(bundle: Path):
     assert "not built" not in everything.stdout
     fewer = cli("build", bundle, "--target", "cuda")
     assert fewer.stderr.count("removed (--programs all builds all)") == 2, fewer.stderr
+    shared = cli("build", bundle, "--target", "cuda", "--weights", "once")
+    assert (shared.returncode, shared.stdout) == (2, "")
+    assert "--weights is once, but engines of ring memory by onnxruntime (recipe 2) hold their own" in shared.stderr
     wrong = cli("build", bundle, "--target", "cuda", "--sm", "86")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "leave --sm out" in wrong.stderr
