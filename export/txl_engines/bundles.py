@@ -118,7 +118,7 @@ def build_bundle(
             stage.drop(name)
             stage.drop(sidecar_path(name))
         stage.publish()
-    held = held_weights(bundle.manifest.weight_bytes, [engine.sidecar.identity.given for engine in engines])
+    held = held_weights([engine.sidecar for engine in engines], bundle.manifest.weight_bytes)
     return BundleBuild(bundle.path, maker.target, maker.title, rule, tuple(engines), *held)
 
 
@@ -274,6 +274,7 @@ def _make(
         sha256=made.sha256,
         bytes=made.bytes,
         seconds=made.seconds,
+        weight_bytes=graph.weight_bytes,
         kernels=made.layers.kernels,
         layers=made.layers.rows,
         attention_layers=graph.attention_layers,

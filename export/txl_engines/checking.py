@@ -7,7 +7,7 @@ does not know, double inputs that become float. What can be told from the file i
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -37,6 +37,7 @@ class Graph:
         scatters: TensorScatter nodes: states that are updated in place.
         states: what these nodes update and what they return, by name.
         given: weights that became inputs.
+        weight_bytes: of the other weights that lie in files.
     """
 
     data: bytes
@@ -48,6 +49,7 @@ class Graph:
     scatters: int
     states: tuple[str, ...] = ()
     given: tuple[GivenWeight, ...] = ()
+    weight_bytes: int = 0
 
 
 def read_graph(
@@ -74,6 +76,7 @@ def read_graph(
         attention_layers=_attention_layers(model.graph),
         scatters=len(updates),
         states=tuple(name for node in updates for name in (node.input[0], node.output[0])),
+        weight_bytes=outside(model.graph.initializer, path),
     )
 
 
@@ -127,6 +130,11 @@ def place_of(tensor: Any, path: Path) -> tuple[str, int, int] | None:
         return None
     offset, length = (_whole(entries.get(key, "0"), path) for key in ("offset", "length"))
     return entries.get("location", ""), offset, length
+
+
+def outside(tensors: Iterable[Any], path: Path) -> int:
+    """Bytes of those tensors that lie outside the graph."""
+    return sum(place[2] for tensor in tensors if (place := place_of(tensor, path)))
 
 
 def opset_of(model: Any) -> int:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import msgspec
 from txl_runtime.device.engines.sidecar import GivenWeight
 
-from txl_engines.checking import Graph, binding_of, decode_graph, import_onnx, place_of
+from txl_engines.checking import Graph, binding_of, decode_graph, import_onnx, outside, place_of
 
 LEAST_BYTES = 1 << 16
 """Of a weight that is given."""
@@ -64,7 +64,8 @@ def give_weights(graph: Graph, file: str) -> Graph:
         field.extend(values)
     data = model.SerializeToString(deterministic=True)
     names = tuple((node.name, node.op_type) for node in nodes)
-    return dataclasses.replace(graph, data=data, nodes=names, given=tuple(given))
+    held = outside(kept, graph.path)
+    return dataclasses.replace(graph, data=data, nodes=names, given=tuple(given), weight_bytes=held)
 
 
 def _use(node: Any, place: int) -> Use | None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx
 import onnxruntime
@@ -19,8 +20,9 @@ from txl_engines.bundles import build_bundle, choose_weights
 from txl_engines.checking import Graph, read_graph
 from txl_engines.composing import compose, whole_programs
 from txl_engines.given_weights import give_weights
+from txl_report.facts.engines import weights_held
 from txl_runtime.bundle.reading import open_bundle
-from txl_runtime.device.dtypes import stored_type
+from txl_runtime.device.dtypes import stored_type, tensor_bytes
 from txl_runtime.device.engines.sidecar import distinct, held_weights
 from txl_runtime.errors import UsageError
 
@@ -131,22 +133,23 @@ def test_each_use_of_a_weight_is_an_input_and_what_would_be_copied_stays(tmp_pat
     assert give_weights(other, "another.bin").given == ()
 
 
-def test_what_engines_hold_is_counted_once_where_it_is_shared(bundle: Path) -> None:
+def test_a_table_of_two_uses_lies_on_the_device_once_and_what_is_not_given_stays_in_the_engine(bundle: Path) -> None:
     opened = open_bundle(bundle)
-    programs = whole_programs(opened.manifest, "ring")
-    given = [
-        give_weights(read_graph(compose(opened, p), p, bundle, NEWEST_OPSET), opened.manifest.weights).given
-        for p in programs
-    ]
-    total = opened.manifest.weight_bytes
-    assert held_weights(total, [()] * 4) == (4 * total, 0)
-    held, shared = held_weights(total, given)
-    assert 0.7 * total < shared < total
-    assert held < 1.8 * total
-    assert held_weights(total, given[:1]) == (total, held_weights(total, given[:1])[1])
-    table = [weight for weight in given[0] if weight.name.endswith((".gathered", ".linear"))]
+    (program, *_) = whole_programs(opened.manifest, "ring")
+    own = read_graph(compose(opened, program), program, bundle, NEWEST_OPSET)
+    shared = give_weights(own, opened.manifest.weights)
+    table = [weight for weight in shared.given if weight.name.endswith((".gathered", ".linear"))]
     assert len(table) == 2
-    assert len(distinct(table)) == 1, "the table of a tied embedding is there once"
+    assert len(distinct(table)) == 1
+    given = sum(map(tensor_bytes, distinct(shared.given).values()))
+    assert (own.given, own.weight_bytes) == ((), given + shared.weight_bytes)
+    assert 0 < shared.weight_bytes < 0.2 * own.weight_bytes
+
+
+def test_what_engines_hold_is_told_in_a_line() -> None:
+    assert weights_held(2, 2_000_000, 0) == "weights on the device: 2.0 MB in 2 engines, each of which holds its own"
+    told = "weights on the device: 7.0 MB once + 600.0 kB in 2 engines = 7.6 MB"
+    assert weights_held(2, 7_600_000, 7_000_000) == told
 
 
 class Able:
@@ -186,8 +189,11 @@ def test_real_engines_of_shared_weights_have_the_same_kernels_and_are_built_agai
     shared = build_bundle(bundle, "rtx", (86,), kinds=("logprobs",))
     own = build_bundle(bundle, "rtx", (86,), kinds=("logprobs",), weights="each")
     weights = open_bundle(bundle).manifest.weight_bytes
-    assert (own.weight_bytes, own.shared_weight_bytes) == (2 * weights, 0)
-    assert shared.weight_bytes < 1.1 * weights
+    assert 1.8 * weights < own.weight_bytes <= 2 * weights
+    assert own.shared_weight_bytes == 0
+    assert 0.9 * weights < shared.shared_weight_bytes < shared.weight_bytes < weights
+    older = [msgspec.structs.replace(engine.sidecar, weight_bytes=None) for engine in own.engines]
+    assert held_weights(older, weights) == (2 * weights, 0)
     for one, other in zip(shared.engines, own.engines, strict=True):
         assert not other.reused
         assert len(one.sidecar.identity.given) == 10, "four matrices a layer, and the table for both its uses"

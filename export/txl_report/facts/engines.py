@@ -50,10 +50,10 @@ def engines_of(bundle: Bundle) -> tuple[list[Engine], list[str]]:
 
 def weights_held(engines: int, total: int, shared: int) -> str:
     """What so many engines hold on a device; see `held_weights`."""
-    each = prefixed((total - shared) // max(engines, 1))
     if not shared:
-        return f"weights on the device: {engines} × {each} = {prefixed(total)}, since each engine holds them"
-    return f"weights on the device: {prefixed(shared)} once + {engines} × {each} = {prefixed(total)}"
+        return f"weights on the device: {prefixed(total)} in {engines} engines, each of which holds its own"
+    own = f"{prefixed(total - shared)} in {engines} engines"
+    return f"weights on the device: {prefixed(shared)} once + {own} = {prefixed(total)}"
 
 
 def built_for(compute_capabilities: Sequence[int], device: str | None, platform: str) -> str:

@@ -75,21 +75,6 @@ def distinct(given: Iterable[GivenWeight]) -> dict[tuple[int, tuple[int, ...]], 
     return found
 
 
-def held_weights(weight_bytes: int, engines: Sequence[Sequence[GivenWeight]]) -> tuple[int, int]:
-    """Bytes of weights that engines hold on a device, and those of them that are there once for all engines.
-
-    Args:
-        weight_bytes: of a bundle.
-        engines: what each of them is given.
-    """
-
-    def size(given: Iterable[GivenWeight]) -> int:
-        return sum(map(tensor_bytes, distinct(given).values()))
-
-    shared = size(weight for given in engines for weight in given)
-    return shared + sum(max(weight_bytes - size(given), 0) for given in engines), shared
-
-
 class Identity(Struct, frozen=True, kw_only=True):
     """Everything that decides an engine's bytes.
 
@@ -155,6 +140,7 @@ class Sidecar(Struct, frozen=True, kw_only=True):
         identity: what it was made from; `key` is its hash.
         sha256, bytes: of the engine file.
         seconds: that the build took.
+        weight_bytes: of weights that lie outside the graph and in the engine; None up to 0.8.0.
         kernels: layers that start work on the device; None where nothing lists them all.
         layers: each layer's name and kind, in the order they run.
         attention_layers, fused_attention: attentions in the graph, and those that became one kernel each.
@@ -172,6 +158,7 @@ class Sidecar(Struct, frozen=True, kw_only=True):
     sha256: Sha256
     bytes: Size
     seconds: Annotated[float, Meta(ge=0)]
+    weight_bytes: Size | None = None
     kernels: Index | None = None
     layers: tuple[tuple[str, str], ...] = ()
     attention_layers: Index = 0
@@ -181,6 +168,19 @@ class Sidecar(Struct, frozen=True, kw_only=True):
     read_in_place: Index = 0
     copying: Index = 0
     verified_on: tuple[str, ...] = ()
+
+
+def held_weights(engines: Sequence[Sidecar], weight_bytes: int) -> tuple[int, int]:
+    """Bytes of weights on a device: of all together, and of those that are there once for all engines.
+
+    Args:
+        engines: that are loaded together.
+        weight_bytes: of their bundle, for engines whose facts do not say what they hold.
+    """
+    given = (weight for engine in engines for weight in engine.identity.given)
+    shared = sum(map(tensor_bytes, distinct(given).values()))
+    own = (weight_bytes if engine.weight_bytes is None else engine.weight_bytes for engine in engines)
+    return shared + sum(own), shared
 
 
 def engine_path(target: Target, program: str) -> str:
