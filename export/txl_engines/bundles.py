@@ -118,7 +118,7 @@ def build_bundle(
             stage.drop(name)
             stage.drop(sidecar_path(name))
         stage.publish()
-    held = held_weights(bundle.manifest.weight_bytes, [engine.sidecar.identity.given for engine in engines])
+    held = held_weights(bundle.manifest.weight_bytes, [engine.sidecar.weights for engine in engines])
     return BundleBuild(bundle.path, maker.target, maker.title, rule, tuple(engines), *held)
 
 
@@ -282,6 +282,7 @@ def _make(
         in_place=made.in_place,
         read_in_place=made.layers.read_in_place,
         copying=made.layers.copying,
+        held_weight_bytes=graph.held_bytes,
         verified_on=made.verified,
     )
     stage.place(sidecar_path(name), msgspec.json.format(msgspec.json.encode(sidecar)))

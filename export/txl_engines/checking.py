@@ -37,6 +37,7 @@ class Graph:
         scatters: TensorScatter nodes: states that are updated in place.
         states: what these nodes update and what they return, by name.
         given: weights that became inputs.
+        held_bytes: of weights beside the graph that did not; None where none did.
     """
 
     data: bytes
@@ -48,6 +49,7 @@ class Graph:
     scatters: int
     states: tuple[str, ...] = ()
     given: tuple[GivenWeight, ...] = ()
+    held_bytes: int | None = None
 
 
 def read_graph(

@@ -43,7 +43,7 @@ def give_weights(graph: Graph, file: str) -> Graph:
             readers.setdefault(name, []).append((node, index))
     returned = {value.name for value in model.graph.output}
     taken = readers.keys() | {name for node in model.graph.node for name in node.output}
-    given, kept, turns = list[GivenWeight](), list[Any](), list[Any]()
+    given, kept, turns, held = list[GivenWeight](), list[Any](), list[Any](), 0
     for tensor in model.graph.initializer:
         location, offset, size = place_of(tensor, graph.path) or ("", 0, 0)
         real = tensor.data_type in (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
@@ -52,6 +52,7 @@ def give_weights(graph: Graph, file: str) -> Graph:
         free = tensor.name not in returned and taken.isdisjoint(f"{tensor.name}.{end}" for end in ENDS)
         if not (real and free and location == file and size >= LEAST_BYTES and _read_in_place(tensor.dims, found)):
             kept.append(deepcopy(tensor))
+            held += size
             continue
         for use in dict.fromkeys(found):
             name, shape = f"{tensor.name}.{use}", tuple(tensor.dims)
@@ -74,7 +75,7 @@ def give_weights(graph: Graph, file: str) -> Graph:
         field.extend(values)
     data = model.SerializeToString(deterministic=True)
     names = tuple((node.name, node.op_type) for node in nodes)
-    return dataclasses.replace(graph, data=data, nodes=names, given=tuple(given))
+    return dataclasses.replace(graph, data=data, nodes=names, given=tuple(given), held_bytes=held if given else None)
 
 
 def _use(node: Any, place: int) -> Use | None:

@@ -69,6 +69,7 @@ def test_a_program_computes_the_same_of_weights_that_are_given(bundle: Path, upd
             else draws.normal(size=spec.fixed).astype(stored_type(spec.dtype))
             for spec in program.inputs
         }
+        assert len(shared.nodes) == len(own.nodes) + sum(weight.turned for weight in shared.given)
         expected = run(own.data, bundle, feeds)
         found = run(shared.data, bundle, feeds | as_given(shared, bundle / opened.manifest.weights))
         assert found.keys() == expected.keys()
@@ -116,6 +117,11 @@ def test_each_use_of_a_weight_is_an_input_and_what_would_be_copied_stays(tmp_pat
         "w.gathered": (large, 16, False),
         "w.linear": (large, 16, False),
     }
+    changed = onnx.load_from_string(give_weights(graph_of(*tied, folder=tmp_path, w=large), "w.bin").data)
+    assert [node.input[place] for node, place in zip(changed.graph.node, (0, 1), strict=True)] == [
+        "w.gathered",
+        "w.linear",
+    ]
     for stays in (
         node("MatMul", ["w", "x"], ["y"]),
         node("Gemm", ["x", "w"], ["y"]),
@@ -152,24 +158,29 @@ def test_what_no_node_reads_stays_for_whatever_else_reads_it(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["w.turned", "w.turned.back"])
-def test_a_weight_stays_whose_new_name_is_a_value_of_the_graph(tmp_path: Path, name: str) -> None:
-    nodes = helper.make_node("Relu", ["x"], [name]), helper.make_node("MatMul", [name, "w"], ["y"])
+@pytest.mark.parametrize("read", [True, False])
+def test_a_weight_stays_whose_new_name_is_a_value_of_the_graph(tmp_path: Path, name: str, read: bool) -> None:
+    node = helper.make_node
+    nodes = node("Relu", ["x"], [name]), node("MatMul", [name if read else "x", "w"], ["y"])
     assert given_of(*nodes, folder=tmp_path, w=(512, 64)) == {}
 
 
 def test_what_engines_hold_is_counted_once_where_it_is_shared(bundle: Path) -> None:
     opened = open_bundle(bundle)
     programs = whole_programs(opened.manifest, "ring")
-    given = [
-        give_weights(read_graph(compose(opened, p), p, bundle, NEWEST_OPSET), opened.manifest.weights).given
-        for p in programs
+    graphs = [
+        give_weights(read_graph(compose(opened, p), p, bundle, NEWEST_OPSET), opened.manifest.weights) for p in programs
     ]
+    given = [graph.given for graph in graphs]
     total = opened.manifest.weight_bytes
-    assert held_weights(total, [()] * 4) == (4 * total, 0)
-    held, shared = held_weights(total, given)
+    assert held_weights(total, [((), None)] * 4) == (4 * total, 0)
+    assert held_weights(total, []) == (0, 0)
+    held, shared = held_weights(total, [(graph.given, graph.held_bytes) for graph in graphs])
+    assert held == shared + sum(graph.held_bytes or 0 for graph in graphs)
     assert 0.7 * total < shared < total
     assert held < 2 * total, "and not four times"
-    assert held_weights(total, given[:1]) == (total, held_weights(total, given[:1])[1])
+    held, shared = held_weights(total, [(given[0], graphs[0].held_bytes)])
+    assert 0.8 * total < held <= total, "weights that lie in the bundle and no header"
     table = [weight for weight in given[0] if weight.name.endswith((".gathered", ".linear"))]
     assert len(table) == 2
     assert len(distinct(table)) == 1, "the table of a tied embedding is there once"

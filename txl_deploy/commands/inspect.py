@@ -21,7 +21,7 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import ENGINES, MANIFEST, open_bundle
 from txl_runtime.device.choosing import DEVICES, missing
 from txl_runtime.device.engines.files import describe_engine, engine_facts
-from txl_runtime.device.engines.sidecar import Identity, held_weights, read_sidecar, sidecar_path
+from txl_runtime.device.engines.sidecar import Sidecar, held_weights, read_sidecar, sidecar_path
 from txl_runtime.errors import BundleError, UsageError
 
 from txl_deploy.commands.options import Json, like_export, parse_aliases
@@ -73,7 +73,7 @@ def run(
         else:
             _print_bundle(path, manifest, document)
             _print_engines(engines)
-            _print_weights([sidecar.identity for _, sidecar in found], manifest.weight_bytes)
+            _print_weights([sidecar for _, sidecar in found], manifest.weight_bytes)
             for problem in broken:
                 stdout.print(problem, soft_wrap=True)
         return
@@ -215,10 +215,12 @@ def _print_engines(engines: list[dict[str, Any]]) -> None:
         stdout.print(rows_table(("\nengine", "\nsize", "\nbuilt by", "\nfor", "\nkernels", "\nfused"), rows))
 
 
-def _print_weights(engines: list[Identity], weight_bytes: int) -> None:
-    for flavour, update in dict.fromkeys((engine.flavour, engine.update) for engine in engines):
-        given = [engine.given for engine in engines if (engine.flavour, engine.update) == (flavour, update)]
-        said = weights_held(len(given), *held_weights(weight_bytes, given))
+def _print_weights(engines: list[Sidecar], weight_bytes: int) -> None:
+    sets: dict[tuple[str, str], list[Sidecar]] = {}
+    for engine in engines:
+        sets.setdefault((engine.identity.flavour, engine.identity.update), []).append(engine)
+    for (flavour, update), those in sets.items():
+        said = weights_held(len(those), *held_weights(weight_bytes, [engine.weights for engine in those]))
         stdout.print(f"{flavour}, {update}: {said}", soft_wrap=True)
 
 

@@ -81,19 +81,16 @@ def distinct(given: Iterable[GivenWeight]) -> dict[tuple[int, tuple[int, ...]], 
     return found
 
 
-def held_weights(weight_bytes: int, engines: Sequence[Sequence[GivenWeight]]) -> tuple[int, int]:
+def held_weights(weight_bytes: int, engines: Sequence[tuple[Sequence[GivenWeight], int | None]]) -> tuple[int, int]:
     """Bytes of weights that engines hold on a device, and those of them that are there once for all engines.
 
     Args:
         weight_bytes: of a bundle.
-        engines: what each of them is given.
+        engines: what each of them is given, and the bytes that it holds itself; None for all of them.
     """
-
-    def size(given: Iterable[GivenWeight]) -> int:
-        return sum(map(tensor_bytes, distinct(given).values()))
-
-    shared = size(weight for given in engines for weight in given)
-    return shared + sum(max(weight_bytes - size(given), 0) for given in engines), shared
+    given, held = zip(*engines, strict=True) if engines else ((), ())
+    shared = sum(map(tensor_bytes, distinct(weight for weights in given for weight in weights).values()))
+    return shared + sum(weight_bytes if size is None else size for size in held), shared
 
 
 class Identity(Struct, frozen=True, kw_only=True):
@@ -168,6 +165,7 @@ class Sidecar(Struct, frozen=True, kw_only=True):
         in_place: states that are updated in place.
         read_in_place: those of them that attention reads where they are; the others it reads from a copy.
         copying: kernels that do nothing but copy such states.
+        held_weight_bytes: of the bundle's weights in the engine, where it is given some; None where it holds all.
         verified_on: what was checked, and where.
     """
 
@@ -186,7 +184,13 @@ class Sidecar(Struct, frozen=True, kw_only=True):
     in_place: Index = 0
     read_in_place: Index = 0
     copying: Index = 0
+    held_weight_bytes: Size | None = None
     verified_on: tuple[str, ...] = ()
+
+    @property
+    def weights(self) -> tuple[Sequence[GivenWeight], int | None]:
+        """What the engine is given, and what it holds, as `held_weights` takes it."""
+        return self.identity.given, self.held_weight_bytes
 
 
 def engine_path(target: Target, program: str) -> str:
