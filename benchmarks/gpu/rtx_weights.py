@@ -15,6 +15,7 @@ import math
 import re
 import tempfile
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -167,9 +168,16 @@ def given(title: str, values: dict[str, Any], rows: int, lengths: tuple[int, int
 
 
 class Room(NamedTuple):
-    """What a model takes on a device, in bytes of fp16."""
+    """What a model takes on a device, in bytes of fp16.
+
+    Attributes:
+        weights: each once, as an engine holds them that shares none.
+        once, each: where engines share: what lies there for all, and what each holds.
+    """
 
     weights: int
+    once: int
+    each: int
     memory: int
     working: int
 
@@ -183,10 +191,17 @@ def room(values: dict[str, Any], memory: int, length: int) -> Room:
     distances = min(memory + 2 * length, values["clamp_length"] + 1)
     width = values["n_head"] * values["d_head"]
     count = sum(math.prod(size) for name, size in shapes.items() if name not in positions)
-    count += len(positions) * distances * width  # the tables that stand for these weights
+    tables = len(positions) * distances * width  # they stand for these weights
+    count += tables
+    edges = [0, *values.get("cutoffs", ()), values["vocab_size"]]
+    tails = [end - start for start, end in pairwise(edges)][1:]  # they lie beside the table that they are a part of
+    kept = values["d_embed"] * sum(tail for tail in tails if tail % 2)  # what has an odd size stays in the engines
+    once = count + values["d_embed"] * sum(tails) - kept
+    if values["d_head"] % 2 or distances % 2:
+        kept, once = kept + tables, once - tables
     ring = 2 * values["n_layer"] * width * (memory + 2 * length)
     scores = values["n_head"] * length * (memory + 2 * length)
-    return Room(2 * count, 2 * ring, 3 * 2 * scores + 6 * length * values["vocab_size"])
+    return Room(2 * count, 2 * once, 2 * kept, 2 * ring, 3 * 2 * scores + 6 * length * values["vocab_size"])
 
 
 def on_paper() -> Table:
@@ -197,11 +212,17 @@ def on_paper() -> Table:
         need = room(values, memory, length)
         large = values["vocab_size"] > 1024
         every = 5 if large else 4
-        for count, what in ((every, "one a program"), (2, "--programs logprobs"), (1, "any number that share")):
+        for count, what, sharing in (
+            (every, "one a program", False),
+            (2, "--programs logprobs", False),
+            (every, "one a program, which share", True),
+            (2, "--programs logprobs, which share", True),
+        ):
             engines = f"{count}: {what}"
-            weights = count * need.weights
+            weights = need.once + count * need.each if sharing else count * need.weights
+            disk = count * need.each if sharing else weights
             total = weights + need.memory + need.working
-            table.add(title, engines, weights / MB, weights / MB, need.memory / MB, need.working / MB, total / MB)
+            table.add(title, engines, disk / MB, weights / MB, need.memory / MB, need.working / MB, total / MB)
     return table
 
 

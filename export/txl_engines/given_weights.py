@@ -9,13 +9,16 @@ of TensorRT-RTX does with them (docs/measurements/rtx.md has the counts):
 * A table whose rows are gathered, and the matrix of a Gemm that is [out, in] already, are given as they are. One that
   is both becomes two inputs, which have one address; as one input it is copied.
 * Vectors and small matrices stay in the engine, since each of them as an input adds a kernel.
+* A matrix of an odd size stays where a product reads it: the compiler makes the size even, once for its own weights and
+  in each step for one that is given. So stays what a graph transposes, slices or joins before a product reads it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from copy import deepcopy
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 from txl_runtime.device.engines.sidecar import GivenWeight
@@ -26,6 +29,9 @@ LEAST_BYTES = 1 << 16
 """Of a weight that is given."""
 Use = Literal["gathered", "linear", "turned"]
 """What reads a weight where it lies: rows are gathered; [out, in] of a Gemm; [out, in] of a product, by a Transpose."""
+BACK = ".back"
+ENDS = (*get_args(Use), f"turned{BACK}")
+"""What the names of new values end with."""
 
 
 def give_weights(graph: Graph, file: str) -> Graph:
@@ -35,19 +41,23 @@ def give_weights(graph: Graph, file: str) -> Graph:
     for node in model.graph.node:
         for index, name in enumerate(node.input):
             readers.setdefault(name, []).append((node, index))
+    returned = {value.name for value in model.graph.output}
+    taken = readers.keys() | {name for node in model.graph.node for name in node.output}
     given, kept, turns = list[GivenWeight](), list[Any](), list[Any]()
     for tensor in model.graph.initializer:
         location, offset, size = place_of(tensor, graph.path) or ("", 0, 0)
         real = tensor.data_type in (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
         uses = [(_use(node, index), node, index) for node, index in readers.get(tensor.name, [])]
-        if not real or location != file or size < LEAST_BYTES or any(use is None for use, *_ in uses):
+        found = [use for use, *_ in uses]
+        free = tensor.name not in returned and taken.isdisjoint(f"{tensor.name}.{end}" for end in ENDS)
+        if not (real and free and location == file and size >= LEAST_BYTES and _read_in_place(tensor.dims, found)):
             kept.append(deepcopy(tensor))
             continue
-        for use in dict.fromkeys(use for use, *_ in uses):
+        for use in dict.fromkeys(found):
             name, shape = f"{tensor.name}.{use}", tuple(tensor.dims)
             result, turned = name, use == "turned"
             if turned:
-                result, shape = f"{name}.back", (*shape[:-2], shape[-1], shape[-2])
+                result, shape = f"{name}{BACK}", (*shape[:-2], shape[-1], shape[-2])
                 axes = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
                 turns.append(onnx.helper.make_node("Transpose", [name], [result], name, perm=axes))
             for other, node, index in uses:
@@ -76,3 +86,9 @@ def _use(node: Any, place: int) -> Use | None:
     if node.op_type == "Gemm" and place == 1 and flags.get("transB"):
         return "linear"
     return "gathered" if node.op_type == "Gather" and place == 0 and not flags.get("axis") else None
+
+
+def _read_in_place(shape: Sequence[int], uses: Sequence[Use | None]) -> bool:
+    """Whether the compiler copies nothing of a weight that is given for these uses."""
+    odd = any(size % 2 for size in shape[-2:]) and set(uses) != {"gathered"}
+    return bool(uses) and None not in uses and len(shape) > 1 and not odd

@@ -78,16 +78,20 @@ class Bundle:
         """Parts of a large file that was checked when the bundle was opened, by offset and size in bytes; one by one.
 
         Raises:
-            BundleError: it is no longer that file, or ends before one of them.
+            BundleError: it ends before one of them, which is said at once; or it is no longer that file.
         """
+        end = max((offset + size for offset, size in places), default=0)
+        if name in self.manifest.files and end > self.manifest.files[name].size:
+            raise self._refused(name, f"ends before byte {end}, where a weight of an engine does")
+        return self._parts(name, places)
+
+    def _parts(self, name: str, places: Sequence[tuple[int, int]]) -> Iterator[bytes]:
         with self._opened(name) as (file, same):
             if not same:
                 raise self._refused(name, "", same)
             for offset, size in places:
                 file.seek(offset)
-                if len(data := file.read(size)) != size:
-                    raise self._refused(name, f"ends before byte {offset + size}, where a weight of an engine does")
-                yield data
+                yield file.read(size)
 
     def vocabulary(self) -> Vocabulary | None:
         """Text to token ids and back, if the checkpoint came with a vocabulary.

@@ -26,6 +26,8 @@ FORMAT = "txl-deploy.engine"
 FORMAT_VERSION = "1.0"
 MOST_BYTES = 1 << 24
 """Of a sidecar; it lists the layers of an engine."""
+MOST_OFFSET = (1 << 63) - 1
+"""In a file."""
 ADVICE = "build the engine again with `txl-deploy build`"
 RECIPE, WEAK_RECIPE, RTX_RECIPE = 2, 3, 4
 """Count changes of how engines are built from the same graph; part of an engine's identity. The second is that of fp16
@@ -55,6 +57,10 @@ class GivenWeight(TensorSpec, frozen=True, kw_only=True):
     shape: Annotated[tuple[Count, ...], Meta(min_length=2, max_length=32)]
     offset: Size
     turned: bool
+
+    def __post_init__(self) -> None:
+        if self.offset + tensor_bytes(self) > MOST_OFFSET:
+            raise ValueError("a weight that no file holds")
 
     @property
     def place(self) -> tuple[int, tuple[int, ...]]:

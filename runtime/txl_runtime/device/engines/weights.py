@@ -35,11 +35,10 @@ class SharedWeights:
         for place, weight in weights.items():
             self._starts[place] = self.size
             self.size += aligned(tensor_bytes(weight))
+        places = [(weight.offset, tensor_bytes(weight)) for weight in weights.values()]
+        parts = bundle.parts(bundle.manifest.weights, places)  # before memory is asked for, which may be of any size
         self._block = device.allocate(self.size)
-        parts = [(weight.offset, tensor_bytes(weight)) for weight in weights.values()]
-        for weight, start, data in zip(
-            weights.values(), self._starts.values(), bundle.parts(bundle.manifest.weights, parts), strict=True
-        ):
+        for weight, start, data in zip(weights.values(), self._starts.values(), parts, strict=True):
             values, shape = np.frombuffer(data, stored_type(weight.dtype)), weight.fixed
             if weight.turned:
                 values = values.reshape(*shape[:-2], shape[-1], shape[-2]).swapaxes(-1, -2)

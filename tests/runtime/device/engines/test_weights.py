@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from stand_ins.driver import FakeDriver
@@ -60,10 +61,23 @@ def test_each_lies_as_its_engine_wants_it_and_beginnings_of_others_are_those(bun
     assert weights.size < 5 * 1024, "nothing is there twice"
 
 
-def test_what_is_not_in_the_file_is_refused(bundle: Bundle) -> None:
-    device, end = open_fake_device(FakeDriver()), bundle.manifest.weight_bytes
-    with device.current(), pytest.raises(BundleError, match=r"ends before byte \d+, where a weight of an engine does"):
-        SharedWeights(bundle, [weight("late", (8, 8), end - 100)], device, device.queue())
+@pytest.mark.parametrize(("shape", "before_end"), [((8, 8), 100), ((1 << 30, 1 << 20), 1000), ((8, 8), -(1 << 62))])
+def test_what_is_not_in_the_file_is_refused_before_memory_is_asked_for(bundle: Bundle, shape, before_end) -> None:
+    driver = FakeDriver()
+    device, end = open_fake_device(driver), bundle.manifest.weight_bytes
+    with device.current():
+        queue = device.queue()
+        used = driver.memory.used()
+        with pytest.raises(BundleError, match=r"ends before byte \d+, where a weight of an engine does"):
+            SharedWeights(bundle, [weight("early", (8, 8), 0), weight("late", shape, end - before_end)], device, queue)
+        assert driver.memory.used() == used
+
+
+@pytest.mark.parametrize(("shape", "offset"), [((2**31 - 1,) * 32, 0), ((8, 8), 2**63 - 1)])
+def test_a_weight_that_no_file_holds_is_refused_when_the_facts_of_an_engine_are_read(shape, offset) -> None:
+    given = {"name": "w", "dtype": "float16", "shape": shape, "offset": offset, "turned": False}
+    with pytest.raises(msgspec.ValidationError, match="a weight that no file holds"):
+        msgspec.convert(given, GivenWeight)
 
 
 def test_weights_that_were_replaced_since_are_refused(make_bundle, tmp_path: Path) -> None:
@@ -80,6 +94,8 @@ def test_weights_that_were_replaced_since_are_refused(make_bundle, tmp_path: Pat
 
 
 def test_a_device_that_has_no_room_for_them_says_so(bundle: Bundle) -> None:
-    device = open_fake_device(FakeDriver())
-    with device.current(), pytest.raises(BackendError, match="memory"):
-        SharedWeights(bundle, [weight("huge", (1 << 30, 1 << 20), 0)], device, device.queue())
+    device = open_fake_device(FakeDriver(capacity=4096))
+    with device.current():
+        queue = device.queue()
+        with pytest.raises(BackendError, match="memory"):
+            SharedWeights(bundle, [weight("large", (64, 33), 0)], device, queue)
