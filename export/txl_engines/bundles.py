@@ -32,6 +32,7 @@ from txl_runtime.listener import Listener, Silent
 from txl_engines.building import Maker, open_maker
 from txl_engines.checking import Graph
 from txl_engines.composing import SHORT_ROW, compose, whole_programs
+from txl_engines.given_weights import LEAST_BYTES
 from txl_engines.publishing import Staging, staging
 
 
@@ -118,7 +119,9 @@ def build_bundle(
             stage.drop(name)
             stage.drop(sidecar_path(name))
         stage.publish()
-    held = held_weights(bundle.manifest.weight_bytes, [engine.sidecar.identity.given for engine in engines])
+    held = held_weights(bundle.manifest.weight_bytes, [engine.sidecar for engine in engines])
+    if weights == "once" and not held[1]:
+        listener.warn(f"no weight is of {LEAST_BYTES} bytes and read in a way that is shared, so each engine holds all")
     return BundleBuild(bundle.path, maker.target, maker.title, rule, tuple(engines), *held)
 
 
@@ -282,6 +285,7 @@ def _make(
         in_place=made.in_place,
         read_in_place=made.layers.read_in_place,
         copying=made.layers.copying,
+        weight_bytes=graph.weight_bytes,
         verified_on=made.verified,
     )
     stage.place(sidecar_path(name), msgspec.json.format(msgspec.json.encode(sidecar)))

@@ -37,6 +37,7 @@ class Graph:
         scatters: TensorScatter nodes: states that are updated in place.
         states: what these nodes update and what they return, by name.
         given: weights that became inputs.
+        weight_bytes: of the external weights that are no inputs; the engine of the graph holds these.
     """
 
     data: bytes
@@ -48,6 +49,7 @@ class Graph:
     scatters: int
     states: tuple[str, ...] = ()
     given: tuple[GivenWeight, ...] = ()
+    weight_bytes: int = 0
 
 
 def read_graph(
@@ -63,7 +65,7 @@ def read_graph(
     model = decode_graph(data, path)
     _check_opset(model, path, newest_opset)
     check_graph(model, path, program)
-    files, known = _check_weights(model, path), hashes or {}
+    (files, size), known = _check_weights(model, path), hashes or {}
     updates = [node for node in model.graph.node if node.op_type == "TensorScatter"]
     return Graph(
         data=data,
@@ -74,6 +76,7 @@ def read_graph(
         attention_layers=_attention_layers(model.graph),
         scatters=len(updates),
         states=tuple(name for node in updates for name in (node.input[0], node.output[0])),
+        weight_bytes=size,
     )
 
 
@@ -156,9 +159,9 @@ def binding_of(value: Any) -> Binding:
     return Binding(value.name, {"float": "float32", "double": "float64"}.get(dtype, dtype), shape)
 
 
-def _check_weights(model: Any, path: Path) -> tuple[str, ...]:
-    """Names of the files that hold the graph's external weights; each has to be there and long enough."""
-    ends: dict[str, int] = {}
+def _check_weights(model: Any, path: Path) -> tuple[tuple[str, ...], int]:
+    """Names of the files that hold the graph's external weights, which have to be long enough; bytes of the weights."""
+    ends, total = dict[str, int](), 0
     for tensor in _tensors(model.graph):
         place = place_of(tensor, path)
         if place is None:
@@ -167,7 +170,7 @@ def _check_weights(model: Any, path: Path) -> tuple[str, ...]:
         plain = PurePosixPath(name)
         if not name or plain.is_absolute() or ".." in plain.parts or "\\" in name:
             raise BundleError(f"{path}: {tensor.name} lies in {name!r}, expected a file beside the graph; {ADVICE}")
-        ends[name] = max(ends.get(name, 0), offset + length)
+        ends[name], total = max(ends.get(name, 0), offset + length), total + length
     for name, end in ends.items():
         file = path.parent / name
         if not file.is_file():
@@ -176,7 +179,7 @@ def _check_weights(model: Any, path: Path) -> tuple[str, ...]:
             raise BundleError(
                 f"{file}: {size} bytes, expected at least {end}, which {path.name} reads; copy the bundle again"
             )
-    return tuple(sorted(ends))
+    return tuple(sorted(ends)), total
 
 
 def _whole(text: str, path: Path) -> int:

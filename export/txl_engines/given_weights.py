@@ -35,7 +35,7 @@ def give_weights(graph: Graph, file: str) -> Graph:
     for node in model.graph.node:
         for index, name in enumerate(node.input):
             readers.setdefault(name, []).append((node, index))
-    given, kept, turns = list[GivenWeight](), list[Any](), list[Any]()
+    given, kept, turns, held = list[GivenWeight](), list[Any](), list[Any](), graph.weight_bytes
     for tensor in model.graph.initializer:
         location, offset, size = place_of(tensor, graph.path) or ("", 0, 0)
         real = tensor.data_type in (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
@@ -43,6 +43,7 @@ def give_weights(graph: Graph, file: str) -> Graph:
         if not real or location != file or size < LEAST_BYTES or any(use is None for use, *_ in uses):
             kept.append(deepcopy(tensor))
             continue
+        held -= size
         for use in dict.fromkeys(use for use, *_ in uses):
             name, shape = f"{tensor.name}.{use}", tuple(tensor.dims)
             result, turned = name, use == "turned"
@@ -64,7 +65,7 @@ def give_weights(graph: Graph, file: str) -> Graph:
         field.extend(values)
     data = model.SerializeToString(deterministic=True)
     names = tuple((node.name, node.op_type) for node in nodes)
-    return dataclasses.replace(graph, data=data, nodes=names, given=tuple(given))
+    return dataclasses.replace(graph, data=data, nodes=names, given=tuple(given), weight_bytes=held)
 
 
 def _use(node: Any, place: int) -> Use | None:

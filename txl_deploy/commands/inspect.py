@@ -21,7 +21,7 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import ENGINES, MANIFEST, open_bundle
 from txl_runtime.device.choosing import DEVICES, missing
 from txl_runtime.device.engines.files import describe_engine, engine_facts
-from txl_runtime.device.engines.sidecar import Identity, held_weights, read_sidecar, sidecar_path
+from txl_runtime.device.engines.sidecar import Sidecar, held_weights, read_sidecar, sidecar_path
 from txl_runtime.errors import BundleError, UsageError
 
 from txl_deploy.commands.options import Json, like_export, parse_aliases
@@ -73,7 +73,7 @@ def run(
         else:
             _print_bundle(path, manifest, document)
             _print_engines(engines)
-            _print_weights([sidecar.identity for _, sidecar in found], manifest.weight_bytes)
+            _print_weights([sidecar for _, sidecar in found], manifest.weight_bytes)
             for problem in broken:
                 stdout.print(problem, soft_wrap=True)
         return
@@ -215,11 +215,20 @@ def _print_engines(engines: list[dict[str, Any]]) -> None:
         stdout.print(rows_table(("\nengine", "\nsize", "\nbuilt by", "\nfor", "\nkernels", "\nfused"), rows))
 
 
-def _print_weights(engines: list[Identity], weight_bytes: int) -> None:
-    for flavour, update in dict.fromkeys((engine.flavour, engine.update) for engine in engines):
-        given = [engine.given for engine in engines if (engine.flavour, engine.update) == (flavour, update)]
-        said = weights_held(len(given), *held_weights(weight_bytes, given))
+def _print_weights(engines: list[Sidecar], weight_bytes: int) -> None:
+    sets: dict[tuple[str, str], list[Sidecar]] = {}
+    for engine in engines:
+        sets.setdefault((engine.identity.flavour, engine.identity.update), []).append(engine)
+    for (flavour, update), some in sets.items():
+        said = weights_held(len(some), *held_weights(weight_bytes, some))
         stdout.print(f"{flavour}, {update}: {said}", soft_wrap=True)
+
+
+def _weights_of(facts: dict[str, Any]) -> list[str]:
+    """Where the weights of an engine are."""
+    held, given = facts["weight_bytes"], facts["given_weights"]
+    said = ["all held by the engine" if held is None else f"{prefixed(held)} held by the engine"]
+    return said + ([f"{given} read where all engines of the bundle read them"] if given else [])
 
 
 def _print_engine(facts: dict[str, Any]) -> None:
@@ -233,6 +242,7 @@ def _print_engine(facts: dict[str, Any]) -> None:
         "built by": f"{facts['flavour']} {facts['version']} on {facts['platform']}, {facts['seconds']:.1f} s",
         "built for": built_for(facts["compute_capabilities"], facts["device"], facts["platform"]),
         "recorded": RECORDED[facts["recorded_by"]],
+        "weights": ", ".join(_weights_of(facts)),
         "kernels": "not known" if facts["kernels"] is None else facts["kernels"],
         "attention": "not known" if facts["kernels"] is None and not facts["fused_attention"] else united,
         "checked": ", ".join(facts["verified_on"]),

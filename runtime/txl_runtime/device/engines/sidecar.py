@@ -75,21 +75,6 @@ def distinct(given: Iterable[GivenWeight]) -> dict[tuple[int, tuple[int, ...]], 
     return found
 
 
-def held_weights(weight_bytes: int, engines: Sequence[Sequence[GivenWeight]]) -> tuple[int, int]:
-    """Bytes of weights that engines hold on a device, and those of them that are there once for all engines.
-
-    Args:
-        weight_bytes: of a bundle.
-        engines: what each of them is given.
-    """
-
-    def size(given: Iterable[GivenWeight]) -> int:
-        return sum(map(tensor_bytes, distinct(given).values()))
-
-    shared = size(weight for given in engines for weight in given)
-    return shared + sum(max(weight_bytes - size(given), 0) for given in engines), shared
-
-
 class Identity(Struct, frozen=True, kw_only=True):
     """Everything that decides an engine's bytes.
 
@@ -162,6 +147,7 @@ class Sidecar(Struct, frozen=True, kw_only=True):
         in_place: states that are updated in place.
         read_in_place: those of them that attention reads where they are; the others it reads from a copy.
         copying: kernels that do nothing but copy such states.
+        weight_bytes: of the weights out of the bundle's file that the engine itself holds; up to 0.8.0 not said.
         verified_on: what was checked, and where.
     """
 
@@ -180,7 +166,21 @@ class Sidecar(Struct, frozen=True, kw_only=True):
     in_place: Index = 0
     read_in_place: Index = 0
     copying: Index = 0
+    weight_bytes: Size | None = None
     verified_on: tuple[str, ...] = ()
+
+
+def held_weights(weight_bytes: int, engines: Sequence[Sidecar]) -> tuple[int, int]:
+    """Bytes of weights that engines hold on a device, and those of them that are there once for all engines.
+
+    Args:
+        weight_bytes: of a bundle; they stand for those of an engine whose sidecar does not say how many it holds.
+        engines: their sidecars.
+    """
+    given = distinct(weight for engine in engines for weight in engine.identity.given)
+    shared = sum(map(tensor_bytes, given.values()))
+    own = (weight_bytes if engine.weight_bytes is None else engine.weight_bytes for engine in engines)
+    return shared + sum(own), shared
 
 
 def engine_path(target: Target, program: str) -> str:
