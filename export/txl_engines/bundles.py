@@ -32,6 +32,7 @@ from txl_runtime.listener import Listener, Silent
 from txl_engines.building import Maker, open_maker
 from txl_engines.checking import Graph
 from txl_engines.composing import SHORT_ROW, compose, whole_programs
+from txl_engines.given_weights import LEAST_BYTES
 from txl_engines.publishing import Staging, staging
 
 
@@ -119,6 +120,8 @@ def build_bundle(
             stage.drop(sidecar_path(name))
         stage.publish()
     held = held_weights([engine.sidecar for engine in engines], bundle.manifest.weight_bytes)
+    if weights == "once" and not held[1]:
+        listener.warn(f"no weight is of {LEAST_BYTES} bytes and read in a way that is shared, so each engine holds all")
     return BundleBuild(bundle.path, maker.target, maker.title, rule, tuple(engines), *held)
 
 

@@ -8,6 +8,7 @@ Each of these steps is on the disk before the next one begins, so that a loss of
 from __future__ import annotations
 
 import contextlib
+import errno
 import secrets
 import shutil
 import signal
@@ -185,9 +186,9 @@ def _lock(bundle: Path) -> Iterator[None]:
             raise UsageError(
                 f"{bundle}: another build is at work on it, expected one at a time; wait until it has ended"
             ) from None
-        except PermissionError as error:
-            raise _not_writable(bundle, error) from None
         except (OSError, NotImplementedError) as error:
+            if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise _not_writable(bundle, error) from None
             raise UsageError(
                 f"{bundle}: cannot be locked ({error}), expected a file system with locks; copy it to a local disk"
             ) from None

@@ -14,6 +14,7 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
+from support import cli
 from txl_engines import given_weights
 from txl_engines.building import NEWEST_OPSET, ComposedEngines
 from txl_engines.bundles import build_bundle, choose_weights
@@ -25,6 +26,7 @@ from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.device.dtypes import stored_type, tensor_bytes
 from txl_runtime.device.engines.sidecar import distinct, held_weights
 from txl_runtime.errors import UsageError
+from txl_runtime.listener import Silent
 
 FOLDER = "session.model_external_initializers_file_folder_path"
 
@@ -34,6 +36,14 @@ def bundle(make_bundle, tmp_path, monkeypatch) -> Path:
     """A copy of a small bundle, whose matrices count as large."""
     monkeypatch.setattr(given_weights, "LEAST_BYTES", 256)
     return Path(shutil.copytree(make_bundle(verify=False), tmp_path / "small.txl"))
+
+
+class Heard(Silent):
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def warn(self, message: str) -> None:
+        self.warnings.append(message)
 
 
 def run(graph: bytes, folder: Path, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -221,6 +231,9 @@ def test_real_engines_of_shared_weights_have_the_same_kernels_and_are_built_agai
     made = make_bundle(config=wide, precision="fp16", verify=False)
     bundle = Path(shutil.copytree(made, tmp_path / "wide.txl"))
     shared = build_bundle(bundle, "rtx", (86,), kinds=("logprobs",))
+    assert "6 read where all engines of the bundle read them" in " ".join(
+        cli("inspect", bundle / shared.engines[0].file).stdout.split()
+    )
     own = build_bundle(bundle, "rtx", (86,), kinds=("logprobs",), weights="each")
     weights = open_bundle(bundle).manifest.weight_bytes
     assert 1.8 * weights < own.weight_bytes <= 2 * weights
@@ -242,3 +255,14 @@ def test_real_engines_of_shared_weights_have_the_same_kernels_and_are_built_agai
     assert all(
         engine.reused for engine in build_bundle(bundle, "rtx", (86,), kinds=("logprobs",), weights="each").engines
     )
+
+
+def test_who_insists_on_shared_weights_where_all_are_small_is_told(bundle: Path, monkeypatch) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has no wheel for this platform or Python")
+    monkeypatch.undo()  # 64 KiB again
+    heard = Heard()
+    made = build_bundle(bundle, "rtx", (86,), kinds=("logprobs",), weights="once", listener=heard)
+    assert made.shared_weight_bytes == 0
+    assert [said for said in heard.warnings if "so each engine holds all" in said] == [
+        "no weight is of 65536 bytes and read in a way that is shared, so each engine holds all"
+    ]

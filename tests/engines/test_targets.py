@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import shutil
@@ -199,8 +200,14 @@ def test_a_bundle_that_cannot_be_written_to_is_named(bundle: Path, monkeypatch):
     def denied(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
     monkeypatch.setattr(FileLock, "acquire", denied)
     with pytest.raises(UsageError, match="Permission denied; expected a bundle that can be written to"):
+        build_bundle(bundle, "cuda")
+    monkeypatch.setattr(FileLock, "acquire", refused)
+    with pytest.raises(UsageError, match="Read-only file system; expected a bundle that can be written to"):
         build_bundle(bundle, "cuda")
     monkeypatch.setitem(sys.modules, "filelock", None)
     with pytest.raises(BackendError, match="filelock is not installed, expected it to write into a bundle"):
@@ -246,6 +253,10 @@ def test_the_command(bundle: Path):
     shown = cli("inspect", bundle / document["programs"][0]["file"])
     assert shown.returncode == 0, shown.stderr
     assert "any GPU" in shown.stdout
+    own = sum(
+        int(entry.value) for tensor in graphs[0].initializer for entry in tensor.external_data if entry.key == "length"
+    )
+    assert f"{prefixed(own)} held by the engine" in shown.stdout
     assert "by ONNX Runtime, where a bundle is loaded with cuda_graphs=True" in shown.stdout
     listed = json.loads(cli("inspect", bundle, "--json").stdout)
     assert [engine["file"] for engine in listed["engines"]] == sorted(entry["file"] for entry in document["programs"])

@@ -18,6 +18,7 @@ from stand_ins.cuda import open_library
 from stand_ins.driver import FakeDriver
 from stand_ins.engine import DeviceArray, StandInBackend, open_stand_in
 from step_models import FEATURES, MODELS
+from txl_engines import given_weights
 from txl_runtime import Model, Stream
 from txl_runtime.bundle.reading import Bundle, open_bundle
 from txl_runtime.device import choosing, staging
@@ -46,8 +47,11 @@ WAYS: tuple[dict[str, Any], ...] = (
     {},
     {"version": "rtx171"},
     {"version": "rtx171", "faults": ["not capturable"]},
+    {"version": "rtx171", "shared": True},
+    {"version": "rtx171", "given_memory": False, "shared": True},
 )
-"""Whose engines they are, by seeds in turns: the loop records them, or they themselves do, or nobody."""
+"""Whose engines they are, by seeds in turns: the loop records them, or they themselves do, or nobody; and whether they
+share weights."""
 
 
 @dataclass
@@ -73,6 +77,7 @@ class Case:
             return open_stand_in(bundle, rule, name, driver=driver, **options)
 
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(given_weights, "LEAST_BYTES", 64)
             patch.setattr(choosing, "open_device", opened)
             return Model(self.theirs.bundle, "rtx", update=self.update)
 

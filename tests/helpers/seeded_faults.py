@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stand_ins import cuda as stand_in
 from txl_runtime.device import backend, blocks, call, cuda, cuda_context, loop, placements, staging, tail
 from txl_runtime.device.engines import opening, running
 
@@ -145,6 +146,46 @@ def _(patch: pytest.MonkeyPatch) -> None:
             self._config.cuda_graph_strategy = library.module.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
 
     _around(patch, running.EngineExecutable, "__init__", init)
+
+
+# --- weights that engines share ------------------------------------------------------------------------------------
+
+
+def _laid_out(patch: pytest.MonkeyPatch, change: Callable[[dict[str, int]], dict[str, int]]) -> None:
+    """Change where engines are told that their weights lie."""
+    _around(patch, running.SharedWeights, "addresses", lambda before, self, given: change(dict(before(self, given))))
+
+
+@fault("two weights of an engine change places", RING)
+def _(patch: pytest.MonkeyPatch) -> None:
+    _laid_out(patch, lambda places: dict(zip(places, [*places.values()][::-1], strict=True)))
+
+
+@fault("one weight of an engine is forgotten", RING)
+def _(patch: pytest.MonkeyPatch) -> None:
+    _laid_out(patch, lambda places: dict([*places.items()][:-1]))
+
+
+@fault("shared weights go when the first engine has their addresses", RING)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def prepare(before: Any, self: Any, *arguments: Any) -> Any:
+        launch, shared = before(self, *arguments), self.weights
+        if shared is not None:
+            shared._block = SimpleNamespace(address=shared._block.address, size=shared._block.size)
+        return launch
+
+    _around(patch, running.EngineExecutable, "_prepare", prepare)
+
+
+@fault("nobody waits until shared weights are on the device", RING)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def give(before: Any, executables: Any, bundle: Any, device: Any, queue: Any) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(cuda.Queue, "wait", lambda self: None)
+            before(executables, bundle, device, queue)
+
+    for owner in (opening, stand_in):
+        _around(patch, owner, "give_weights", give)
 
 
 # --- copies in and out --------------------------------------------------------------------------------------------

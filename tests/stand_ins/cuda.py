@@ -12,12 +12,17 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from txl_engines.composing import whole_programs
+import msgspec
+from txl_engines import given_weights
+from txl_engines.building import NEWEST_OPSET
+from txl_engines.checking import read_graph
+from txl_engines.composing import compose, whole_programs
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import Program
 from txl_runtime.device.engines.library import Library
-from txl_runtime.device.engines.opening import give_workspace
+from txl_runtime.device.engines.opening import give_weights, give_workspace
 from txl_runtime.device.engines.running import EngineRuntime
+from txl_runtime.device.engines.sidecar import GivenWeight, with_weights
 
 from stand_ins.contexts import REFUSED, Loaded
 from stand_ins.driver import FakeDriver
@@ -185,23 +190,36 @@ def open_library(
     driver: FakeDriver,
     faults: Collection[str] = (),
     given_memory: bool = True,
+    shared: bool = False,
 ) -> StandInBackend:
     """A bundle's whole programs as engines of a library's version, on a stand-in device.
 
-    The bytes of an engine are the name of its program. For `given_memory` see `run_graphs`.
+    The bytes of an engine are the name of its program. For `given_memory` see `run_graphs`; engines that are `shared`
+    read in one place what `given_weights` takes for a large weight.
     """
     trt = fake(version, SimpleNamespace(data=b""))
     library = Library("rtx" if trt.__name__ == "tensorrt_rtx" else "tensorrt", trt)
     programs = {program.name.encode(): program for program in whole_programs(bundle.manifest, update)}
-    hashes = {hashlib.sha256(data).hexdigest(): program for data, program in programs.items()}
+    given = {data: given_to(bundle, program) if shared else () for data, program in programs.items()}
+    hashes = {
+        hashlib.sha256(data).hexdigest(): with_weights(program, given[data]) for data, program in programs.items()
+    }
     run_engines(trt, bundle, hashes, driver, faults, given_memory)
     device = open_fake_device(driver)
     with device.current():
         runtime = EngineRuntime(library)
-        given = given_memory and library.target == "rtx"
-        executables = [runtime.load(p.name, data, p, None, given) for data, p in programs.items()]
+        lent, queue = given_memory and library.target == "rtx", device.queue()
+        executables = [runtime.load(p.name, data, p, None, lent, given[data]) for data, p in programs.items()]
+        give_weights(executables, bundle, device, queue)
         give_workspace(executables, device)
-    return StandInBackend(driver, "rtx", library.title, device, device.queue(), executables)
+    return StandInBackend(driver, "rtx", library.title, device, queue, executables)
+
+
+def given_to(bundle: Bundle, program: Program) -> tuple[GivenWeight, ...]:
+    """The weights that an engine of a program takes as inputs."""
+    whole = msgspec.structs.replace(program, file="composed.onnx")
+    graph = read_graph(compose(bundle, whole), whole, bundle.path, NEWEST_OPSET)
+    return given_weights.give_weights(graph, bundle.manifest.weights).given
 
 
 def read_config(config: Any) -> SimpleNamespace:

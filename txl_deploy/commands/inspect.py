@@ -224,6 +224,13 @@ def _print_weights(engines: list[Sidecar], weight_bytes: int) -> None:
         stdout.print(f"{flavour}, {update}: {said}", soft_wrap=True)
 
 
+def _weights_of(facts: dict[str, Any]) -> list[str]:
+    """Where the weights of an engine are."""
+    held, given = facts["weight_bytes"], facts["given_weights"]
+    said = ["all held by the engine" if held is None else f"{prefixed(held)} held by the engine"]
+    return said + ([f"{given} read where all engines of the bundle read them"] if given else [])
+
+
 def _print_engine(facts: dict[str, Any]) -> None:
     fused = ", ".join(facts["fused_kernels"]) or "none"
     united = f"{facts['fused_attention']} of {facts['attention_layers']} layers in one kernel: {fused}"
@@ -235,6 +242,7 @@ def _print_engine(facts: dict[str, Any]) -> None:
         "built by": f"{facts['flavour']} {facts['version']} on {facts['platform']}, {facts['seconds']:.1f} s",
         "built for": built_for(facts["compute_capabilities"], facts["device"], facts["platform"]),
         "recorded": RECORDED[facts["recorded_by"]],
+        "weights": ", ".join(_weights_of(facts)),
         "kernels": "not known" if facts["kernels"] is None else facts["kernels"],
         "attention": "not known" if facts["kernels"] is None and not facts["fused_attention"] else united,
         "checked": ", ".join(facts["verified_on"]),

@@ -165,6 +165,7 @@ def engine_facts(sidecar: Sidecar) -> dict[str, Any]:
         "seconds": sidecar.seconds,
         "recorded_by": _recorder(identity),
         "given_weights": len(identity.given),
+        "weight_bytes": sidecar.weight_bytes,
         "kernels": sidecar.kernels,
         "attention_layers": sidecar.attention_layers,
         "fused_attention": sidecar.fused_attention,

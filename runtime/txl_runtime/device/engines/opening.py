@@ -90,7 +90,11 @@ def give_workspace(executables: Sequence[EngineExecutable], device: Device) -> N
 def give_weights(executables: Sequence[EngineExecutable], bundle: Bundle, device: Device, queue: Queue) -> None:
     """Lay out the weights that engines take as inputs; see `SharedWeights`, also for what it raises."""
     if given := [weight for executable in executables for weight in executable.given]:
-        weights = SharedWeights(bundle, given, device, queue)
+        try:
+            weights = SharedWeights(bundle, given, device, queue)
+        except BaseException:
+            queue.settle()  # an interrupt: the memory goes back now, and may not be written any more
+            raise
         for executable in executables:
             executable.weights = weights
 

@@ -27,6 +27,7 @@ from txl_runtime.bundle.reading import Bundle, open_bundle
 from txl_runtime.bundle.tables import Program
 from txl_runtime.device import choosing, onnxruntime_cuda
 from txl_runtime.device.backend import DeviceBackend
+from txl_runtime.device.cuda import Queue
 from txl_runtime.device.engines import files as engine_files
 from txl_runtime.device.engines.files import check_identity, find_engines
 from txl_runtime.device.engines.library import Library
@@ -269,6 +270,23 @@ def test_closing_a_model_gives_back_the_memory_that_its_engines_work_in(built, h
         assert cuda.held() == []
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_an_interrupt_while_weights_are_on_their_way_leaves_nothing_behind(built, here, monkeypatch, most):
+    cuda, send, sent = FakeDriver(), Queue.send, list[int]()
+
+    def interrupted(queue: Queue, to: int, *others: int) -> None:
+        send(queue, to, *others)
+        sent.append(to)
+        if len(sent) > most:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Queue, "send", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        opened(built("ring"), cuda=cuda)
+    gc.collect()
+    cuda.check(everything=True)
 
 
 def test_everything_is_given_back(built, here, monkeypatch):
