@@ -71,33 +71,22 @@ class EngineRuntime:
             BackendError: the library failed.
             BundleError: the bytes are no engine, or one of another library, GPU or program.
         """
-        with self.library.speaking(name):
-            return self._load(name, data, program, cache, given_memory, given)
-
-    def _load(
-        self,
-        name: str,
-        data: bytes,
-        program: Program,
-        cache: bytes | None,
-        given_memory: bool,
-        given: Sequence[GivenWeight],
-    ) -> EngineExecutable:
         library, runtime = self.library, self._runtime
         advice = f"build it again with `txl-deploy build --target {library.target}`"
-        problems = library.header_problems(runtime, data)
-        if problems is not None:
-            reasons = ", ".join(REASONS.get(problem, problem) for problem in problems)
-            told = reasons or "no usable CUDA driver was found"
-            raise BundleError(f"{name}: {library.title} cannot run it: {told}; {advice}")
-        engine = runtime.deserialize_cuda_engine(data)
-        if engine is None:
-            raise BundleError(f"{name}: {library.title} cannot load it ({self.said()}); {advice}")
-        check_bindings(name, *library.bindings(engine), with_weights(program, given), advice)
-        outputs = [spec.name for spec in program.outputs if library.facts.ring]
-        found = {output: engine.get_aliased_input_tensor(output) for output in outputs}
-        in_place = {output: str(shared) for output, shared in found.items() if shared}
-        return EngineExecutable(library, engine, program, in_place, cache, given_memory, given)
+        with library.speaking(name):
+            problems = library.header_problems(runtime, data)
+            if problems is not None:
+                reasons = ", ".join(REASONS.get(problem, problem) for problem in problems)
+                told = reasons or "no usable CUDA driver was found"
+                raise BundleError(f"{name}: {library.title} cannot run it: {told}; {advice}")
+            engine = runtime.deserialize_cuda_engine(data)
+            if engine is None:
+                raise BundleError(f"{name}: {library.title} cannot load it ({self.said()}); {advice}")
+            check_bindings(name, *library.bindings(engine), with_weights(program, given), advice)
+            outputs = [spec.name for spec in program.outputs if library.facts.ring]
+            found = {output: engine.get_aliased_input_tensor(output) for output in outputs}
+            in_place = {output: str(shared) for output, shared in found.items() if shared}
+            return EngineExecutable(library, engine, program, in_place, cache, given_memory, given)
 
     def said(self) -> str:
         """What the library complained of, in one line."""
