@@ -12,12 +12,13 @@ SUFFIX = re.compile(r"\.(index|meta|data-\d+-of-\d+)$")
 
 
 def refuse_tensorflow(path: Path) -> None:
-    """Refuse a prefix, of which there is no file itself, and a folder of such files.
+    """Refuse a prefix, which is no file itself, and a folder of such files without a Hugging Face model.
 
     Raises:
         CheckpointError: it is one.
     """
-    if Path(f"{path}.index").exists() if not path.is_dir() else not (path / "config.json").exists() and _prefixes(path):
+    is_folder = path.is_dir() and not (path / "config.json").exists() and _prefixes(path)
+    if is_folder or (not path.exists() and Path(f"{path}.index").exists()):
         raise CheckpointError(f"{path}: {converting(path)}")
 
 
