@@ -86,8 +86,8 @@ def completed(vocabulary: bytes | None, tokens: int, options: ExportOptions, sou
     if len(front) > lacks or (len(front) < lacks and not options.missing_words):
         raise UsageError(
             f"{counts}{f', and --specials has {len(front)}' if front else ''}, expected a word for each; give "
-            f"--specials '<S>,…' with the {lacks} that stand in front of the list, or --missing-words where the last "
-            "ids have none: with the wrong one every word means its neighbour"
+            f"--specials '<S>,…' where the list lacks {lacks} in front, or --missing-words where it lacks those of the "
+            "last ids: with the wrong one every word means its neighbour"
         )
     if len(front) == lacks and options.missing_words:
         raise UsageError(f"{counts}, and --specials makes up the difference; leave --missing-words out")
