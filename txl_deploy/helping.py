@@ -13,15 +13,15 @@ from typer.core import TyperCommand, TyperGroup
 
 GROUPS = {
     "export": {
-        "What a checkpoint may lack": "family config vocabulary boundary-token alias initial-memory cluster-order "
-        "embedding-scale",
-        "Lengths and memory": "segment-length batch-size memory memory-length clamp-length same-length",
+        "What a checkpoint may lack": "family config vocabulary specials missing-words boundary-token alias "
+        "initial-memory cluster-order embedding-scale",
+        "Lengths and memory": "segment-length batch-size memory memory-length clamp-length extended-length same-length",
         "Precision": "precision keep",
         "Proof": "verify text tokens inputs",
         "Models of your own and of packages": "adapter weights growth",
     },
     "verify": {
-        "What it is compared with": "checkpoint module adapter config weights against",
+        "What it is compared with": "checkpoint module adapter config weights vocabulary against",
         "What both read": "text tokens inputs segments state",
     },
     "package": {

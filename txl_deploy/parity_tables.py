@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from rich.text import Text
-from txl_report.schema.verification import Chain, Ranks, Tensor, Verification, as_size
+from txl_report.schema.verification import VOCABULARY, Chain, Ranks, Tensor, Verification, as_size
 
 from txl_deploy.console import curve, number, rows_table, stdout
 
@@ -39,8 +39,11 @@ def print_parity(found: Verification) -> None:
         for gate in found.gates
     ]
     stdout.print(rows_table(("\ngate", "\nreached", "\nlimit", "\n"), gates))
-    if any(gate.passed is None for gate in found.gates) and kl is not None and text is None:
+    unjudged = {gate.name for gate in found.gates if gate.passed is None}
+    if unjudged - {VOCABULARY} and kl is not None and text is None:
         stdout.print("not judged without real text: give --text FILE or --tokens FILE.npy", style="dim")
+    if VOCABULARY in unjudged:
+        stdout.print("vocabulary not compared: give --vocabulary FILE, or a checkpoint that has one", style="dim")
 
 
 def _order(ranks: Ranks) -> str:

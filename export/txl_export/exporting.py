@@ -27,7 +27,7 @@ from txl_runtime.selftest import SelftestResult, run_selftest
 
 from txl_export.bundle.placing import check_destination, publishing
 from txl_export.bundle.sealing import seal
-from txl_export.checkpoints.vocabularies import boundary_of
+from txl_export.checkpoints.vocabularies import boundary_of, differences
 from txl_export.families.own_module.sources import Adapted
 from txl_export.families.own_module.spec import StepSpec
 from txl_export.families.registry import Prepared, family_of_source
@@ -124,6 +124,9 @@ def _export(source: Source, target: Path, options: ExportOptions) -> ExportResul
         parity = None
         if options.verify:
             parity = prepared.verify(folder, manifest, heard)
+            if prepared.vocabulary:
+                found = differences(open_bundle(folder), prepared.vocabulary, "export", Silent())
+                parity = parity.with_words(found)
             (folder / REPORT).write_bytes(msgspec.json.format(msgspec.json.encode(parity.document())))
             parity.require()
             manifest = msgspec.structs.replace(manifest, parity=parity.summary())

@@ -71,6 +71,9 @@ class ExportOptions:
     ] = ()
     memory_length: Annotated[int | None, Flag("M, memory rows per layer.")] = None
     clamp_length: Annotated[int | None, Flag("Largest distance told apart; 0 for no clamp.")] = None
+    extended_length: Annotated[
+        int | None, Flag("0: run without the extended context (ext_len) that the model was trained with.")
+    ] = None
     same_length: Annotated[
         bool | None, Flag("Every query sees equally many keys.", None, "--same-length/--no-same-length")
     ] = None
@@ -99,6 +102,12 @@ class ExportOptions:
     verify: Annotated[bool, Flag("Compare with PyTorch before naming it.", None, "--verify/--no-verify")] = True
     force: Annotated[bool, Flag("Replace an existing bundle.", None, "--force")] = False
     vocabulary: Annotated[str | Path | None, Flag("Vocabulary file, where the checkpoint has none.", _File)] = None
+    specials: Annotated[
+        str | None, Flag("Words that stand in front of the vocabulary's list, which lacks them: '<S>,<pad>'.")
+    ] = None
+    missing_words: Annotated[bool, Flag("The vocabulary has no word for the last ids.", None, "--missing-words")] = (
+        False
+    )
     boundary_token: Annotated[
         int | None, Flag("Id that separates texts; an empty prompt is it. (default the vocabulary's end of a line)")
     ] = None
@@ -166,6 +175,16 @@ class ExportOptions:
         if self.growth not in get_args(Growth):
             raise UsageError(
                 f"growth is {self.growth!r}, expected one of {', '.join(get_args(Growth))}; check --growth"
+            )
+        if self.extended_length not in (None, 0):
+            raise UsageError(
+                f"extended_length is {shown(self.extended_length)}, expected 0: no engine keeps an extended context; "
+                "check --extended-length"
+            )
+        if not isinstance(self.specials, str | None):
+            raise UsageError(
+                f"specials is a {type(self.specials).__name__}, expected words with commas between, such as "
+                "'<S>,<pad>'; check --specials"
             )
         if self.boundary_token is not None and (not is_whole(self.boundary_token) or self.boundary_token < 0):
             raise UsageError(

@@ -27,8 +27,10 @@ def read_tokens(
         raise UsageError("both a text and tokens were given, expected one of them; leave --text or --tokens out")
     if text is not None:
         if vocabulary is None:
+            bytewise = ' ({"kind": "bytes"} in it, where each byte is a token)' if vocab_size == 256 else ""
             raise UsageError(
-                f"{text}: the checkpoint has no vocabulary to read text with; give --tokens FILE.npy instead"
+                f"{text}: there is no vocabulary to read text with, expected one in the checkpoint or the bundle; "
+                f"export with --vocabulary FILE.json{bytewise}, or give --tokens FILE.npy"
             )
         try:
             ids = vocabulary.encode(regular(text).read_bytes())

@@ -12,13 +12,14 @@ from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.errors import UsageError, some
 from txl_runtime.listener import Listener, Silent
 
+from txl_export.checkpoints.vocabularies import differences, read_vocabulary_file
 from txl_export.families.graph.against_bundle import verify_against
 from txl_export.families.graph.against_module import verify_file
 from txl_export.families.own_module.sources import asked_module
 from txl_export.families.own_module.spec import StepSpec
 from txl_export.families.registry import VerifyRequest, family_of_bundle
 from txl_export.families.transformer_xl.building import reference_for
-from txl_export.families.transformer_xl.family import weights_of_bundle, weights_of_checkpoint
+from txl_export.families.transformer_xl.family import read_again, weights_of_bundle
 from txl_export.families.transformer_xl.parity.bisecting import Bisection, bisect_against_reference, bisect_engine
 from txl_export.proof.input_source import read_samples
 from txl_export.proof.parity import Parity
@@ -33,6 +34,7 @@ def verify(
     weights: str | Path | None = None,
     adapter: str | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
+    vocabulary: str | Path | None = None,
     text: str | Path | None = None,
     tokens: str | Path | NDArray[np.integer[Any]] | None = None,
     segments: int | None = None,
@@ -53,6 +55,8 @@ def verify(
             bundle's stored vectors are replayed.
         adapter, config: in place of module: the package whose model it is, and the arguments of its constructor;
             `weights` is its checkpoint then.
+        vocabulary: file of the vocabulary that the bundle's is compared with, in place of the checkpoint's or the
+            module's own; as for `export`.
         text, tokens: real text for the distribution and task gates.
         segments: of the longest chain.
         against: in place of PyTorch, an ONNX file made elsewhere, which ONNX Runtime runs in a process of its own.
@@ -68,7 +72,10 @@ def verify(
     if segments is not None and not 1 <= segments <= 1_000_000:
         raise UsageError(f"--segments is {segments}, expected 1 … 1000000")
     if str(bundle).endswith(".onnx") and not Path(bundle).is_dir():
-        others = dict[str, object](checkpoint=checkpoint, text=text, tokens=tokens, against=against, threads=threads)
+        others = dict[str, object](
+            checkpoint=checkpoint, vocabulary=vocabulary, text=text, tokens=tokens, against=against
+        )
+        others["threads"] = threads
         others["backend"] = None if backend in ("auto", "cpu") else backend
         if wrong := [f"--{name}" for name, value in others.items() if value is not None]:
             raise UsageError(f"{bundle}: is an ONNX file, which has no use for {some(wrong)}; leave it out")
@@ -81,14 +88,18 @@ def verify(
     if against is None and (inputs is not None or states is not None):
         raise UsageError("--inputs and --state are for --against FILE.onnx; give it, or leave them out")
     if against is not None:
-        if any(given is not None for given in (checkpoint, module, weights, adapter, config, text, tokens)):
+        if any(given is not None for given in (checkpoint, module, weights, adapter, config, vocabulary, text, tokens)):
             raise UsageError("--against is given beside what else to compare with, expected one; leave the other out")
         opened = open_bundle(bundle)
         arrays = {} if inputs is None else read_samples(Path(inputs))
         opener, *_ = openers(opened.path, opened.manifest, backend, threads)
         return verify_against(opener, Path(against), arrays, states or {}, segments, listener or Silent())
+    opened = open_bundle(bundle)
+    if vocabulary is not None and not opened.manifest.vocabulary:
+        raise UsageError(f"{bundle}: has no vocabulary to compare, and --vocabulary is given; leave it out")
+    given = None if vocabulary is None else read_vocabulary_file(Path(vocabulary))
     request = VerifyRequest(
-        bundle=open_bundle(bundle),
+        bundle=opened,
         checkpoint=None if checkpoint is None else Path(checkpoint),
         module=asked_module(module, weights, adapter, config),
         weights=weights if adapter is None else None,
@@ -98,7 +109,12 @@ def verify(
         backend=backend,
         threads=threads,
     )
-    return family_of_bundle(request.bundle.manifest).verify(request, listener or Silent())
+    parity, own = family_of_bundle(opened.manifest).verify(request, listener or Silent())
+    if not opened.manifest.vocabulary:
+        return parity
+    source = Path(vocabulary).name if vocabulary is not None else "checkpoint" if checkpoint is not None else "module"
+    words = given or own
+    return parity.with_words(None if words is None else differences(opened, words, source, listener or Silent()))
 
 
 def bisect(bundle: str | Path, checkpoint: str | Path | None = None, backend: str = "auto") -> Bisection:
@@ -127,6 +143,6 @@ def bisect(bundle: str | Path, checkpoint: str | Path | None = None, backend: st
     if checkpoint is None:
         weights = weights_of_bundle(opened.file(manifest.weights), manifest)
     else:
-        weights = weights_of_checkpoint(Path(checkpoint), manifest)
+        weights, _ = read_again(Path(checkpoint), manifest)
     reference = reference_for(manifest.config, manifest.dialect, manifest.memory_length, weights)
     return bisect_against_reference(opened, reference)

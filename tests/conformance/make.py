@@ -224,7 +224,7 @@ ZEROS = {"memory_start": "zeros", "pre_lnorm": True, "attention_bias": True}
 BUNDLES: dict[str, tuple[list[str], Bundle]] = {
     "ring": ([], transformer({}, WORDS, batch_size=3)),
     "rolled": (["format1"], frozen("format1/plain10")),
-    "hidden": ([], transformer({}, PARTED, memory="hidden", batch_size=2)),
+    "hidden": ([], transformer({}, PARTED, memory="hidden", batch_size=2, missing_words=True)),
     "clusters": (
         ["clusters"],
         transformer(

@@ -12,6 +12,7 @@ import typer
 from rich.text import Text
 from txl_export.families.registry import facts_of_bundle
 from txl_export.options import CodeBase
+from txl_export.tensorflow import refuse_tensorflow
 from txl_report.facts.engines import built_for, engines_of, weights_held
 from txl_report.facts.model import LENGTHS, STREAMS, Context, context_of, describe_bundle
 from txl_report.facts.source import Source, source_of
@@ -55,6 +56,7 @@ def run(
     path, aliases = Path(place), parse_aliases(alias)
     if not place.strip():
         raise UsageError("the path is empty, expected a bundle or a checkpoint; name one")
+    refuse_tensorflow(path)
     if not path.exists():
         raise UsageError(
             f"{path}: no such file or folder, expected a bundle, a checkpoint or an ONNX file; check the path"
@@ -68,6 +70,7 @@ def run(
         manifest, (found, broken) = bundle.manifest, engines_of(bundle)
         engines = [{"file": name} | engine_facts(sidecar) for name, sidecar in found]
         document = describe_bundle(manifest) | {"backends": {name: missing(name, bundle) for name in DEVICES}}
+        document["words"] = None if (words := bundle.vocabulary()) is None else len(words)
         if json:
             print_json(document | {"engines": engines, "broken_engines": broken, "manifest": manifest})
         else:
@@ -169,7 +172,9 @@ def _print_bundle(path: Path, manifest: Manifest, facts: dict[str, Any]) -> None
     if isinstance(context, Context):
         formula = context.formula.partition(":")[0]
         shown["effective context"] = f"{counted(context.tokens, 'token')} ({formula})"
-    shown["vocabulary"] = manifest.vocabulary or "none: token ids only" if manifest.vocab_size else "none: no tokens"
+    shown["vocabulary"] = "none: token ids only" if manifest.vocab_size else "none: no tokens"
+    if manifest.vocabulary:
+        shown["vocabulary"] = f"{manifest.vocabulary}, {facts['words']} words of {manifest.vocab_size} tokens"
     if manifest.vocab_size:
         shown["boundary token"] = "none" if manifest.boundary_token is None else str(manifest.boundary_token)
     source = source_of(manifest)

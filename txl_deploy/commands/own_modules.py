@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from txl_export.tensorflow import refuse_tensorflow
 from txl_runtime.errors import TxlError, UsageError
 
 from txl_deploy.console import stderr
@@ -25,6 +26,7 @@ def check_source(given: str) -> None:
         UsageError: there is no such file, or a Python file is named without a function.
     """
     file = given if Path(given).exists() else given.rpartition(":")[0] or given  # FILE.py:FUNCTION, FOLDER:NODE
+    refuse_tensorflow(Path(file))
     if not Path(file).exists():
         raise UsageError(
             f"{file}: no such file, expected a checkpoint, FILE.onnx, a folder or FILE.py:FUNCTION; check the path"

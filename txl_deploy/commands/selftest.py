@@ -24,7 +24,8 @@ def run(bundle: Bundle, backend: Backend = "auto", threads: Threads = None, json
     if result.passed:
         _record(model)
     if json:
-        print_json(result.document() | {"seconds": seconds, "backend_notes": model.backend_notes})
+        words = {"vocabulary": "not compared"} if model.manifest.vocabulary else {}
+        print_json(result.document() | words | {"seconds": seconds, "backend_notes": model.backend_notes})
     else:
         streams = ", ".join(map(str, result.streams))
         facts = {
@@ -37,6 +38,8 @@ def run(bundle: Bundle, backend: Backend = "auto", threads: Threads = None, json
             )
         verdict = {"verdict": Text("passed", "green") if result.passed else Text("FAILED", "bold red")}
         stdout.print(facts_table(facts | verdict | {f"not {name}": note for name, note in model.backend_notes.items()}))
+        if model.manifest.vocabulary:
+            stdout.print("vocabulary not compared: txl-deploy verify does it", style="dim")
     if not result.passed:
         raise typer.Exit(1)
 

@@ -31,6 +31,9 @@ def run(
     adapter: Annotated[str | None, like_export("adapter")] = None,
     config: Annotated[Path | None, like_export("config")] = None,
     weights: Annotated[Path | None, like_export("weights")] = None,
+    vocabulary: Annotated[
+        Path | None, typer.Option("--vocabulary", help="The vocabulary to compare the bundle's with, as for export.")
+    ] = None,
     text: Annotated[Path | None, like_export("text")] = None,
     tokens: Annotated[Path | None, like_export("tokens")] = None,
     segments: Annotated[int | None, typer.Option("--segments", help="Segments of the longest chain.")] = None,
@@ -69,6 +72,7 @@ def run(
             "--adapter": adapter,
             "--config": config,
             "--weights": weights,
+            "--vocabulary": vocabulary,
             "--text": text,
             "--tokens": tokens,
             "--segments": segments,
@@ -88,6 +92,7 @@ def run(
             adapter=adapter,
             config=config,
             weights=weights,
+            vocabulary=vocabulary,
             text=text,
             tokens=tokens,
             segments=segments,

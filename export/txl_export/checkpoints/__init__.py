@@ -19,6 +19,7 @@ from txl_export.checkpoints.files.pickle_names import Stub, shown
 from txl_export.checkpoints.files.torchscript import CONTAINER as SCRIPTED
 from txl_export.checkpoints.imported import CodeBase, Imported, ScriptedError, State, Unwrapped
 from txl_export.checkpoints.overrides import Overrides, apply_overrides
+from txl_export.tensorflow import refuse_tensorflow
 from txl_export.token_files import regular
 
 # remixl before kimiyoung: both write whole modules, and remixl takes only those that have its names.
@@ -139,6 +140,7 @@ def load(path: Path, aliases: Mapping[str, str] | None = None) -> tuple[Any, Loa
     Raises:
         CheckpointError: it cannot be read.
     """
+    refuse_tensorflow(path)
     if path.is_dir():
         return hf.read_folder(path)
     loaded = load_file(path, aliases)

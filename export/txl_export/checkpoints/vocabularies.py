@@ -6,18 +6,22 @@ split, and a symbol for line ends. Pickled ones are read without executing anyth
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.vocabulary import Words, decode_vocabulary, split_lines
-from txl_runtime.errors import CheckpointError
+from txl_runtime.errors import CheckpointError, UsageError, some
+from txl_runtime.listener import Listener
 
 from txl_export.checkpoints.files.loading import load_plain
 from txl_export.checkpoints.files.pickle_names import Stub
 from txl_export.checkpoints.files.regular import read_regular
 from txl_export.checkpoints.files.unpickling import PROGRAM_LIMIT
+from txl_export.options import ExportOptions
 
 
 def word_vocabulary(attributes: Mapping[str, Any], source: str) -> bytes:
@@ -29,19 +33,13 @@ def word_vocabulary(attributes: Mapping[str, Any], source: str) -> bytes:
     symbols = attributes.get("idx2sym")
     if not isinstance(symbols, list) or not symbols or not all(isinstance(symbol, str) for symbol in symbols):
         raise CheckpointError(f"{source}: the vocabulary has no list of symbols (idx2sym), expected one; give --tokens")
-    unknown = attributes.get("unk_idx", attributes.get("UNK_idx"))
-    if type(unknown) is not int or not 0 <= unknown < len(symbols):
-        unknown = next((symbols.index(name) for name in ("<unk>", "<UNK>") if name in symbols), None)
-    delimiter = attributes.get("delimiter")
-    # lm1b's sentences stand between two <S>; the others' lines end in <eos>; enwik8 and text8 have neither.
-    start = symbols.index("<S>") if "<S>" in symbols and "<eos>" not in symbols else None
-    end = symbols.index("<eos>") if "<eos>" in symbols else start
-    lower_case = attributes.get("lower_case")
+    marks, unknown = _marks(symbols), attributes.get("unk_idx", attributes.get("UNK_idx"))
+    if type(unknown) is int and 0 <= unknown < len(symbols):
+        marks["unknown"] = unknown
+    delimiter, lower_case = attributes.get("delimiter"), attributes.get("lower_case")
     words = Words(
         symbols=tuple(symbols),
-        unknown=unknown,
-        line_start=start,
-        line_end=end,
+        **marks,
         lower_case=isinstance(lower_case, int) and bool(lower_case),
         delimiter=delimiter if isinstance(delimiter, str) else None,
     )
@@ -49,6 +47,97 @@ def word_vocabulary(attributes: Mapping[str, Any], source: str) -> bytes:
         return msgspec.json.encode(words)
     except UnicodeError:
         raise CheckpointError(f"{source}: the vocabulary has symbols that are no Unicode text; give --tokens") from None
+
+
+def _marks(symbols: Sequence[str]) -> dict[str, int | None]:
+    """Which symbols stand for unknown words and for starts and ends of lines, by their names."""
+    unknown = next((symbols.index(name) for name in ("<unk>", "<UNK>") if name in symbols), None)
+    # lm1b's sentences stand between two <S>; the others' lines end in <eos>; enwik8 and text8 have neither.
+    start = symbols.index("<S>") if "<S>" in symbols and "<eos>" not in symbols else None
+    return {
+        "unknown": unknown,
+        "line_start": start,
+        "line_end": symbols.index("<eos>") if "<eos>" in symbols else start,
+    }
+
+
+def completed(vocabulary: bytes | None, tokens: int, options: ExportOptions, source: str) -> bytes | None:
+    """A vocabulary of all of a model's tokens, or one that is known to lack words.
+
+    E.g. 119 words of a model with 120 tokens: with specials "<S>" id 0 is `<S>` and id 1 the list's first word; with
+    missing_words id 119 has none. Only the user knows which, and guessed wrong every word means its neighbour.
+
+    Raises:
+        TxlError: it is no vocabulary of this model, or the two options do not make up the difference.
+    """
+    front = () if options.specials is None else tuple(options.specials.split(","))
+    if vocabulary is None:
+        if front or options.missing_words:
+            raise UsageError(
+                "--specials and --missing-words are for a vocabulary, and there is none; give --vocabulary FILE too"
+            )
+        return None
+    words = decode_vocabulary(vocabulary, tokens, source)
+    counts, lacks = f"{source}: has {len(words)} words, the model {tokens} tokens", tokens - len(words)
+    if not lacks:
+        if front or options.missing_words:
+            raise UsageError(f"{counts}; leave --specials and --missing-words out")
+        return vocabulary
+    if len(front) > lacks or (len(front) < lacks and not options.missing_words):
+        raise UsageError(
+            f"{counts}{f', and --specials has {len(front)}' if front else ''}, expected a word for each; give "
+            f"--specials '<S>,…' where the list lacks {lacks} in front, or --missing-words where it lacks those of the "
+            "last ids: with the wrong one every word means its neighbour"
+        )
+    if len(front) == lacks and options.missing_words:
+        raise UsageError(f"{counts}, and --specials makes up the difference; leave --missing-words out")
+    assert isinstance(words, Words)
+    if twice := [word for number, word in enumerate(front) if word in ("", *front[:number], *words.symbols)]:
+        raise UsageError(f"--specials has {twice[0]!r}, expected words that the list lacks, each once; check it")
+    return msgspec.json.encode(_behind(front, words))
+
+
+def _behind(front: tuple[str, ...], words: Words) -> Words:
+    """A list with words in front of it. The ids of its unknown word and of its marks of lines move along; of a list
+    without, they are those that the words in front have in any list: `<S>` begins and ends a line.
+    """
+    marks = _marks(front)
+    own = {name: mark + len(front) for name in marks if (mark := getattr(words, name)) is not None}
+    if "line_start" in own or "line_end" in own:
+        marks = {"unknown": marks["unknown"]}
+    return msgspec.structs.replace(words, symbols=(*front, *words.symbols), **marks | own)
+
+
+def differences(bundle: Bundle, given: bytes, source: str, heard: Listener) -> list[str]:
+    """Where a bundle's vocabulary and boundary token are not a given one's: "id 10: bundle 'w11', checkpoint 'w10'".
+
+    What an export is given beside a vocabulary is no difference, and `heard` is told of it: words in front of its list,
+    and a boundary token that stands in the command that the bundle notes.
+
+    Raises:
+        BundleError: what was given is no vocabulary of this model; `source` says whose it is.
+    """
+    manifest, ours = bundle.manifest, bundle.vocabulary()
+    theirs = decode_vocabulary(given, manifest.vocab_size, source)
+    if isinstance(ours, Words) and isinstance(theirs, Words) and len(ours) > len(theirs):
+        front = ours.symbols[: len(ours) - len(theirs)]
+        heard.warn(f"not compared: {some([*map(repr, front)])} in front of the words of the {source} (--specials)")
+        theirs = _behind(front, theirs)
+    own, other = msgspec.to_builtins(ours), msgspec.to_builtins(theirs)
+    words = zip_longest(own.pop("symbols", ()), other.pop("symbols", ()))
+    pairs = [("kind", own.pop("kind"), other.pop("kind"))]
+    pairs += [(f"id {number}", *pair) for number, pair in enumerate(words)]
+    pairs += [(name, value, other.get(name)) for name, value in own.items()]
+    boundary, token = boundary_of(msgspec.json.encode(theirs), manifest.vocab_size), manifest.boundary_token
+    command = manifest.provenance.get("command")
+    noted = command.get("arguments") if isinstance(command, Mapping) else None
+    # Versions before 0.8 did not note the command.
+    asked = not isinstance(noted, list) or ("--boundary-token", str(token)) in pairwise(noted)
+    if token != boundary and asked:
+        heard.warn(f"not compared: boundary token {token}, {boundary} by the {source} (--boundary-token)")
+    else:
+        pairs.append(("boundary_token", token, boundary))
+    return [f"{place}: bundle {mine!r:.60}, {source} {their!r:.60}" for place, mine, their in pairs if mine != their]
 
 
 def boundary_of(vocabulary: bytes, vocab_size: int) -> int | None:

@@ -91,8 +91,8 @@ class Family(Protocol):
             TxlError: it cannot be exported, or an option is not for it.
         """
 
-    def verify(self, request: VerifyRequest, heard: Listener) -> Parity:
-        """Compare a bundle that exists with PyTorch.
+    def verify(self, request: VerifyRequest, heard: Listener) -> tuple[Parity, bytes | None]:
+        """Compare a bundle that exists with PyTorch; and the vocabulary of what it was compared with, if that has one.
 
         Raises:
             TxlError: the bundle, what it is compared with or an option is not usable.

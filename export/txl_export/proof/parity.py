@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from msgspec import to_builtins
-from txl_report.schema.verification import Divergence, Errors, Gate, Spread, Text, Unit, Verification
+from txl_report.schema.verification import VOCABULARY, Divergence, Errors, Gate, Spread, Text, Unit, Verification
 from txl_runtime.errors import CheckError
 from txl_runtime.ladder import limit_of
 
@@ -33,6 +33,7 @@ class Parity:
         advice: what to do where a gate failed.
         model_id: which model it is.
         ran_on: what the chains read, for people: "random inputs", "the text", ….
+    words: where the vocabulary differs first from the one it was compared with, if it does.
     """
 
     backend: str
@@ -45,6 +46,7 @@ class Parity:
     advice: str = "see the table, and report the checkpoint's family and config"
     model_id: str = ""
     ran_on: str = ""
+    words: str = ""
 
     @property
     def passed(self) -> bool:
@@ -56,6 +58,12 @@ class Parity:
         gate = Gate("quantised weights (gain)", error, limit_of("gain"), error <= limit_of("gain"))
         return replace(self, gates=(*self.gates, gate))
 
+    def with_words(self, differing: Sequence[str] | None) -> Parity:
+        """The same with a gate on the vocabulary, by what differs in it; None where it was not compared."""
+        told = f"{differing[0]}; give --vocabulary FILE if the export was given one" if differing else ""
+        count, passed = (None, None) if differing is None else (float(len(differing)), not differing)
+        return replace(self, gates=(*self.gates, Gate(VOCABULARY, count, 0.0, passed)), words=told)
+
     def require(self) -> None:
         """Raise ParityError, naming the failing gates, unless all passed."""
         if failed := failing(self.gates):
@@ -65,8 +73,8 @@ class Parity:
     @property
     def told(self) -> str:
         """What to do where a gate failed: of quantised weights, which layers to keep."""
-        if not self.sensitivity:
-            return self.advice
+        if self.words or not self.sensitivity:
+            return self.words or self.advice
         worst = sorted(self.sensitivity, key=lambda layer: -self.sensitivity[layer])[:2]
         keeping = " ".join(f"--keep {layer}" for layer in worst)
         return f"{' and '.join(worst)} suffer most: keep them in float32 with {keeping}, or take more bits"

@@ -27,6 +27,9 @@ Names = Annotated[tuple[Word, ...], Meta(max_length=100_000)]
 LOGPROBS, MEMORY = "logprobs", "memory"
 """The output and the state of a Transformer-XL's chain; version 0.8 wrote them without names."""
 
+VOCABULARY = "vocabulary differing"
+"""The gate on a bundle's words, its only one without numbers of the model."""
+
 
 def as_size(value: float | None) -> float:
     """The size of an error; what a file has no number for was infinite or none."""

@@ -72,6 +72,18 @@ def without(name: str) -> dict[str, torch.Tensor]:
 # ---- checkpoints
 
 
+@pytest.mark.parametrize("named", ["ckpt/model.ckpt-0", "ckpt", "ckpt/model.ckpt-0.index", "ckpt/checkpoint"])
+@pytest.mark.parametrize("verb", ["export", "inspect"])
+def test_a_tensorflow_checkpoint_is_told_the_way_to_convert_it(here, run, verb, named):
+    (here / "ckpt").mkdir()
+    for name in ("model.ckpt-0.index", "model.ckpt-0.data-00000-of-00001"):
+        (here / "ckpt" / name).write_bytes(bytes(40))
+    (here / "ckpt" / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-0"\n')
+    error = run(verb, named).error
+    assert error.startswith(f"error: {named}: this is a TensorFlow checkpoint, expected PyTorch")
+    assert "convert_transfo_xl_original_tf_checkpoint_to_pytorch --tf_checkpoint_path ckpt/model.ckpt-0 " in error
+
+
 def checkpoint(config: Any = CONFIG, state: Any = None, **more: Any) -> Callable[[Path], object]:
     return lambda path: save_checkpoint(path, config, state, **more)
 

@@ -211,6 +211,7 @@ def test_what_cannot_be_expressed_is_refused_by_name():
     assert "ext_len 2" in refused("k01_base", ext_len=2)
     assert "ext_len 2" in refused("n01_base", ext_len=2)
     assert "ext_len 2" in refused("x10_remixl", ext_len=2)
+    assert "give --extended-length 0" in refused("k01_base", ext_len=2)
     assert "attn_type" in refused("h01_base", attn_type=1)
     assert "relative_encoding" in refused("x01_cntxl_prompt", relative_encoding=False)
     for name, value in {"scale": False, "mask": False, "learned_pos_enc": True, "encode_position": True}.items():

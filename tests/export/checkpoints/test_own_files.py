@@ -25,8 +25,11 @@ from support import ORACLE
 from torch import Tensor, nn
 from txl_export.checkpoints import read_checkpoint
 from txl_export.checkpoints.imported import ConfigNeededError, Imported
+from txl_export.families.transformer_xl.family import prepare
 from txl_export.families.transformer_xl.weights import Weights, check_weights
-from txl_runtime.errors import CheckError, CheckpointError
+from txl_export.options import ExportOptions
+from txl_runtime.errors import CheckError, CheckpointError, UsageError
+from txl_runtime.listener import Silent
 
 SOURCES = {
     "mem_transformer": "AdaptiveEmbedding MemTransformerLM PositionalEmbedding PositionwiseFF "
@@ -191,6 +194,19 @@ def test_what_a_fork_changed_in_its_modules_is_taken_from_them(tmp_path):
 
     config = read_checkpoint(saved(tmp_path, "kimiyoung/k01_base", change=change))[0].config
     assert (config.embedding_scale, config.layer_norm_epsilon) == (2.0, 1e-3)
+
+
+def test_a_model_with_an_extended_context_runs_without_it_where_that_is_asked_for(tmp_path):
+    file = saved(tmp_path, "kimiyoung/k01_base", change=lambda model: setattr(model, "ext_len", 8))
+    with pytest.raises(CheckpointError, match=r"ext_len 8, .* give --extended-length 0"):
+        prepare(file, ExportOptions(), Silent())
+    prepared = prepare(file, ExportOptions(extended_length=0), Silent())
+    state, config = case("kimiyoung/k01_base")
+    plain = prepare(state, ExportOptions(config=config), Silent())
+    assert prepared.builder.dialect == plain.builder.dialect
+    assert prepared.provenance["config"] == {"ext_len": 0}  # which verify --checkpoint applies again
+    with pytest.raises(UsageError, match="extended_length is 8, expected 0"):
+        ExportOptions(extended_length=8)
 
 
 def another_activation(model):

@@ -37,11 +37,12 @@ def prepare(source: Average, options: ExportOptions, heard: Listener) -> Prepare
     return _Prepared(plan, "fp32", "auto", {"name": "averaging"}, None, {"source": {"name": "an average"}})
 
 
-def verify(request: VerifyRequest, heard: Listener) -> Parity:
+def verify(request: VerifyRequest, heard: Listener) -> tuple[Parity, None]:
     manifest = request.bundle.manifest
     source = Average(manifest.states[0].shape[1], float(manifest.family["decay"]))
     plan = make_plan(_spec(source), manifest.batch_size, manifest.segment_lengths, heard)
-    return verify_step(partial(load, request.bundle.path), plan, "the recorded decay", request.segments, heard, None)
+    opener = partial(load, request.bundle.path)
+    return verify_step(opener, plan, "the recorded decay", request.segments, heard, None), None
 
 
 class _Prepared(PreparedStep):

@@ -41,6 +41,7 @@ from txl_export.checkpoints.files.regular import open_regular
 from txl_export.checkpoints.files.safetensors_file import is_safetensors, read_safetensors
 from txl_export.checkpoints.files.torchscript import script_state
 from txl_export.checkpoints.files.unpickling import PROGRAM_LIMIT, Unpickler, names_in
+from txl_export.tensorflow import SUFFIX, converting
 
 READ_SIZE = 1 << 20
 _WITHOUT_TENSORS = ("einops.layers.torch.Rearrange", "einops.layers.torch.Reduce")
@@ -277,8 +278,9 @@ def _what_else(path: Path, head: bytes, file: io.BufferedReader, size: int) -> s
         return "the file is empty; copy it again"
     file.seek(max(0, size - 8))
     tail = file.read(8)
-    if re.search(r"\.(index|meta|data-\d+-of-\d+)$", path.name) or tail == b"\x57\xfb\x80\x8b\x24\x75\x47\xdb":
-        return "this is a TensorFlow checkpoint, expected PyTorch; convert it first"
+    listed = path.name == "checkpoint" and head.startswith(b"model_checkpoint_path")
+    if listed or SUFFIX.search(path.name) or tail == b"\x57\xfb\x80\x8b\x24\x75\x47\xdb":
+        return converting(path)
     if head[257:262] == b"ustar":
         return f"this is a tar archive; if torch < 0.4 wrote it, load it there and {SAVE_AGAIN}; otherwise unpack it"
     if head.startswith(b"\x89HDF"):

@@ -127,7 +127,7 @@ def prepare(source: str | Path, options: ExportOptions, heard: Listener) -> Prep
     )
 
 
-def verify(request: VerifyRequest, heard: Listener) -> Parity:
+def verify(request: VerifyRequest, heard: Listener) -> tuple[Parity, None]:
     """See `Family`: with the file it is compared with the file; without, its stored vectors are replayed."""
     bundle, manifest, backend = request.bundle, request.bundle.manifest, request.backend
     if request.module is not None or request.weights is not None:
@@ -139,7 +139,7 @@ def verify(request: VerifyRequest, heard: Listener) -> Parity:
         opener = partial(load_bundle, folder, "cpu" if emulated else backend, engine_threads(manifest, request.threads))
         if request.checkpoint is None:
             heard.warn("the bundle's own vectors are replayed; --checkpoint FILE.onnx compares it with the file")
-            return replay_vectors(opener, heard)
+            return replay_vectors(opener, heard), None
         told, first = manifest.family, read_weight_file(bundle.file(manifest.weights))
         starts = {port: first[name].numpy() for port, name in told["initial"].items()}
         choices = Choices(told["states"], told["fix"], told["open"], starts, told["batch_axes"])
@@ -147,7 +147,7 @@ def verify(request: VerifyRequest, heard: Listener) -> Parity:
         taken = take(path, choices, heard)
         check_same_module(taken.spec, request.checkpoint.name, bundle, heard)
         plan = planned(taken, taken.spec, (manifest.batch_size,), manifest.segment_lengths, heard)
-        return verify_step(opener, plan, SOURCE, request.segments, heard, EMULATED if emulated else None)
+        return verify_step(opener, plan, SOURCE, request.segments, heard, EMULATED if emulated else None), None
 
 
 def take(path: Path, choices: Choices, heard: Listener) -> Taken:

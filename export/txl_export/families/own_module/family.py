@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from txl_runtime.bundle.manifest import FORMAT, FORMAT_VERSION, Manifest
 from txl_runtime.bundle.reading import WEIGHTS
 from txl_runtime.bundle.tables import Precision
-from txl_runtime.bundle.vocabulary import decode_vocabulary
+from txl_runtime.bundle.vocabulary import Vocabulary, decode_vocabulary
 from txl_runtime.errors import UsageError
 from txl_runtime.listener import Listener
 from txl_runtime.model import load
 
-from txl_export.checkpoints.vocabularies import read_vocabulary_file
+from txl_export.checkpoints.vocabularies import completed, read_vocabulary_file
 from txl_export.families.own_module.building import write_step
 from txl_export.families.own_module.capture import Capture, capture
 from txl_export.families.own_module.identity import tensors_id
@@ -42,7 +42,7 @@ from txl_export.token_files import read_tokens
 
 FOR_CHECKPOINTS = (
     *("family", "memory_length", "clamp_length", "same_length", "memory", "keep", "aliases"),
-    *("initial_memory", "cluster_order", "embedding_scale", "attention"),
+    *("initial_memory", "cluster_order", "embedding_scale", "extended_length", "attention"),
 )
 """Options that mean nothing for a model of the user's own."""
 
@@ -160,13 +160,16 @@ def with_data(spec: StepSpec, options: ExportOptions) -> tuple[StepSpec, bytes |
     """
     if options.vocabulary is not None:
         spec = replace(spec, vocabulary=options.vocabulary)
-    vocabulary = _vocabulary(spec)
+    tokens = next((entry.tokens for entry in spec.inputs if entry.tokens), 0)
+    source = "the vocabulary" if isinstance(spec.vocabulary, Mapping) else str(spec.vocabulary)
+    vocabulary = completed(_vocabulary(spec), tokens, options, source)
     if options.inputs is not None:
         spec = replace(spec, samples=read_samples(Path(options.inputs)))
-    return _with_text(spec, vocabulary, options.text, options.tokens), vocabulary
+    words = None if vocabulary is None else decode_vocabulary(vocabulary, tokens, source)
+    return _with_text(spec, words, options.text, options.tokens), vocabulary
 
 
-def verify(request: VerifyRequest, heard: Listener) -> Parity:
+def verify(request: VerifyRequest, heard: Listener) -> tuple[Parity, bytes | None]:
     """See `Family`: with the module it is compared with the module; without, its stored vectors are replayed."""
     bundle, manifest, backend = request.bundle, request.bundle.manifest, request.backend
     if request.checkpoint is not None:
@@ -187,17 +190,17 @@ def verify(request: VerifyRequest, heard: Listener) -> Parity:
                 "the bundle's own vectors are replayed; --module FILE.py:FUNCTION or --adapter NAME compares it with "
                 "the module"
             )
-            return replay_vectors(opener, heard)
+            return replay_vectors(opener, heard), None
         if whose := whose_code(request.module):
             heard.warn(f"{whose} is run on this machine")
         spec, name = read_source(request.module, request.weights)
         run_first_call(spec, manifest.batch_size, manifest.segment_lengths)
         check_same_module(spec, name, bundle, heard)
-        spec = _with_text(spec, _vocabulary(spec), request.text, request.tokens)
+        spec = _with_text(spec, bundle.vocabulary(), request.text, request.tokens)
         with importable(request.module):
             plan = make_plan(spec, manifest.batch_size, manifest.segment_lengths, heard)
         stand_in = EMULATED if emulated else None
-        return verify_step(opener, plan, "the module itself", request.segments, heard, stand_in)
+        return verify_step(opener, plan, "the module itself", request.segments, heard, stand_in), _vocabulary(spec)
 
 
 def _vocabulary(spec: StepSpec) -> bytes | None:
@@ -208,7 +211,7 @@ def _vocabulary(spec: StepSpec) -> bytes | None:
     return None if given is None else read_vocabulary_file(Path(given))
 
 
-def _with_text(spec: StepSpec, vocabulary: bytes | None, text: str | Path | None, tokens: Any) -> StepSpec:
+def _with_text(spec: StepSpec, words: Vocabulary | None, text: str | Path | None, tokens: Any) -> StepSpec:
     """The specification with real text as the samples of its tokens."""
     if text is None and tokens is None:
         return spec
@@ -217,8 +220,6 @@ def _with_text(spec: StepSpec, vocabulary: bytes | None, text: str | Path | None
         raise UsageError("--text and --tokens are for a model with one input of token ids; give --inputs FILE.npz")
     entry = read[0]
     assert entry.tokens is not None
-    source = "the vocabulary" if isinstance(spec.vocabulary, Mapping) else str(spec.vocabulary)
-    words = None if vocabulary is None else decode_vocabulary(vocabulary, entry.tokens, source)
     ids = read_tokens(text, tokens, words, entry.tokens)
     assert ids is not None
     places = entry.axes.positions

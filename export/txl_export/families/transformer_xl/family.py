@@ -23,7 +23,7 @@ from txl_runtime.types import Ids
 
 from txl_export.checkpoints import read_checkpoint, read_config
 from txl_export.checkpoints.overrides import ask_overrides, recorded_overrides
-from txl_export.checkpoints.vocabularies import read_vocabulary_file
+from txl_export.checkpoints.vocabularies import completed, read_vocabulary_file
 from txl_export.families.registry import VerifyRequest
 from txl_export.families.transformer_xl.building import Builder, reference_for
 from txl_export.families.transformer_xl.folding import HALF, fold, unfold
@@ -94,25 +94,25 @@ def prepare(source: Checkpoint, options: ExportOptions, heard: Listener) -> Prep
     options.refuse(FOR_FILES, "an ONNX file, and this is a checkpoint")
     options.refuse(FOR_OWN_MODULES, "a model of your own, FILE.py:FUNCTION, and this is a checkpoint")
     config = read_config(Path(options.config)) if isinstance(options.config, str | Path) else options.config
+    if options.extended_length is not None:
+        config = {**(config or {}), "ext_len": options.extended_length}
     overrides = ask_overrides(options.initial_memory, options.cluster_order, options.embedding_scale)
 
     heard.stage("read the checkpoint")
     imported, found = read_checkpoint(
         source if isinstance(source, Mapping) else Path(source), options.family, config, options.aliases, overrides
     )
+    vocabulary, whose = imported.vocabulary, found.name
     if options.vocabulary is not None:
-        imported = replace(imported, vocabulary=read_vocabulary_file(Path(options.vocabulary)))
+        vocabulary, whose = read_vocabulary_file(Path(options.vocabulary)), str(options.vocabulary)
     weights = check_weights(imported.config, imported.weights, found.name)
     dialect, sizes, lines = resolve(imported, options)
     for line in (*imported.notes, *lines):
         heard.warn(line)
     if min(sizes.segment_lengths) > 1:
         heard.warn("no segment length of 1: generating will run a whole segment for every token")
-    words = None
-    if imported.vocabulary:
-        words = decode_vocabulary(
-            imported.vocabulary, imported.config.vocab_size, str(options.vocabulary or found.name)
-        )
+    vocabulary = completed(vocabulary, imported.config.vocab_size, options, whose)
+    words = None if vocabulary is None else decode_vocabulary(vocabulary, imported.config.vocab_size, whose)
     text = read_tokens(options.text, options.tokens, words, imported.config.vocab_size)
     form = memory_form(imported.config, sizes, options, heard)
     precision = cast(Precision, options.precision)
@@ -122,10 +122,10 @@ def prepare(source: Checkpoint, options: ExportOptions, heard: Listener) -> Prep
         "config": dict(config) if config is not None else None,
         "aliases": dict(options.aliases) if options.aliases else None,
     }
-    return PreparedModel(builder, text, imported.vocabulary, provenance, {})
+    return PreparedModel(builder, text, vocabulary, provenance, {})
 
 
-def verify(request: VerifyRequest, heard: Listener) -> Parity:
+def verify(request: VerifyRequest, heard: Listener) -> tuple[Parity, bytes | None]:
     """See `Family`."""
     opened, backend = request.bundle, request.backend
     manifest = opened.manifest
@@ -139,8 +139,9 @@ def verify(request: VerifyRequest, heard: Listener) -> Parity:
     if request.checkpoint is None:
         heard.warn("the reference is rebuilt from the bundle; the import is not repeated (--checkpoint repeats it)")
         weights, source = weights_of_bundle(opened.file(manifest.weights), manifest), "the bundle's own weights"
+        vocabulary = None
     else:
-        weights, source = weights_of_checkpoint(request.checkpoint, manifest), "the checkpoint"
+        (weights, vocabulary), source = read_again(request.checkpoint, manifest), "the checkpoint"
     reference = reference_for(model.config, model.dialect, manifest.memory_length, weights)
     emulated = manifest.precision == EMULATED and backend in ("auto", "cpu")
     if emulated:
@@ -153,7 +154,7 @@ def verify(request: VerifyRequest, heard: Listener) -> Parity:
     if request.checkpoint is not None and manifest.precision in QUANTISED:
         stored = read_weight_file(opened.file(manifest.weights))
         parity = parity.with_gain(gain_error(fold(model.config, weights), stored))
-    return parity
+    return parity, vocabulary
 
 
 def weights_of_bundle(path: Path, manifest: Manifest) -> Weights:
@@ -165,8 +166,8 @@ def weights_of_bundle(path: Path, manifest: Manifest) -> Weights:
     return check_weights(manifest.config, unfold(manifest.config, dequantise(folded)), path.name)
 
 
-def weights_of_checkpoint(checkpoint: Path, manifest: Manifest) -> Weights:
-    """The checkpoint's parameters, which must be the very ones the bundle was made from.
+def read_again(checkpoint: Path, manifest: Manifest) -> tuple[Weights, bytes | None]:
+    """The checkpoint's parameters, which must be the very ones the bundle was made from, and its vocabulary if any.
 
     Raises:
         CheckError: it holds another model.
@@ -195,4 +196,4 @@ def weights_of_checkpoint(checkpoint: Path, manifest: Manifest) -> Weights:
             f"{checkpoint}: is model {found[:12]}, the bundle was made from {manifest.model_id[:12]}; "
             "verify against the checkpoint it came from, or export this one"
         )
-    return weights
+    return weights, imported.vocabulary
