@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from msgspec import UNSET
 from rich.text import Text
 from txl_report.schema.verification import VOCABULARY, Chain, Ranks, Tensor, Verification, as_size
 
@@ -75,9 +76,10 @@ def _print_chains(chains: Sequence[Chain]) -> None:
     stdout.print(rows_table(columns, rows))
     longest = chains[0]
     compared = [
-        (name, kind, _largest(getattr(chain, f"{kind}s")[name] for chain in chains), tensor.unit)
-        for kind, tensors in (("output", longest.outputs), ("state", longest.states))
-        for name, tensor in tensors.items()
+        (name, kind, _largest(found), _unit(found))
+        for kind in ("output", "state")
+        for name in getattr(longest, f"{kind}s")
+        for found in [[getattr(chain, f"{kind}s")[name] for chain in chains]]
     ]
     stdout.print(rows_table(("\ncompared", "\n", "\nmax abs", "\n"), compared))
     for name, output in longest.outputs.items():
@@ -88,6 +90,12 @@ def _print_chains(chains: Sequence[Chain]) -> None:
 def _inexact(tensors: Mapping[str, Tensor]) -> list[Tensor]:
     """Tensors whose errors are measured. Of exact tensors the table counts differing values instead."""
     return [tensor for tensor in tensors.values() if not tensor.exact]
+
+
+def _unit(tensors: Sequence[Tensor]) -> str:
+    """Of the errors of a tensor in all chains; of whole numbers also the largest value that it had."""
+    reached = [tensor.reached for tensor in tensors if tensor.reached is not UNSET]
+    return tensors[0].unit + (f", reached {max(reached)}" if reached else "")
 
 
 def _largest(tensors: Iterable[Tensor]) -> str:

@@ -93,10 +93,12 @@ def test_a_chain_of_any_other_step_has_the_same_table():
 
 def test_whole_numbers_that_differ_are_counted_and_no_error():
     found = decode_verification((BASES / "step" / "report.json").read_bytes())
-    for chain in found.chains:
+    for index, chain in enumerate(found.chains):
         chain.states["count"] = Tensor(exact=True, largest=7.0)
+        chain.states["began"] = Tensor(exact=True, largest=0.0, reached=120 - index)
     text = printed(found)
     assert ["count", "state", "7", "values"] in rows_of(text, "compared")
+    assert ["began", "state", "0", "values, reached 120"] in rows_of(text, "compared")
     assert float(rows_of(text, "chain")[0][-1]) < 1e-6
 
 

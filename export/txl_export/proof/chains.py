@@ -38,6 +38,10 @@ LONG, SHORT, MIXED, ALONE = 120, 24, 64, 16
 PATIENCE = 4
 """A chain becomes at most this many times as long where states are not full yet."""
 
+FLAGGED = 10
+"""After so many segments of the longest chain its first sequence reads no flag any more. A flag that is drawn would end
+every episode after a few steps, and a counter that stops at 100 would never get there."""
+
 LONGER, TRIES = 4, 2
 """In half precision a chain that shows drift is run again, `LONGER` times as long, at most `TRIES` times."""
 
@@ -65,6 +69,7 @@ class Planned:
         most: segments that it may have then.
         mixed: in place of whole segments partial ones: "counts", or "operations" where something is done to the stream
             before each.
+        quiet: whether the first sequence reads no flag after `FLAGGED` segments.
         seed: of its inputs.
     """
 
@@ -73,6 +78,7 @@ class Planned:
     lengths: tuple[int, ...]
     most: int = 0
     mixed: str = ""
+    quiet: bool = False
     seed: int = 0
 
     @property
@@ -99,7 +105,7 @@ def planned(manifest: Manifest, segments: int | None, samples: int = 0, brief: b
     sampled = max(longest, min(math.ceil(samples / many), SAMPLED, int(_affordable(manifest) / many)))
     most = max(sampled, PATIENCE * longest)
     first = (lengths[0],) * (segments or sampled)
-    return _numbered([Planned(f"segments of {lengths[0]}", many, first, segments or most), *rest])
+    return _numbered([Planned(f"segments of {lengths[0]}", many, first, segments or most, quiet=True), *rest])
 
 
 def _numbered(chains: Iterable[Planned]) -> list[Planned]:
@@ -176,8 +182,8 @@ def run_chain(trial: Trial, chain: Planned) -> ChainErrors:
     facts = Chain(name=chain.name, streams=chain.streams, segments=0, positions=0, rows=[])
     errors, draws = ChainErrors(facts), np.random.default_rng(chain.seed)
     side = SideBySide(trial.model, trial.reference, errors, trial.bits, trial.folder, trial.handing_over)
-    known = trial.reference
-    source = InputSource(manifest, trial.samples, draws, chain.segments * chain.streams, known.large, known.below)
+    known, count = trial.reference, chain.segments * chain.streams
+    source = InputSource(manifest, trial.samples, draws, count, known.large, known.below, known.flags)
     source.drawn = trial.drawn
     if chain.mixed == "operations":
         _operations(trial, chain.segments, side, source, draws)
@@ -196,13 +202,13 @@ def run_chain(trial: Trial, chain: Planned) -> ChainErrors:
 
 def calls_of(chain: Planned, source: InputSource, draws: np.random.Generator) -> Iterator[tuple[dict[str, Array], Ids]]:
     """Inputs and rows that count of each segment of a chain without operations, without end."""
-    for length in iterate(chain.lengths, repeat(chain.lengths[-1])):
+    for number, length in enumerate(iterate(chain.lengths, repeat(chain.lengths[-1]))):
         counts = np.full(chain.streams, length, np.int32)
         if chain.mixed:
             width = int(draws.integers(1, length + 1))
             counts = draws.integers(0, width + 1, chain.streams).astype(np.int32)
             counts[int(draws.integers(chain.streams))] = width
-        yield source.take(chain.streams, int(counts.max())), counts
+        yield source.take(chain.streams, int(counts.max()), chain.quiet and number >= FLAGGED), counts
 
 
 def settled(trial: Trial, precision: str, chain: Planned, ran: ChainErrors) -> tuple[Planned, ChainErrors]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 
 import numpy as np
+from msgspec import UNSET
 from txl_report.schema.verification import Chain, Tensor, Unit
 from txl_runtime.ladder import limit_of
 from txl_runtime.types import Array
@@ -136,6 +137,9 @@ class TensorErrors:
         elif self.exact:
             differing = float(sum(int((expected != found).sum()) for expected, found in pairs))
             self.take(differing, self._most + differing, sum(expected.size for expected, _ in pairs))
+            whole = [int(expected.max()) for expected, _ in pairs if expected.dtype.kind == "i" and expected.size]
+            known = () if self.tensor.reached is UNSET else (self.tensor.reached,)
+            self.tensor.reached = max((*known, *whole), default=UNSET)
         else:
             self._compare_floats(pairs)
 

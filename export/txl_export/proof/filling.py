@@ -9,9 +9,10 @@ from txl_runtime.types import Array
 
 FULL = 0.99
 """A state is full when this share has changed of all values that ever change."""
-LAST, NEVER = 8, 1 << 40
-"""A whole number that grew in each of the last eight segments and never shrank is said to count. The place in a ring,
-which goes back to 0 once in a while, is not."""
+LAST = 8
+"""A whole number that grew in each of the last eight segments is said to count, if it never shrank, or has grown since
+for longer than it was there before: the steps of an episode, when no flag comes any more. The place in a ring, which
+goes back to 0 again and again, is not."""
 
 
 class Filling:
@@ -38,9 +39,9 @@ class Filling:
         if self._held is None or self._held.shape != values.shape:
             self._up = self._down = 0
         else:
-            up, down = values > self._held, values < self._held
-            self._up = np.where(up, self._up + 1, np.where(down, -NEVER, np.minimum(self._up, 0)))
-            self._down = np.where(down, self._down + 1, np.where(up, -NEVER, np.minimum(self._down, 0)))
+            up, down, before = values > self._held, values < self._held, -len(self._changed)
+            self._up = np.where(up, self._up + 1, np.where(down, before, np.minimum(self._up, 0)))
+            self._down = np.where(down, self._down + 1, np.where(up, before, np.minimum(self._down, 0)))
         self._held = values
 
     @property

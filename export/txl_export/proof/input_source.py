@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ class InputSource:
         draws: draws those, or the order of the samples.
         segments: so many of all sequences have to be enough to begin every sample; 0 where that does not matter.
         few: whether `DISTINCT_IDS` of a larger vocabulary are enough.
-        below: see `Reference`.
+        below, flags: see `Reference`.
 
     Attributes:
         begun: numbers of the samples that were read.
@@ -45,24 +45,30 @@ class InputSource:
         segments: int = 0,
         few: bool = False,
         below: Mapping[str, int] | None = None,
+        flags: Collection[str] = (),
     ) -> None:
         self._read = manifest.given
         large = {entry.vocab for entry in self._read if few and (entry.vocab or 0) > DISTINCT_IDS}
         self._ids = {size: _few_ids(size, draws) for size in large if size}
         self._below, self.drawn = below or {}, set[tuple[str, int]]()
         self._samples = {name: np.asarray(values) for name, values in (samples or {}).items()}
-        self._draws = draws
+        self._draws, self._flags = draws, [entry for entry in self._read if entry.name in flags]
         self._held = extent(manifest, self._samples)
         self._stay = max(1, segments // self._held[0]) if segments else self._held[1]
         self._places: dict[int, tuple[int, int, int]] = {}
         self._waiting: list[int] = []
         self.begun: set[int] = set()
 
-    def take(self, count: int, length: int) -> dict[str, Array]:
-        """The next segment of `length` positions, and what lies ahead of it, for `count` sequences."""
+    def take(self, count: int, length: int, quiet: bool = False) -> dict[str, Array]:
+        """The next segment of `length` positions, and what lies ahead of it, for `count` sequences.
+
+        Where it is to be quiet all random flags of the first sequence are False. A flag that they share is, too.
+        """
         if self._samples:
             return self._sampled(count, length)
         found = {entry.name: self._random(entry, count, length) for entry in self._read}
+        for entry in self._flags if quiet else ():
+            found[entry.name][entry.axes.at(0)] = False
         self.drawn.update((one.name, each) for one in self._read if one.vocab for each in found[one.name].flat)
         return found
 

@@ -112,7 +112,7 @@ def own_rounding(
             continue
         beside, draws = OwnRounding(manifest, sides, chain.streams), np.random.default_rng(chain.seed)
         count = chain.segments * chain.streams
-        source = InputSource(manifest, samples, draws, count, reference.large, reference.below)
+        source = InputSource(manifest, samples, draws, count, reference.large, reference.below, reference.flags)
         for inputs, counts in islice(calls_of(chain, source, draws), ran.chain.segments):
             beside.segment(inputs, counts)
         for name, errors in beside.errors.items():

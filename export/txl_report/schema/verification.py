@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 from msgspec.structs import force_setattr
 
 from txl_report.schema.reading import Amount, Number, Word, decode_document, short
@@ -69,6 +69,7 @@ class Tensor(Struct):
         most: per segment that was compared, the largest of that.
         shapes: segments in which the tensor had another shape than the reference's.
         scale: max(1, largest |value| of the reference); 1 of log-probabilities.
+        reached: the largest value of the reference, of whole numbers.
     """
 
     exact: bool = False
@@ -78,6 +79,7 @@ class Tensor(Struct):
     most: Values = []
     shapes: Amount = 0
     scale: Number | None = 1.0
+    reached: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | UnsetType = UNSET
 
     @property
     def unit(self) -> Unit:

@@ -33,8 +33,10 @@ def test_a_state_that_never_changes_is_full_and_one_that_was_absent_is_full_when
         (range(0, -LAST - 1, -1), True),
         ([*range(LAST + 1), 0, *range(LAST + 1)], False),
         ([*range(LAST + 1), LAST], False),
+        ([1, 2, 0, *range(LAST + 4)], True),
+        ([1, 2, 0, *range(LAST + 3)], False),
     ],
-    ids=["up", "too few", "down", "a ring", "stays"],
+    ids=["up", "too few", "down", "a ring", "stays", "an episode", "a short episode"],
 )
 def test_a_whole_number_counts_that_changes_in_one_direction_for_long(values, counting):
     assert after(list(values), fresh=0, whole=True).counting == counting

@@ -16,6 +16,7 @@ from txl_export.proof.chains import (
 from txl_export.proof.gates import OUTPUTS
 from txl_export.proof.input_source import InputSource
 from txl_export.proof.verification import verify_model
+from txl_runtime.bundle.tables import Input
 from verified_steps import Heard, failing, verified
 
 
@@ -103,3 +104,20 @@ def test_that_not_all_samples_were_read_is_said():
     assert planned(MANIFEST, None, 10**6)[0].segments == SAMPLED
     large = msgspec.structs.replace(MANIFEST, parameters=10**10)
     assert planned(large, None, 10**6)[0].segments == planned(large, None)[0].segments, "it takes long as it is"
+
+
+def test_only_the_first_sequence_reads_no_flag_and_nothing_else_is_drawn_otherwise():
+    flags = (
+        Input(name="begin", dtype="bool", shape=("L", "B"), role="feature"),
+        Input(name="mask", dtype="bool", shape=("B", "L"), role="feature"),
+    )
+    manifest = msgspec.structs.replace(MANIFEST, inputs=(*MANIFEST.inputs, *flags))
+    usual, quiet = (InputSource(manifest, None, np.random.default_rng(0), flags=["begin"]) for _ in range(2))
+    for _ in range(4):
+        expected, found = usual.take(B, 16), quiet.take(B, 16, quiet=True)
+        assert expected["begin"][:, 0].any()
+        assert not found["begin"][:, 0].any()
+        expected["begin"][:, 0] = False
+        assert all(np.array_equal(expected[name], found[name]) for name in expected)
+    given = {"x": np.zeros((1, 9, FEATURES)), "begin": np.ones((9, 1), np.bool_), "mask": np.ones((1, 9), np.bool_)}
+    assert InputSource(manifest, given, np.random.default_rng(0), flags=["begin"]).take(B, 4, quiet=True)["begin"].all()

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from txl_runtime.bundle.open_batch import at_axes
 from txl_runtime.bundle.reading import WEIGHTS
 from txl_runtime.bundle.tables import Program
-from txl_runtime.errors import UsageError
+from txl_runtime.errors import UsageError, some
 from txl_runtime.listener import Listener
 
 from txl_export.families.own_module.any_batch import leave_open, may_be_open
@@ -110,6 +110,14 @@ def write_step(
     for entry in plan.spec.states:
         if entry.dtype == "int64":
             heard.warn(f"state {entry.name} is int32 in the bundle: beyond {2**31 - 1} it begins again at {-(2**31)}")
+    kept = [
+        one.name for one in plan.spec.states if one.initial is ... and f"initial.{one.name}" in plan.initial_tensors
+    ]
+    if kept:
+        heard.warn(
+            f"state {some(kept)}: the first values are those of the module's attribute, so model_id is new; bundles "
+            "made by older versions start at zeros, and what they saved is not taken"
+        )
     written = _captured(plan, growth, heard, make)
     written.model_id = model_id(plan.spec, plan.inputs, plan.results, [model.graph for model in written.models])
     for model in written.models:  # behind the identity, which bundles of older versions have without it

@@ -50,6 +50,7 @@ class ModuleReference(Reference):
         self._state_axes = {name: entry.axes.batch for name, entry in state_specs(spec).items()}
         whole = [entry.name for entry in spec.inputs if entry.tokens is None and entry.dtype.startswith("int")]
         self.below = {} if spec.samples else {name: self._widest(name) for name in whole}
+        self.flags = {entry.name for entry in spec.inputs if entry.dtype == "bool" and self._takes(entry.name, 0)}
         self._copies = 1 if plan.batch_size == 1 or self._takes_one() else plan.batch_size
 
     def fresh(self, count: int) -> States:
@@ -87,15 +88,17 @@ class ModuleReference(Reference):
 
     def _widest(self, name: str) -> int:
         """What an input can stay below: the module takes the largest such number, and returns finite ones for it."""
+        return next((most for most in WIDER if self._takes(name, most - 1)), 2)
+
+    def _takes(self, name: str, value: int) -> bool:
+        """Whether the module takes an input that is this throughout, and returns finite numbers for it."""
         tries, length = Tries(Eager(self._plan.spec), self._plan.batch_size), self._plan.segment_lengths[0]
-        for most in WIDER:
-            given = tries.inputs(length)
-            with contextlib.suppress(UsageError):
-                given[name].fill_(most - 1)
-                found = tries.eager(given, tries.fresh(), tries.valid(length))
-                if all(bool(tensor.isfinite().all()) for part in found for tensor in part.values()):
-                    return most
-        return 2
+        given = tries.inputs(length)
+        with contextlib.suppress(UsageError):
+            given[name].fill_(value)
+            found = tries.eager(given, tries.fresh(), tries.valid(length))
+            return all(bool(tensor.isfinite().all()) for part in found for tensor in part.values())
+        return False
 
     def _takes_one(self) -> bool:
         """Whether the module runs with a batch of one, and computes there what it does for each of B copies."""

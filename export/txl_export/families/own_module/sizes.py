@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from txl_runtime.errors import UsageError, some
 
-from txl_export.families.own_module.attributes import value_at
+from txl_export.families.own_module.attributes import same_bits, value_at
 from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec, StepSpec
 
 TORCH = {"float32": torch.float32, "int32": torch.int32, "int64": torch.int64, "bool": torch.bool}
@@ -68,9 +69,11 @@ def initial_value(spec: StepSpec, entry: StateSpec) -> float | Tensor | None:
     A tensor broadcasts over the shape without "B"; one with a size of 1 at "B" loses that axis.
 
     Raises:
-        UsageError: it is the name of nothing, or no number, tensor or name.
+        UsageError: it is the name of nothing, or no number, tensor or name, or a tensor that is no such part.
     """
-    value = entry.initial
+    value, origin = entry.initial, f"state {entry.name} starts as"
+    if value is ...:
+        value, origin = _kept_at_first(spec, entry), f"{origin} its attribute {entry.attribute},"
     if value is None:
         return None
     if isinstance(value, (bool, int, float, np.number)):
@@ -82,19 +85,19 @@ def initial_value(spec: StepSpec, entry: StateSpec) -> float | Tensor | None:
             found = None
         if not isinstance(found, Tensor):
             raise UsageError(
-                f"state {entry.name} starts as {value!r}, expected the name of a parameter or buffer of the module; "
+                f"{origin} {value!r}, expected the name of a parameter or buffer of the module; "
                 f"there are {some(_tensor_names(spec.module), 6) or 'none'}"
             )
         value = found
     if not isinstance(value, (Tensor, np.ndarray)):
+        raise UsageError(f"{origin} a {type(value).__name__}, expected a number, a tensor, a parameter's name or None")
+    given = torch.as_tensor(value).detach()
+    tensor = given.to(TORCH[in_bundle(entry.dtype)])
+    if entry.dtype != "float32" and not torch.equal(tensor.to(given.dtype), given):
         raise UsageError(
-            f"state {entry.name} starts as a {type(value).__name__}, expected a number, a tensor, a parameter's name "
-            "or None"
+            f"{origin} a tensor that holds what is no {in_bundle(entry.dtype)}, expected values that are the same as "
+            f"{in_bundle(entry.dtype)}, which a bundle has; give initial="
         )
-    tensor = torch.as_tensor(value).detach()
-    floating = entry.dtype == "float32"
-    if not floating or not tensor.is_floating_point():
-        tensor = tensor.to(TORCH[in_bundle(entry.dtype)])
     batch = entry.axes.batch
     if batch is not None and tensor.dim() == len(entry.shape) and tensor.shape[batch] == 1:
         tensor = tensor.squeeze(batch)
@@ -103,10 +106,39 @@ def initial_value(spec: StepSpec, entry: StateSpec) -> float | Tensor | None:
         tensor.expand(wanted)
     except RuntimeError:
         raise UsageError(
-            f"state {entry.name} starts as a tensor of {shown(tuple(tensor.shape))}, expected one that broadcasts over "
-            f"{shown(wanted)}, its shape without the batch"
+            f"{origin} a tensor of {shown(tuple(tensor.shape))}, expected one that broadcasts over {shown(wanted)}, "
+            "its shape without the batch; correct it, or give initial="
         ) from None
     return tensor
+
+
+def _kept_at_first(spec: StepSpec, entry: StateSpec) -> float | Tensor:
+    """What a state's attribute holds while no step runs, with 1 at "B"; 0.0 where that is zeros, None or nothing.
+
+    Raises:
+        UsageError: it holds what not every sequence can start as.
+    """
+    held = None
+    if entry.attribute is not None:
+        with contextlib.suppress(LookupError):  # `check_spec` says what is wrong with the path
+            held = value_at(spec.module, entry.attribute)
+    if not isinstance(held, Tensor) or not bool(held.any()):
+        return 0.0
+    if entry.grows is not None:
+        raise UsageError(
+            f"state {entry.name} grows from no rows, and its attribute {entry.attribute} holds values "
+            f"({shown(tuple(held.shape))}), expected none or zeros; give initial=0.0 if it begins without them"
+        )
+    batch = entry.axes.batch
+    if batch is None or held.dim() != len(entry.shape):
+        return held
+    first = held.narrow(batch, 0, 1)
+    if not same_bits(held, first.expand_as(held)):
+        raise UsageError(
+            f"state {entry.name}: its attribute {entry.attribute} holds different values for {held.shape[batch]} "
+            "sequences, expected the same for all, because every sequence starts as them; give initial="
+        )
+    return first
 
 
 def _tensor_names(module: nn.Module) -> list[str]:

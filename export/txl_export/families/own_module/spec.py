@@ -66,7 +66,7 @@ class StateSpec:
         dtype: what the module takes and returns: float32, int32, int64 or bool.
         initial: what it starts as: a number, a tensor that broadcasts over the shape without "B", the name of one of
             the module's parameters or buffers, or None where the first step has no such tensor and the module is given
-            None in its place.
+            None in its place. Left out: what `attribute` holds, and zeros without one.
         attribute: where the module keeps it, e.g. "layers.0.memory": it is set there before the call and read there
             afterwards. None: it is an argument and a result.
         grows: the axis along which it starts with 0 rows and ends with as many as `shape` says.
@@ -75,7 +75,7 @@ class StateSpec:
     name: str
     shape: Shape
     dtype: str = "float32"
-    initial: Any = 0.0
+    initial: Any = ...
     attribute: str | None = None
     grows: int | None = None
 

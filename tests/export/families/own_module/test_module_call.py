@@ -142,6 +142,53 @@ def test_initial_values_are_numbers_tensors_and_parameters():
     assert states["n"].tolist() == [1.5, 1.5]
 
 
+def keeping(held, shape, dtype="float32", **said):
+    """A state of a module that keeps `held` in an attribute."""
+    module = nn.Identity()
+    module.kept = held
+    return StepSpec(module, [], [StateSpec("kept", shape, dtype, attribute="kept", **said)], [])
+
+
+KEPT = torch.tensor([[1.0, 2.0, 3.0]])
+
+
+@pytest.mark.parametrize(
+    ("held", "shape", "dtype", "starts"),
+    [
+        (KEPT, ("B", 3), "float32", KEPT[0]),
+        (KEPT.double().repeat(8, 1), ("B", 3), "float32", KEPT[0]),
+        (KEPT[0], (2, "B", 3), "float32", KEPT.expand(2, 3)),
+        (KEPT.T.long(), (3, "B"), "int64", KEPT[0].int()),
+        (torch.tensor(True), ("B",), "bool", torch.tensor(True)),
+        (torch.zeros(5, 0), ("B", 3), "float32", torch.zeros(3)),
+        (None, ("B", 3), "float32", torch.zeros(3)),
+    ],
+)
+def test_a_state_starts_as_its_attribute_holds_it_unless_initial_says_otherwise(held, shape, dtype, starts):
+    for spec, expected in (
+        (keeping(held, shape, dtype), starts),
+        (keeping(held, shape, dtype, initial=0.0), torch.zeros_like(starts)),
+        (keeping(held, shape, dtype, initial=1), torch.ones_like(starts)),
+    ):
+        fresh = fresh_states(spec, 4)["kept"]
+        assert torch.equal(fresh, expected.unsqueeze(shape.index("B")).expand_as(fresh))
+
+
+@pytest.mark.parametrize(
+    ("held", "said", "message"),
+    [
+        (torch.eye(3), {}, r"its attribute kept holds different values for 3 sequences, .*; give initial="),
+        (torch.ones(4), {}, r"starts as its attribute kept, a tensor of 4, expected one that broadcasts over 3"),
+        (KEPT, {"grows": 1}, r"grows from no rows, and its attribute kept holds values .*; give initial=0.0"),
+        (KEPT + 0.5, {"dtype": "int32"}, r"holds what is no int32, expected values that are the same as int32"),
+        (KEPT.long() << 40, {"dtype": "int64"}, r"holds what is no int32"),
+    ],
+)
+def test_an_attribute_that_no_sequence_can_start_as_is_refused(held, said, message):
+    with pytest.raises(UsageError, match=message):
+        fresh_states(keeping(held, ("B", 3), **said), 2)
+
+
 @pytest.mark.parametrize("name", small_steps.EVERY)
 def test_double_precision_runs_on_a_copy(name):
     spec = small_steps.EVERY[name]()

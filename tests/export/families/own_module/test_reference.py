@@ -166,6 +166,20 @@ def test_whole_numbers_are_drawn_from_the_widest_range_that_the_module_takes(row
     assert ModuleReference(planned(given, ())).below == {}
 
 
+class Masked(nn.Module):
+    """A mean of what a mask leaves, from where a flag says."""
+
+    def forward(self, x: Tensor, begin: Tensor, mask: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.where(begin[:, None], 0, h) / 2 + (x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+        return h * 2, h
+
+
+def test_a_flag_may_be_false_for_long_and_a_mask_without_which_there_are_no_numbers_may_not():
+    flags = [InputSpec("begin", ("B",), "bool"), InputSpec("mask", ("B", "L"), "bool")]
+    spec = StepSpec(Masked(), [InputSpec("x", ("B", "L", 4)), *flags], [StateSpec("h", ("B", 4))], ["y"])
+    assert ModuleReference(planned(spec, (16,))).flags == {"begin"}
+
+
 def test_a_sample_of_one_number_is_given_as_one():
     rate = InputSpec("rate", ())
     spec = StepSpec(nn.Identity(), [rate], [], [], samples={"rate": np.float32(3)})

@@ -21,6 +21,7 @@ from txl_export.families.own_module.plan import Plan, make_plan
 from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec, StepSpec
 from txl_export.families.own_module.verifying import check_same_module, replay_vectors, verify_step
 from txl_export.proof.bits import IDLE, INDEPENDENT
+from txl_export.proof.chains import FLAGGED
 from txl_export.proof.gates import OUTPUTS, STATES
 from txl_export.proof.parity import Parity
 from txl_runtime import load
@@ -250,3 +251,77 @@ def test_what_a_module_prints_is_no_result_and_a_vocabulary_needs_no_file(tmp_pa
     stream = model.stream()
     doubled = stream.run({"x": np.array([1, 2], np.int32)})["s"]
     np.testing.assert_allclose(doubled, 2 * stream.state()["s"], rtol=1e-6)
+
+
+class Normalised(nn.Module):
+    """A running mean that begins with what training measured."""
+
+    def __init__(self, start: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.register_buffer("mean", torch.linspace(1, 2, 4)[None] * start)
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x
+        return self.out(x - self.mean)
+
+
+def test_a_bundle_starts_as_the_modules_attribute_holds_it(tmp_path):
+    """One of zeros is what it always was; the other is a new model, which is said once."""
+    ids, said = dict[str, str](), dict[str, list[str]]()
+    for name, start, given in (("zeros", 0, {}), ("told", 1, {"initial": 0.0}), ("held", 1, {})):
+        heard, spec = (
+            Heard(),
+            StepSpec(
+                Normalised(start),
+                [InputSpec("x", ("B", 4))],
+                [StateSpec("mean", ("B", 4), attribute="mean", **given)],
+                ["y"],
+            ),
+        )
+        path = txl_export.export(spec, tmp_path / f"{name}.txl", listener=heard, verify=name == "held").path
+        ids[name] = load(path).manifest.model_id
+        said[name] = [line for line in heard.warnings if "model_id is new" in line]
+    assert ids["zeros"] == ids["told"] != ids["held"]
+    assert [len(lines) for lines in said.values()] == [0, 0, 1]
+    module, stream = Normalised(1), load(tmp_path / "held.txl").stream(1)
+    for x in np.random.default_rng(0).normal(size=(5, 1, 4)).astype(np.float32):
+        with torch.no_grad():
+            expected = module(torch.from_numpy(x)).numpy()
+        np.testing.assert_allclose(stream.run({"x": x})["y"], expected, atol=1e-6)
+
+
+class Episodes(nn.Module):
+    """Counts the steps of an episode, which a flag begins; no further than to `most`."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    def forward(self, x, begin, count):
+        for place in range(x.shape[1]):
+            count = torch.where(begin[:, place], 0, count + 1).clamp(max=self.most)
+        return x + 0.01 * count[:, None, None], count
+
+
+def episodes(most: int) -> StepSpec:
+    inputs = [InputSpec("x", ("B", "L", 3)), InputSpec("begin", ("B", "L"), dtype="bool")]
+    return StepSpec(Episodes(most), inputs, [StateSpec("count", ("B",), dtype="int32")], ["y"])
+
+
+@pytest.mark.parametrize(("batch", "length"), [(1, 1), (2, 4)])
+def test_an_episode_is_long_enough_that_a_counter_which_stops_at_100_is_found(tmp_path, batch, length):
+    path = txl_export.export(
+        episodes(100), tmp_path / "short.txl", batch_size=batch, segment_length=(length,), verify=False
+    ).path
+    found = {}
+    for most in (100, 10**6):
+        heard, plan = Heard(), make_plan(episodes(most), batch, (length,), Silent())
+        parity = verify_step(partial(load, path, "cpu"), plan, "the module itself", None, heard)
+        found[most] = bool(failing(parity)), any("count still counts" in line for line in heard.warnings)
+        longest = parity.verification().chains[0]
+        assert longest.states["count"].reached >= min(most, length * (longest.segments - FLAGGED))
+    assert longest.segments - FLAGGED >= 110
+    assert failing(parity) >= {OUTPUTS, "whole numbers differing"}
+    assert found == {100: (False, False), 10**6: (True, True)}
