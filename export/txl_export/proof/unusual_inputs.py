@@ -150,8 +150,8 @@ def _apart(found: Array, single: Array, double: Array, nats: bool) -> tuple[floa
 def hidden_nan(model: Model, reference: Reference, samples: Samples) -> str:
     """A warning of inputs whose NaN the bundle hides and the module shows, so that a broken sensor looks well; else "".
 
-    States are not asked: a mask rightly hides NaN in a row that nothing has written, though PyTorch's attention shows it.
-    Of a device's kernels nothing is promised. What either side refuses hides nothing.
+    States are not asked: a mask rightly hides NaN in a row that nothing has written, which PyTorch's attention does
+    not. Of a device's kernels nothing is promised. What either side refuses hides nothing.
     """
     manifest, lengths, hidden = model.manifest, model.segment_lengths, dict[str, str]()
     count = 1 if manifest.can.run_apart else manifest.batch_size
@@ -171,7 +171,8 @@ def hidden_nan(model: Model, reference: Reference, samples: Samples) -> str:
                 hidden.setdefault(name, what)
     if not hidden:
         return ""
+    where = ", ".join(dict.fromkeys(hidden.values()))
     return (
-        f"a NaN in input {', '.join(hidden)} does not show in {', '.join(dict.fromkeys(hidden.values()))}, as it does in "
-        "the module; where a sensor may break, run with require_finite=True (docs/runtime.md#nan-and-infinity)"
+        f"a NaN in input {', '.join(hidden)} does not show in {where}, as it does in the module; where a sensor "
+        "may break, run with require_finite=True (docs/runtime.md#nan-and-infinity)"
     )
