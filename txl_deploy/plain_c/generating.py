@@ -149,7 +149,12 @@ def _bound(onnx: Any, model: Any) -> None:
                 sizes -= shapes[node.input[1]][axis] - 1
             low, high = -sizes if place == 1 else 0 * sizes, sizes - 1
             if indices in constants:
-                _check_constant(node.op_type, onnx.numpy_helper.to_array(constants[indices]), low, high)
+                fixed, low, high = np.broadcast_arrays(onnx.numpy_helper.to_array(constants[indices]), low, high)
+                if (wrong := (fixed < low) | (fixed > high)).any():
+                    raise BackendError(
+                        f"{node.op_type} has the constant index {fixed[wrong][0]}, expected {low[wrong][0]} … "
+                        f"{high[wrong][0]}: such a step cannot run; export the model again"
+                    )
                 nodes.append(node)
                 continue
             names = [f"{node.output[0]}.{part}" for part in ("low", "high", "wide", "raised", "lowered")]
@@ -163,16 +168,6 @@ def _bound(onnx: Any, model: Any) -> None:
         nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
-
-
-def _check_constant(operator: str, given: Array, low: Array, high: Array) -> None:
-    given, low, high = np.broadcast_arrays(given, low, high)
-    outside = (given < low) | (given > high)
-    if outside.any():
-        raise BackendError(
-            f"{operator} has the constant index {given[outside][0]}, expected {low[outside][0]} … {high[outside][0]}: "
-            "such a step cannot run; export the model again"
-        )
 
 
 def _rename(model: Any) -> None:
