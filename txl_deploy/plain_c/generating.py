@@ -132,22 +132,33 @@ def _fold(onnx: Any, model: Any) -> None:
 def _bound(onnx: Any, model: Any) -> None:
     """Take an index out of range for the nearest one in range: ONNX Runtime refuses it, C would go wherever it leads.
 
-    Constant indices stay, because the bundle ran them.
+    Raises:
+        BackendError: an index that is constant is out of range, so that no step can be right.
     """
-    graph, constants = model.graph, {tensor.name: tensor.dims for tensor in model.graph.initializer}
-    shapes, nodes, make = known_shapes(graph) | constants, [], onnx.helper.make_node
+    graph, constants = model.graph, {tensor.name: tensor for tensor in model.graph.initializer}
+    shapes = known_shapes(graph) | {name: tensor.dims for name, tensor in constants.items()}
+    nodes, make = [], onnx.helper.make_node
     for node in graph.node:
         place, given = 2 if node.op_type == "TensorScatter" else 1, {each.name: each for each in node.attribute}
         around = "mode" in given and given["mode"].s == b"circular"  # its indices may be any
-        if node.op_type in INDEXED and not around and "".join(node.input[place : place + 1]) not in {"", *constants}:
+        if node.op_type in INDEXED and not around and "".join(node.input[place : place + 1]):
             whole, indices = shapes[node.input[0]], node.input[place]
             axis = next((given[name].i for name in ("axis", "batch_dims") if name in given), INDEXED[node.op_type])
             sizes = np.array(whole[axis:][: shapes[indices][-1]] if node.op_type.endswith("ND") else [whole[axis]])
             if place == 2:
                 sizes -= shapes[node.input[1]][axis] - 1
+            low, high = -sizes if place == 1 else 0 * sizes, sizes - 1
+            if indices in constants:
+                fixed, low, high = np.broadcast_arrays(onnx.numpy_helper.to_array(constants[indices]), low, high)
+                if (wrong := (fixed < low) | (fixed > high)).any():
+                    raise BackendError(
+                        f"{node.op_type} has the constant index {fixed[wrong][0]}, expected {low[wrong][0]} … "
+                        f"{high[wrong][0]}: such a step cannot run; export the model again"
+                    )
+                nodes.append(node)
+                continue
             names = [f"{node.output[0]}.{part}" for part in ("low", "high", "wide", "raised", "lowered")]
-            limits = (-sizes if place == 1 else 0 * sizes, sizes - 1)
-            graph.initializer.extend(map(onnx.numpy_helper.from_array, limits, names))
+            graph.initializer.extend(map(onnx.numpy_helper.from_array, (low, high), names))
             nodes += [
                 make("Cast", [indices], names[2:3], to=onnx.TensorProto.INT64),
                 make("Max", [names[2], names[0]], names[3:4]),
@@ -186,11 +197,30 @@ _LOG_SUM_EXP = re.compile(
 """A sum of exponentials, which overflows from 89 on."""
 
 
+_TO_WHOLE = re.compile(r"(\(const (?:float|double|_Float16) input0\b[^{]*{[^}]*?= )\((u?int\d+_t)\)(input0[^;]*);")
+"""A cast of floats to whole numbers, from the function's parameters on."""
+
+
+def _cast(found: re.Match[str]) -> str:
+    """What ONNX Runtime makes of a float on x86, where C says nothing of NaN and of what its type does not hold:
+    the least number of 32 bits, or of 64, of which smaller types take the last bits.
+    """
+    before, kind, x = found.groups()
+    bits = 64 if kind in ("int64_t", "uint64_t", "uint32_t") else 32
+    most = f"{2.0 ** (bits - 1):.1f}f"
+    whole = f"({x} >= -{most} && {x} < {most} ? (int{bits}_t){x} : INT{bits}_MIN)"
+    if kind == "uint64_t":
+        whole = f"({x} >= {most} ? {x} < {2.0**64:.1f}f ? (uint64_t){x} : 0 : (uint64_t){whole})"
+    return f"{before}({kind}){whole};"
+
+
 def _alone(source: str, name: str) -> str:
     """The program with nothing that other files could see, or that a compiler warns of, and on little stack.
 
-    What is NaN stays NaN in it, as in the engine, where the generator takes the other value.
+    What is NaN stays NaN in it, as in the engine, where the generator takes the other value; no whole number is NaN.
     """
+    source = re.sub(r"rounded = \w+_maximum\(rounded, (.*)\);", r"rounded = rounded > \1 ? rounded : \1;", source)
+    source = _TO_WHOLE.sub(_cast, source)
     source = source.replace("a > 0.0f ? a : 0.0f", "a < 0.0f ? 0.0f : a")
     source = source.replace("fmaxf(a, b)", "a < b || isnan(b) ? b : a")
     source = source.replace("fminf(a, b)", "a > b || isnan(b) ? b : a")

@@ -30,9 +30,8 @@ from txl_export.proof.rounding import own_rounding, told_apart
 from txl_export.proof.same_bits import compare_bits, compare_forms
 from txl_export.proof.threads import engine_threads, few_threads
 from txl_export.proof.unused_states import idle_states
-from txl_export.proof.unusual_inputs import far_gates, nan_gates
+from txl_export.proof.unusual_inputs import far_gates, hidden_nan
 
-NAN_ADVICE = "docs/own-models-reference.md has a row on hidden NaN in its table of failures, and what to write instead"
 ADVICE = "see the table: the first segment with a large error says whether it is the outputs or the state that differ"
 KINDS = {OUTPUTS: "output", STATES: "state"}
 """Gates on what rounding changes, and what they judge."""
@@ -173,17 +172,16 @@ def _told_apart(trial: Trial, chains: Sequence[Planned], found: list[ChainErrors
 def _of_odd_inputs(
     model: Model, reference: Reference, samples: Mapping[str, Any] | None, heard: Listener, far: bool
 ) -> tuple[tuple[Gate, ...], str]:
-    """The gates on NaN, before them those on numbers far from the usual ones where asked for, and what to do where one
-    failed.
-    """
+    """The gates on numbers far from the usual ones where asked for, and what to do where one failed; NaN is told of."""
     gates, advice = list[Gate](), ""
     if far:
         heard.stage("try inputs far from the usual ones")
         gates, advice = far_gates(model, reference, samples)
         if advice and gates[0].passed is None:
             heard.warn(advice)
-    hiding = nan_gates(model, reference, samples)
-    return (*gates, *hiding), NAN_ADVICE if failing(hiding) else advice
+    if told := hidden_nan(model, reference, samples):
+        heard.warn(told)
+    return tuple(gates), advice
 
 
 def _explained(

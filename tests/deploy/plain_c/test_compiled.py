@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import txl_runtime
+from onnx import TensorProto
 from plain_c import BUNDLES, COMPILERS, build, need, run
 from step_models import B, Graph, StepModel, state
 from txl_runtime.bundle.tables import Input, Output
@@ -188,6 +190,57 @@ def test_operators_hide_nothing_that_is_no_number_and_sums_of_exponentials_do_no
     given[:] = [[-1e4, -1e4], [200, 100], [-np.inf, -300]]
     called.m_step(held, given.ctypes, None, *(values.ctypes for values in found))
     np.testing.assert_allclose(found[-1][:, 0], [-1e4 + np.log(2), 200, -300], rtol=1e-6)
+
+
+ANSWERS = """#include "m.h"
+#include <stdio.h>
+static m_state state;
+static float x[M_X_VALUES], y[M_Y_VALUES];
+int main(void)
+{
+    m_init(&state);
+    if (fread(x, sizeof x, 1, stdin) != 1)
+        return 2;
+    m_step(&state, x, NULL, y);
+    return fwrite(y, sizeof y, 1, stdout) != 1;
+}
+"""
+FLOATS = (math.nan, math.inf, -math.inf, 3e9, -3e9, 1e19, 2.0**31, -(2.0**31), 2.0**63, 2.0**64, 300.7, -1.5, 40000, 7)
+WHOLE = ("INT8", "UINT8", "INT16", "UINT16", "INT32", "INT64", "UINT64")
+"""Not uint32: beyond its range what ONNX Runtime gives depends on where in a tensor the number stands."""
+
+
+def test_floats_beyond_a_whole_numbers_type_become_what_onnx_runtime_makes_of_them(tmp_path):
+    """C leaves such casts undefined, and gcc -O3 folds them away."""
+    need("gcc")
+    graph, n, count = Graph(), len(FLOATS), len(WHOLE) + 1
+    model = StepModel(
+        inputs=(Input(name="x", dtype="float32", shape=("B", n), role="feature"),),
+        outputs=(Output(name="y", dtype="float32", shape=("B", count, n)),),
+        states=(state("h", (B, n), 0),),
+        streams="lockstep",
+    )
+    scale, zero = graph.constant(2, np.float32), graph.constant(5, np.int8)
+    whole = [graph.add("Cast", ["x"], to=getattr(TensorProto, each)) for each in WHOLE]
+    floats = [graph.add("Cast", [each], to=TensorProto.FLOAT) for each in whole]
+    floats += [graph.add("DequantizeLinear", [graph.add("QuantizeLinear", ["x", scale, zero]), scale, zero])]
+    axis = graph.constant([1], np.int64)
+    graph.add("Concat", [graph.add("Unsqueeze", [each, axis]) for each in floats], "y", axis=1)
+    graph.add("Add", ["state.h.in", "x"], "state.h.out")
+    model.add("step-1", 1, graph)
+    made = package_c(model.write(tmp_path / "bundle"), tmp_path / "c", name="m")
+    (tmp_path / "answers.c").write_text(ANSWERS)
+    given = np.tile(np.array(FLOATS, np.float32), (B, 1))
+    expected = txl_runtime.load(tmp_path / "bundle", backend="cpu").stream(B).run({"x": given})["y"]
+    for flags in (FLAGS, "-O1 -fsanitize=undefined,float-cast-overflow -fno-sanitize-recover=all"):
+        program = build(
+            *(made.folder, tmp_path / "answers", tmp_path / "answers.c", made.folder / "m.c"),
+            compiler="gcc",
+            flags=flags,
+        )
+        done = subprocess.run([program], input=given.tobytes(), capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, b"")
+        np.testing.assert_array_equal(np.frombuffer(done.stdout, np.float32).reshape(expected.shape), expected)
 
 
 @pytest.mark.slow

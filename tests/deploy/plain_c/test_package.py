@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 import re
 
+import numpy as np
 import pytest
 from plain_c import BUNDLES, build, need, run
+from resealing import reseal
+from safetensors.numpy import save_file
+from step_models import B, Graph, StepModel, state
 from support import call_main
+from txl_runtime.bundle.tables import Input, Output
 from txl_runtime.errors import BackendError, BundleError, CheckError, UsageError
 
 from txl_deploy.plain_c import compiling, generating, package
@@ -107,6 +112,31 @@ def test_what_the_generator_cannot_write_is_refused_with_its_reason(tmp_path, mo
     with pytest.raises(BackendError, match=r"cannot be written as C: emx-onnx-cgen says .*Bernoulli2"):
         package_c(BUNDLES / "policy-1", tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("options", [{}, {"unverified": True}], ids=["verified", "unverified"])
+def test_a_constant_index_out_of_range_is_refused(tmp_path, monkeypatch, options):
+    """Such a step fails in ONNX Runtime; its C would read 400 KB behind the state."""
+    graph = Graph()
+    model = StepModel(
+        inputs=(Input(name="x", dtype="float32", shape=("B", 4), role="feature"),),
+        outputs=(Output(name="y", dtype="float32", shape=("B", 2)),),
+        states=(state("s", (B, 4), 0),),
+        streams="lockstep",
+    )
+    graph.add("Gather", ["state.s.in", graph.constant([-4, 100000], np.int64)], "y", axis=1)
+    graph.add("Add", ["state.s.in", "x"], "state.s.out")
+    model.add("step-1", 1, graph)
+    bundle = model.write(tmp_path / "bundle")
+    stored = {"length": np.ones(1, np.int32), "counts": np.ones((1, B), np.int32), "reset": np.zeros((1, B), np.bool_)}
+    stored |= {"input/x": np.zeros((1, B, 4), np.float32), "output/y": np.zeros((1, B, 2), np.float32)}
+    stored |= {"place/y": np.arange(2), "state/s": np.zeros((B, 4), np.float32), "state_place/s": np.arange(4)}
+    save_file(stored | {"state_shape/s": np.array([4])}, bundle / "selftest.safetensors")
+    reseal(bundle, selftest="selftest.safetensors")
+    monkeypatch.setattr(package, "find_compiler", lambda: ["cc"])
+    with pytest.raises(BackendError, match="Gather has the constant index 100000, expected -4 … 3"):
+        package_c(bundle, tmp_path / "out", **options)
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
 FAULTS = {

@@ -24,7 +24,6 @@ from txl_export.families.own_module.stages import MOST_GRAPHS, Transition
 from txl_export.families.own_module.trial import examples_for
 from txl_export.graphs.checking import check_graph
 from txl_export.graphs.half import HALF, HalfPrecision, to_half, weights_of_products
-from txl_export.graphs.keeping_nan import keep_nan
 from txl_export.graphs.passes.improving import improve
 from txl_export.graphs.shared_weights import SharedWeights
 
@@ -122,7 +121,6 @@ def write_step(
     written.model_id = model_id(plan.spec, plan.inputs, plan.results, [model.graph for model in written.models])
     for model in written.models:  # behind the identity, which bundles of older versions have without it
         improve(model)
-        keep_nan(model)
     written.weights.keep({name for model in written.models for name in model.graph.initializers})
     for name, tensor in plan.initial_tensors.items():
         written.weights.add(name, tensor)

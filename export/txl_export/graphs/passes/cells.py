@@ -1,10 +1,10 @@
 """Recurrent cells over one position, taken apart into products and activations.
 
-ONNX Runtime's LSTM, GRU and RNN lose NaN, so each of them needs marks beside it (`graphs.keeping_nan`), which cost half
-of what it costs. Products and activations keep NaN by themselves. Two things make them as quick as the operator. Gates
-of one activation are one product of input and state side by side, and an engine computes the activation with it. What
-follows from weights alone is left to the engine, which computes it once: so a program of many positions, which keeps
-the operator, has the same weights in the file.
+ONNX Runtime's LSTM, GRU and RNN bound their gates and so lose NaN: a broken sensor becomes a plausible number. Products
+and activations keep it. Two things make them as quick as the operator. Gates of one activation are one product of input
+and state side by side, and an engine computes the activation with it. What follows from weights alone is left to the
+engine, which computes it once: so a program of many positions, which keeps the operator, has the same weights in the
+file.
 
 The cells of torch's LSTMCell and GRUCell, which come as a product of the input and one of the state, get the same form.
 """

@@ -170,6 +170,36 @@ class Heard(Listener):
         self.warnings.append(message)
 
 
+def test_a_nan_that_a_layer_of_many_positions_hides_is_told(bundle, plan):
+    heard = Heard()
+    verify_step(partial(load, bundle, "cpu"), plan, "the module itself", SEGMENTS, heard).require()
+    assert [line for line in heard.warnings if "a NaN in input obs does not show in output action, " in line]
+
+
+class Counted(nn.Module):
+    """A cache whose rows count from the newest back; PyTorch's attention shows NaN of rows that its mask hides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x, keys, values, fill):
+        keys, values = (
+            torch.cat([held, make(x)[:, None]], 1)[:, 1:] for held, make in ((keys, self.k), (values, self.v))
+        )
+        fill = torch.clamp(fill + 1, max=6)
+        seen = (torch.arange(6) >= 6 - fill[:, None])[:, None, None]
+        y = nn.functional.scaled_dot_product_attention(self.q(x)[:, None, None], keys[:, None], values[:, None], seen)
+        return y[:, 0, 0].clone(), keys, values, fill
+
+
+def test_a_counted_cache_behind_the_mask_of_torchs_attention_is_exported(tmp_path):
+    states = [*(StateSpec(name, ("B", 6, 8)) for name in ("keys", "values")), StateSpec("fill", ("B",), dtype="int32")]
+    heard, spec = Heard(), StepSpec(Counted(), [InputSpec("x", ("B", 8))], states, ["y"])
+    txl_export.export(spec, tmp_path / "counted.txl", batch_size=2, listener=heard)
+    assert not [line for line in heard.warnings if "NaN" in line]
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [

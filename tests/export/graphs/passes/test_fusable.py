@@ -10,7 +10,6 @@ import onnxruntime
 import pytest
 import torch
 from torch import nn
-from txl_export.graphs.keeping_nan import keep_nan
 from txl_export.graphs.passes.improving import improve
 from txl_export.graphs.settling import settle
 from txl_export.graphs.tracing import quiet
@@ -67,7 +66,6 @@ def fused(module: nn.Module, x: torch.Tensor, width: int, folder: Path) -> tuple
         [TensorSpec(name="y", dtype="float32", shape=(3, width))],
     )
     improve(model)
-    keep_nan(model)
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(folder / "fused.onnx")
     options.log_severity_level = 3
