@@ -1,4 +1,4 @@
-"""Whether the sequences of a batch are independent of one another: neighbours are changed, spoilt and moved."""
+"""Whether the sequences of a batch are independent of one another: neighbours are changed, spoilt, reset and moved."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ _FAR = 1e4
 def dependence(tries: Tries, length: int) -> str:
     """Why the sequences of a batch have to run together; "" where each is what it would be alone.
 
-    Neighbours read and hold something else, then values far from usual, then NaN; then sequences change places.
+    Neighbours read and hold something else, then values far from usual, then NaN; they are at their first state while
+    the sequence is further on, and the other way round; then sequences change places.
     """
     spec = tries.eager.spec
     for entry in spec.states:
@@ -49,22 +50,28 @@ def influence(tries: Tries, length: int) -> str:
 def _neighbours(tries: Tries, length: int, row: int) -> str:
     """What of one sequence changes with the others."""
     spec, inputs, states, valid = tries.eager.spec, tries.inputs(length), tries.states(length), tries.valid(length)
-    expected = _rows(spec, tries.eager(inputs, states, valid), row)
-    others, held = tries.inputs(length), tries.states(length)
-    for what, given, kept in (
+    others, held, first = tries.inputs(length), tries.states(length), tries.fresh()
+    begun = [
         ("other values", others, held),
         ("large values", _far(others), held),
         ("NaN", _spoilt(others), _spoilt(held)),
-    ):
-        try:
-            results = tries.eager(
-                _mixed(spec.inputs, inputs, given, row), _mixed(spec.states, states, kept, row), valid
-            )
-        except UsageError as error:
-            return f"a batch cannot be run where one sequence holds {what}: {error}"
-        for name, tensor in _rows(spec, results, row).items():
-            if not same_bits(tensor, expected[name]):
-                return f"{name} of a sequence changes with {what} in its neighbours"
+    ]
+    after_reset = []
+    if all(tensor is not None and tensor.shape == first[name].shape for name, tensor in states.items()):
+        begun.append(("the first state", inputs, first))  # only a reset brings both together in a batch
+        after_reset.append(("later states", inputs, states))
+    for whose, own, cases in (("a sequence", states, begun), ("a sequence that was just reset", first, after_reset)):
+        expected = _rows(spec, tries.eager(inputs, own, valid), row)
+        for what, given, kept in cases:
+            try:
+                results = tries.eager(
+                    _mixed(spec.inputs, inputs, given, row), _mixed(spec.states, own, kept, row), valid
+                )
+            except UsageError as error:
+                return f"a batch cannot be run where one sequence holds {what}: {error}"
+            for name, tensor in _rows(spec, results, row).items():
+                if not same_bits(tensor, expected[name]):
+                    return f"{name} of {whose} changes with {what} in its neighbours"
     return ""
 
 

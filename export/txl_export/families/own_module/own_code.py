@@ -17,7 +17,8 @@ from txl_runtime.errors import TxlError, UsageError, one_line, some
 _OURS = Path(__file__).resolve().parents[2]
 _PYTHONS = tuple(Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
 """Where Python's own modules and installed packages are."""
-_TORCH = Path(sysconfig.get_path("platlib")).resolve() / "torch"
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+"""Folders of packages; an environment may read those of the system besides its own."""
 _FLOAT_INDICES = re.compile(
     r"argument #1 'indices' to have one of the following scalar types|tensors used as indices must be"
     r"|Expected dtype int64 for index|index tensor of type LongTensor"
@@ -81,13 +82,14 @@ def users_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
     """The frames that are the user's: not Python's, not an installed package's where others are left, never ours."""
     found = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith("<")]
     own = [frame for frame in found if is_users(frame.filename)]
-    return own or [frame for frame in found if not _is_in(frame.filename, (_OURS, _TORCH))]
+    return own or [frame for frame in found if not _is_in(frame.filename, (_OURS,)) and "-packages/torch/" not in frame.filename]
 
 
 @cache
 def is_users(file: str) -> bool:
     """Whether a source file belongs to the user rather than to Python, an installed package or this project."""
-    return not file.startswith("<") and not _is_in(file, (_OURS, *_PYTHONS))
+    installed = _is_in(file, (_OURS, *_PYTHONS)) or not _INSTALLED.isdisjoint(Path(file).parts)
+    return not file.startswith("<") and not installed
 
 
 def _is_in(file: str, places: tuple[Path, ...]) -> bool:
