@@ -13,6 +13,7 @@ from txl_export.families.own_module.attributes import same_bits
 from txl_export.families.own_module.module_call import Tries, difference
 from txl_export.families.own_module.sizes import output_specs
 from txl_export.families.own_module.spec import InputSpec, StateSpec, StepSpec
+from txl_export.families.own_module.stages import shapes_of
 
 Entries: TypeAlias = Sequence[InputSpec] | Sequence[StateSpec]
 _PLACES = 1e-4
@@ -57,7 +58,7 @@ def _neighbours(tries: Tries, length: int, row: int) -> str:
         ("NaN", _spoilt(others), _spoilt(held)),
     ]
     after_reset = []
-    if all(tensor is not None and tensor.shape == first[name].shape for name, tensor in states.items()):
+    if shapes_of(first) == shapes_of(states):
         begun.append(("the first state", inputs, first))  # only a reset brings both together in a batch
         after_reset.append(("later states", inputs, states))
     for whose, own, cases in (("a sequence", states, begun), ("a sequence that was just reset", first, after_reset)):
