@@ -1,7 +1,7 @@
 """Reads and writes at indices, in forms that PyTorch's ONNX exporter can write down.
 
-    cache[torch.arange(B), n % 6] = x       n is int32, arange is int64; ONNX joins no two types, so n becomes int64
-    score[score == 0] = float("-inf")       how many places this chooses depends on values; torch.where chooses in all
+In `cache[torch.arange(B), n % 6] = x`, n may be int32, arange is int64. ONNX joins no two types, so n becomes int64.
+How many places `score[score == 0] = 1.0` writes to depends on values. `torch.where` chooses in all of them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def plain_indices(exported: Any) -> Any:
 
 
 def _has_other_form(node: Any) -> bool:
-    """Tried on the sizes and types alone that torch notes beside every operator."""
-    form = _FORMS.get(_IN_PLACE.get(node.target, node.target))
+    """Tried on sizes and types alone, which torch notes beside every operator."""
+    form = _write if node.target is aten.index_put_.default else _FORMS.get(node.target)
     if form is None:
         return False
     given, named = map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
@@ -30,23 +30,22 @@ def _has_other_form(node: Any) -> bool:
 
 
 def _read(x: Tensor, indices: Sequence[Tensor | None]) -> Any:
-    wide = _wide(indices)
-    return NotImplemented if wide is None else aten.index(x, wide)
+    return aten.index(x, _wide(indices)) if any(map(_is_int32, indices)) else NotImplemented
 
 
 def _write(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
     found = [(axis, index) for axis, index in enumerate(indices) if index is not None]
     if len(found) == 1 and found[0][1].dtype == torch.bool:
         return _choice(x, *found[0], values, accumulate)
-    wide = _wide(indices)
-    return NotImplemented if wide is None else aten.index_put(x, wide, values, accumulate)
+    return aten.index_put(x, _wide(indices), values, accumulate) if any(map(_is_int32, indices)) else NotImplemented
 
 
-def _wide(indices: Sequence[Tensor | None]) -> list[Tensor | None] | None:
-    """Indices in int64; None where no index is int32."""
-    if not any(index is not None and index.dtype == torch.int32 for index in indices):
-        return None
-    return [index.long() if index is not None and index.dtype == torch.int32 else index for index in indices]
+def _is_int32(index: Tensor | None) -> bool:
+    return index is not None and index.dtype == torch.int32
+
+
+def _wide(indices: Sequence[Any]) -> list[Any]:
+    return [index.long() if _is_int32(index) else index for index in indices]
 
 
 def _choice(x: Tensor, axis: int, mask: Tensor, values: Tensor, accumulate: bool) -> Any:
@@ -59,18 +58,5 @@ def _choice(x: Tensor, axis: int, mask: Tensor, values: Tensor, accumulate: bool
     return torch.where(mask[(..., *(None,) * behind)], x + values if accumulate else values, x)
 
 
-def _add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Any:
-    wide = _wide([index])
-    return NotImplemented if wide is None else aten.index_add(x, dim, wide[0], source, alpha=alpha)
-
-
 aten = torch.ops.aten
-_FORMS: Mapping[Any, Callable[..., Any]] = {
-    aten.index.Tensor: _read,
-    aten.index_put.default: _write,
-    aten.index_add.default: _add,
-}
-_IN_PLACE: Mapping[Any, Any] = {
-    aten.index_put_.default: aten.index_put.default,
-    aten.index_add_.default: aten.index_add.default,
-}
+_FORMS: Mapping[Any, Callable[..., Any]] = {aten.index.Tensor: _read, aten.index_put.default: _write}

@@ -27,7 +27,6 @@ FORMS = {
     "one_index": lambda x, cache, n: changed(cache, (slice(None), n[:1]), x[:, None]),
     "around_a_slice": lambda x, cache, n: changed(cache, (ROWS, slice(1, 3), n % 4), x[:, :2]),
     "accumulated": lambda x, cache, n: cache.index_put((ROWS, n), x, accumulate=True),
-    "added": lambda x, cache, n: cache.index_add(1, n, cache[:, :3], alpha=2),
     "read": lambda x, cache, n: cache[ROWS, n],
     "read_by_one": lambda x, cache, n: cache[:, n],
     "chosen": lambda x, cache, n: changed(cache, cache > 0.1, float("-inf")),

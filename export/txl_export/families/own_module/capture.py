@@ -26,7 +26,7 @@ from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.own_code import failure, own_code
 from txl_export.families.own_module.tracer_worker import trace
 from txl_export.families.own_module.trial import Example, try_graph
-from txl_export.families.own_module.value_reads import Reads, value_reads
+from txl_export.families.own_module.value_reads import UNKNOWN, Reads, value_reads
 from txl_export.graphs.indexing import plain_indices
 from txl_export.graphs.settling import OPSET, STACK_TRACE, UnsettledError, settle
 from txl_export.graphs.stable import stable
@@ -137,7 +137,7 @@ def _reads(network: StepNetwork, example: Example) -> Reads:
     """Where the step reads values; an exception of its code comes again in every route, and is told there."""
     with own_code("the module failed"), untouched(network.module), silence(), contextlib.suppress(Exception):
         return value_reads(network, [tensor.clone() for tensor in example.given])
-    return Reads("an unknown place")
+    return Reads(UNKNOWN)
 
 
 def _export(network: StepNetwork, example: Example, made: _Made) -> ir.Model:

@@ -15,7 +15,7 @@ from txl_runtime.errors import UsageError, one_line
 from txl_export.families.own_module.own_code import place_in, users_frames
 from txl_export.families.own_module.tracer_worker import TracerError
 from txl_export.families.own_module.trial import RulesError, TrialError
-from txl_export.families.own_module.value_reads import Reads
+from txl_export.families.own_module.value_reads import UNKNOWN, Reads
 from txl_export.graphs.settling import UnsettledError
 
 Route = Literal["export", "decomposed", "tracer"]
@@ -23,7 +23,9 @@ ROUTES: tuple[Route, ...] = ("export", "decomposed", "tracer")
 _LACKS = re.compile(r"No ONNX function found for <OpOverload\(op='([^']+)'[^>]*>(.*for the (real|complex)-valued)?")
 _BY_VALUES = re.compile("DataDependent|Unbacked")
 _NAMED = re.compile(r"(?:'|node name: )([^')]+)")
-_INSTEAD = "write torch.where(mask, new, old) or x.masked_fill(mask, value) for x[mask], and x[:, n[None]] for x[:, n]"
+_INSTEAD = (
+    "write torch.where(mask, new, old) or x.masked_fill(mask, value) for x[mask], x[:, n[None]] = … for x[:, n] = …"
+)
 _TRACER_LACKS = re.compile(r"Exporting the operator '([^']+)'")
 
 
@@ -78,20 +80,20 @@ def reason_of(
         narrower: whether what `torch.export` made of the step is for some of its sizes alone.
         origins: the nodes of the graph that the route has made, and as which torch notes the lines that led to each.
     """
-    chain = _chain(error)
+    chain, origin = _chain(error), _origin(error, origins)
     by_values = any("data-dependent" in str(one) or _BY_VALUES.search(type(one).__name__) for one in chain)
-    if reads.anywhere and not reads.by_python and (by_values or isinstance(error, RulesError)):
+    inside = reads.anywhere not in (None, UNKNOWN) and reads.by_python is None
+    if inside and (by_values or isinstance(error, RulesError)):
         text = f"a size or a place depends on values at {reads.anywhere}; {_INSTEAD}"
         return Reason(route, 5, text, ROUTES)
     if isinstance(error, ReadError):
         return Reason(route, 5, str(error), ROUTES)
     if isinstance(error, UnsettledError):
-        origin = place_in(error.trace) or _origin(error, origins)
-        return Reason(route, 2, f"{error}{origin}", ROUTES if error.final else ())
+        return Reason(route, 2, f"{error}{place_in(error.trace) or origin}", ROUTES if error.final else ())
     if isinstance(error, RulesError):
-        return Reason(route, 2, f"its graph {error}{_origin(error, origins)}")
+        return Reason(route, 2, f"its graph {error}{origin}")
     if isinstance(error, TrialError):
-        return Reason(route, 2, f"{error}{_origin(error, origins)}", ("decomposed",) if narrower and error.elsewhere else ())
+        return Reason(route, 2, f"{error}{origin}", ("decomposed",) if narrower and error.elsewhere else ())
     if isinstance(error, TracerError):
         return Reason(route, 1, str(error))
     said, place = " ".join(str(one) for one in chain), _place(chain)

@@ -11,7 +11,7 @@ from txl_runtime.errors import UsageError
 
 from txl_export.families.own_module.attributes import same_bits
 from txl_export.families.own_module.module_call import Tries, difference
-from txl_export.families.own_module.sizes import output_specs
+from txl_export.families.own_module.sizes import States, output_specs
 from txl_export.families.own_module.spec import InputSpec, StateSpec, StepSpec
 from txl_export.families.own_module.stages import shapes_of
 
@@ -52,22 +52,21 @@ def _neighbours(tries: Tries, length: int, row: int) -> str:
     """What of one sequence changes with the others."""
     spec, inputs, states, valid = tries.eager.spec, tries.inputs(length), tries.states(length), tries.valid(length)
     others, held, first = tries.inputs(length), tries.states(length), tries.fresh()
-    begun = [
+    begun: list[tuple[str, Mapping[str, Tensor | None], States]] = [
         ("other values", others, held),
         ("large values", _far(others), held),
         ("NaN", _spoilt(others), _spoilt(held)),
     ]
-    after_reset = []
-    if shapes_of(first) == shapes_of(states):
-        begun.append(("the first state", inputs, first))  # only a reset brings both together in a batch
-        after_reset.append(("later states", inputs, states))
-    for whose, own, cases in (("a sequence", states, begun), ("a sequence that was just reset", first, after_reset)):
+    tried = [("a sequence", states, begun)]
+    if shapes_of(first) == shapes_of(states):  # only a reset brings both together in a batch
+        begun.append(("the first state", inputs, first))
+        tried.append(("a sequence that was just reset", first, [("later states", inputs, states)]))
+    for whose, own, cases in tried:
         expected = _rows(spec, tries.eager(inputs, own, valid), row)
         for what, given, kept in cases:
+            mixed = _mixed(spec.inputs, inputs, given, row), _mixed(spec.states, own, kept, row)
             try:
-                results = tries.eager(
-                    _mixed(spec.inputs, inputs, given, row), _mixed(spec.states, own, kept, row), valid
-                )
+                results = tries.eager(*mixed, valid)
             except UsageError as error:
                 return f"a batch cannot be run where one sequence holds {what}: {error}"
             for name, tensor in _rows(spec, results, row).items():

@@ -17,6 +17,7 @@ from txl_runtime.errors import TxlError, UsageError, one_line, some
 _OURS = Path(__file__).resolve().parents[2]
 _PYTHONS = tuple(Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
 """Where Python's own modules and installed packages are."""
+_TORCH = Path(sysconfig.get_path("platlib")).resolve() / "torch"
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 """Folders of packages; an environment may read those of the system besides its own."""
 _FLOAT_INDICES = re.compile(
@@ -82,7 +83,7 @@ def users_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
     """The frames that are the user's: not Python's, not an installed package's where others are left, never ours."""
     found = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith("<")]
     own = [frame for frame in found if is_users(frame.filename)]
-    return own or [frame for frame in found if not _is_in(frame.filename, (_OURS,)) and "-packages/torch/" not in frame.filename]
+    return own or [frame for frame in found if not _is_in(frame.filename, (_OURS, _TORCH))]
 
 
 @cache
