@@ -22,6 +22,8 @@ from txl_runtime.guard.forms import FORMS
 from txl_export.graphs.tracing import IR_VERSIONS, forget_origins, int32_indices, quiet
 
 OPSET = 18
+STACK_TRACE = "pkg.torch.onnx.stack_trace"
+"""Under this name torch notes beside a node the lines that led to it."""
 _KINDS = {"float32": ir.DataType.FLOAT, "int32": ir.DataType.INT32, "bool": ir.DataType.BOOL}
 
 
@@ -88,7 +90,7 @@ def settle(
     infer_shapes(model)
     unknown = [str(value.name) for node in graph for value in node.outputs if value.name and value.dtype is None]
     if unknown:
-        raise UnsettledError(f"the type of {unknown[0]} cannot be told")
+        raise UnsettledError(f"the type of '{unknown[0]}' cannot be told")
 
 
 def infer_shapes(model: ir.Model) -> None:
@@ -117,7 +119,7 @@ def _check_operators(graph: ir.Graph, opsets: Collection[int]) -> None:
 def _check_kinds(graph: ir.Graph) -> None:
     """Only what a bundle may have; nothing random, so that two runs are the same, and a session can be repeated."""
     for node in graph:
-        trace = node.metadata_props.get("pkg.torch.onnx.stack_trace", "")
+        trace = node.metadata_props.get(STACK_TRACE, "")
         training = ir.convenience.get_const_tensor(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else None
         left_on = node.op_type == "Dropout" and training is not None and bool(training.numpy().any())
         if node.op_type in _RANDOM or left_on:

@@ -26,8 +26,9 @@ from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.own_code import failure, own_code
 from txl_export.families.own_module.tracer_worker import trace
 from txl_export.families.own_module.trial import Example, try_graph
-from txl_export.families.own_module.value_reads import Reads, value_reads
-from txl_export.graphs.settling import OPSET, UnsettledError, settle
+from txl_export.families.own_module.value_reads import UNKNOWN, Reads, value_reads
+from txl_export.graphs.indexing import plain_indices
+from txl_export.graphs.settling import OPSET, STACK_TRACE, UnsettledError, settle
 from txl_export.graphs.stable import stable
 from txl_export.graphs.tracing import quick, quiet
 
@@ -87,12 +88,14 @@ def capture(network: StepNetwork, name: str, examples: Sequence[Example], routes
             continue
         try:
             with untouched(network.module), silence(), torch.no_grad():
+                made.origins = []
                 model = _ROUTES[route](network, examples[0], made)
+                made.origins = [(node, node.metadata_props.get(STACK_TRACE, "")) for node in model.graph]
                 settle(model, name, network.inputs, network.outputs)
                 try_graph(model, network, examples)
         except Exception as error:  # torch raises many kinds, and so may the user's code
             narrower = _is_narrower(network, made.exported, examples)
-            reasons.append(reason_of(route, error, network.module, made.reads, narrower))
+            reasons.append(reason_of(route, error, network.module, made.reads, narrower, made.origins))
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # such as sys.exit
@@ -119,18 +122,22 @@ def _again(name: str, route: Route, network: StepNetwork, example: Example) -> i
 
 @dataclass
 class _Made:
-    """What routes share: the values that the step reads, and what `torch.export` made of it, or how it failed."""
+    """What routes share: the values that the step reads, and what `torch.export` made of it, or how it failed.
+
+    Also the nodes of the graph that was made last, each with the lines that led to it: a settled graph has none.
+    """
 
     reads: Reads
     exported: Any = None
     failed: Exception | None = None
+    origins: Sequence[tuple[ir.Node, str]] = ()
 
 
 def _reads(network: StepNetwork, example: Example) -> Reads:
     """Where the step reads values; an exception of its code comes again in every route, and is told there."""
     with own_code("the module failed"), untouched(network.module), silence(), contextlib.suppress(Exception):
         return value_reads(network, [tensor.clone() for tensor in example.given])
-    return Reads("an unknown place")
+    return Reads(UNKNOWN)
 
 
 def _export(network: StepNetwork, example: Example, made: _Made) -> ir.Model:
@@ -209,7 +216,8 @@ def _exported(network: StepNetwork, example: Example) -> Any:
 
 
 def _to_onnx(exported: Any, network: StepNetwork) -> ir.Model:
-    program = torch.onnx.export(stable(exported), dynamo=True, opset_version=OPSET, verbose=False, external_data=False)
+    plain = stable(plain_indices(exported))
+    program = torch.onnx.export(plain, dynamo=True, opset_version=OPSET, verbose=False, external_data=False)
     if program is None:
         raise UnsettledError("torch.onnx.export returned nothing")
     model: ir.Model = program.model

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import onnx_ir as ir
 import torch
 from torch import fx, nn
 from txl_runtime.errors import UsageError, one_line
@@ -14,12 +15,17 @@ from txl_runtime.errors import UsageError, one_line
 from txl_export.families.own_module.own_code import place_in, users_frames
 from txl_export.families.own_module.tracer_worker import TracerError
 from txl_export.families.own_module.trial import RulesError, TrialError
-from txl_export.families.own_module.value_reads import Reads
+from txl_export.families.own_module.value_reads import UNKNOWN, Reads
 from txl_export.graphs.settling import UnsettledError
 
 Route = Literal["export", "decomposed", "tracer"]
 ROUTES: tuple[Route, ...] = ("export", "decomposed", "tracer")
 _LACKS = re.compile(r"No ONNX function found for <OpOverload\(op='([^']+)'[^>]*>(.*for the (real|complex)-valued)?")
+_BY_VALUES = re.compile("DataDependent|Unbacked")
+_NAMED = re.compile(r"(?:'|node name: )([^')]+)")
+_INSTEAD = (
+    "write torch.where(mask, new, old) or x.masked_fill(mask, value) for x[mask], x[:, n[None]] = … for x[:, n] = …"
+)
 _TRACER_LACKS = re.compile(r"Exporting the operator '([^']+)'")
 
 
@@ -56,7 +62,14 @@ class Reason:
     in_vain: Sequence[Route] = ()
 
 
-def reason_of(route: Route, error: Exception, module: nn.Module, reads: Reads, narrower: bool = False) -> Reason:
+def reason_of(
+    route: Route,
+    error: Exception,
+    module: nn.Module,
+    reads: Reads,
+    narrower: bool = False,
+    origins: Sequence[tuple[ir.Node, str]] = (),
+) -> Reason:
     """What stopped a route.
 
     Args:
@@ -65,18 +78,24 @@ def reason_of(route: Route, error: Exception, module: nn.Module, reads: Reads, n
         module: the user's.
         reads: what a run of the step has shown.
         narrower: whether what `torch.export` made of the step is for some of its sizes alone.
+        origins: the nodes of the graph that the route has made, and as which torch notes the lines that led to each.
     """
+    chain, origin = _chain(error), _origin(error, origins)
+    by_values = any("data-dependent" in str(one) or _BY_VALUES.search(type(one).__name__) for one in chain)
+    inside = reads.anywhere not in (None, UNKNOWN) and reads.by_python is None
+    if inside and (by_values or isinstance(error, RulesError)):
+        text = f"a size or a place depends on values at {reads.anywhere}; {_INSTEAD}"
+        return Reason(route, 5, text, ROUTES)
     if isinstance(error, ReadError):
         return Reason(route, 5, str(error), ROUTES)
     if isinstance(error, UnsettledError):
-        return Reason(route, 2, f"{error}{place_in(error.trace)}", ROUTES if error.final else ())
+        return Reason(route, 2, f"{error}{place_in(error.trace) or origin}", ROUTES if error.final else ())
     if isinstance(error, RulesError):
-        return Reason(route, 2, f"its graph {error}")
+        return Reason(route, 2, f"its graph {error}{origin}")
     if isinstance(error, TrialError):
-        return Reason(route, 2, str(error), ("decomposed",) if narrower and error.elsewhere else ())
+        return Reason(route, 2, f"{error}{origin}", ("decomposed",) if narrower and error.elsewhere else ())
     if isinstance(error, TracerError):
         return Reason(route, 1, str(error))
-    chain = _chain(error)
     said, place = " ".join(str(one) for one in chain), _place(chain)
     if lacking := _LACKS.search(said):
         lacks = f"ONNX lacks the operator {lacking[1]}"
@@ -86,7 +105,7 @@ def reason_of(route: Route, error: Exception, module: nn.Module, reads: Reads, n
         return Reason(route, 4, f"{lacks}{place}", ("decomposed",) if lacking[3] else ())
     if lacking := _TRACER_LACKS.search(said):
         return Reason(route, 4, f"ONNX lacks the operator {lacking[1]}{place}")
-    if any("data-dependent" in str(one) or "DataDependent" in type(one).__name__ for one in chain):
+    if by_values:
         return Reason(route, 3, f"what it does next depends on values{_at(chain)}")
     if reads.gradients is not None:
         text = f"it computes gradients at {reads.gradients}, and a graph computes none; write them as a formula"
@@ -113,6 +132,13 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 def _brief(error: BaseException, at: str = "") -> str:
     return f"{type(error).__name__}{at}: {one_line(error)}"
+
+
+def _origin(error: Exception, origins: Sequence[tuple[ir.Node, str]]) -> str:
+    """The user's line of the node that a message names, such as "… at Expand ['val_42']"; "" where it names none."""
+    said = set(_NAMED.findall(str(error)))
+    found = (trace for node, trace in origins if said & {node.name, *(value.name for value in node.outputs)})
+    return place_in(next(found, ""))
 
 
 def _at(chain: Sequence[BaseException]) -> str:

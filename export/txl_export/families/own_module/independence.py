@@ -1,4 +1,4 @@
-"""Whether the sequences of a batch are independent of one another: neighbours are changed, spoilt and moved."""
+"""Whether the sequences of a batch are independent of one another: neighbours are changed, spoilt, reset and moved."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from txl_runtime.errors import UsageError
 
 from txl_export.families.own_module.attributes import same_bits
 from txl_export.families.own_module.module_call import Tries, difference
-from txl_export.families.own_module.sizes import output_specs
+from txl_export.families.own_module.sizes import States, output_specs
 from txl_export.families.own_module.spec import InputSpec, StateSpec, StepSpec
+from txl_export.families.own_module.stages import shapes_of
 
 Entries: TypeAlias = Sequence[InputSpec] | Sequence[StateSpec]
 _PLACES = 1e-4
@@ -24,7 +25,8 @@ _FAR = 1e4
 def dependence(tries: Tries, length: int) -> str:
     """Why the sequences of a batch have to run together; "" where each is what it would be alone.
 
-    Neighbours read and hold something else, then values far from usual, then NaN; then sequences change places.
+    Neighbours read and hold something else, then values far from usual, then NaN; they are at their first state while
+    the sequence is further on, and the other way round; then sequences change places.
     """
     spec = tries.eager.spec
     for entry in spec.states:
@@ -49,22 +51,27 @@ def influence(tries: Tries, length: int) -> str:
 def _neighbours(tries: Tries, length: int, row: int) -> str:
     """What of one sequence changes with the others."""
     spec, inputs, states, valid = tries.eager.spec, tries.inputs(length), tries.states(length), tries.valid(length)
-    expected = _rows(spec, tries.eager(inputs, states, valid), row)
-    others, held = tries.inputs(length), tries.states(length)
-    for what, given, kept in (
+    others, held, first = tries.inputs(length), tries.states(length), tries.fresh()
+    begun: list[tuple[str, Mapping[str, Tensor | None], States]] = [
         ("other values", others, held),
         ("large values", _far(others), held),
         ("NaN", _spoilt(others), _spoilt(held)),
-    ):
-        try:
-            results = tries.eager(
-                _mixed(spec.inputs, inputs, given, row), _mixed(spec.states, states, kept, row), valid
-            )
-        except UsageError as error:
-            return f"a batch cannot be run where one sequence holds {what}: {error}"
-        for name, tensor in _rows(spec, results, row).items():
-            if not same_bits(tensor, expected[name]):
-                return f"{name} of a sequence changes with {what} in its neighbours"
+    ]
+    tried = [("a sequence", states, begun)]
+    if shapes_of(first) == shapes_of(states):  # only a reset brings both together in a batch
+        begun.append(("the first state", inputs, first))
+        tried.append(("a sequence that was just reset", first, [("later states", inputs, states)]))
+    for whose, own, cases in tried:
+        expected = _rows(spec, tries.eager(inputs, own, valid), row)
+        for what, given, kept in cases:
+            mixed = _mixed(spec.inputs, inputs, given, row), _mixed(spec.states, own, kept, row)
+            try:
+                results = tries.eager(*mixed, valid)
+            except UsageError as error:
+                return f"a batch cannot be run where one sequence holds {what}: {error}"
+            for name, tensor in _rows(spec, results, row).items():
+                if not same_bits(tensor, expected[name]):
+                    return f"{name} of {whose} changes with {what} in its neighbours"
     return ""
 
 

@@ -18,6 +18,8 @@ _OURS = Path(__file__).resolve().parents[2]
 _PYTHONS = tuple(Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
 """Where Python's own modules and installed packages are."""
 _TORCH = Path(sysconfig.get_path("platlib")).resolve() / "torch"
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+"""Folders of packages; an environment may read those of the system besides its own."""
 _FLOAT_INDICES = re.compile(
     r"argument #1 'indices' to have one of the following scalar types|tensors used as indices must be"
     r"|Expected dtype int64 for index|index tensor of type LongTensor"
@@ -87,7 +89,8 @@ def users_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
 @cache
 def is_users(file: str) -> bool:
     """Whether a source file belongs to the user rather than to Python, an installed package or this project."""
-    return not file.startswith("<") and not _is_in(file, (_OURS, *_PYTHONS))
+    installed = _is_in(file, (_OURS, *_PYTHONS)) or not _INSTALLED.isdisjoint(Path(file).parts)
+    return not file.startswith("<") and not installed
 
 
 def _is_in(file: str, places: tuple[Path, ...]) -> bool:

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from txl_export.families.own_module.own_code import is_users
 
+UNKNOWN = "an unknown place"
 _READS = frozenset({"aten._local_scalar_dense.default", "aten.equal.default", "aten.is_nonzero.default"})
 """Operators whose results are Python's."""
 _SIZES_ALONE = frozenset(
@@ -157,4 +158,4 @@ def _memory(tensor: Tensor) -> tuple[int, Any]:
 
 def _here() -> str:
     frames = [frame for frame in traceback.extract_stack() if is_users(frame.filename)]
-    return f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else "an unknown place"
+    return f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else UNKNOWN

@@ -15,6 +15,7 @@ from txl_export.families.own_module import capture as capturing
 from txl_export.families.own_module.building import write_step
 from txl_export.families.own_module.diagnosis import CaptureError
 from txl_export.families.own_module.loading import load_spec
+from txl_export.families.own_module.own_code import is_users
 from txl_export.families.own_module.plan import make_plan
 from txl_export.families.own_module.spec import InputSpec, StateSpec, StepSpec
 from txl_runtime.errors import UsageError
@@ -173,6 +174,45 @@ def test_an_assertion_on_values_is_told_with_its_line(tmp_path, attempts):
     said = refused(Asserts(), tmp_path)
     assert "value that it reads at test_diagnosis.py:" in said or "values at test_diagnosis.py:" in said
     assert attempts.count("export") == 1
+
+
+class Chooses(nn.Module):
+    """As an attention does that scales what its mask chooses, in one of several forms."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.form = form
+
+    def forward(self, x, h):
+        score = h[:, None, None] + x[:, None, :, None]
+        if self.form == "as many":
+            score[score > 1] = score[score > 1] * 2
+        elif self.form == "one place":
+            score[..., (x > 0).sum() % 4] = x[:, None]
+        else:
+            score[:, 0, :, 0][h == h] = x.flatten()
+        return score.sum((1, 2)), h * 0.5 + x
+
+
+@pytest.mark.parametrize("form", ["as many", "one place"])
+def test_a_choice_by_values_is_told_after_one_attempt_with_its_line_and_what_to_write(form, tmp_path, attempts):
+    said = refused(Chooses(form), tmp_path)
+    assert "a size or a place depends on values at test_diagnosis.py:" in said
+    assert "write torch.where(mask, new, old) or x.masked_fill(mask, value) for x[mask]" in said
+    assert attempts == ["export"]
+
+
+def test_a_node_that_no_graph_may_have_is_told_with_the_line_that_it_comes_from(tmp_path):
+    said = refused(Chooses("a value each"), tmp_path)
+    assert "a size that is computed from data at Expand ['" in said
+    assert "(test_diagnosis.py:" in said
+    assert "score[:, 0, :, 0][h == h] = x.flatten())" in said
+
+
+def test_a_package_of_the_system_is_no_code_of_the_users():
+    """An environment may read the system's packages besides its own, torch among them."""
+    assert not is_users("/usr/lib/python3/dist-packages/torch/_dynamo/eval_frame.py")
+    assert is_users("/home/me/model.py")
 
 
 class Grows(nn.Module):

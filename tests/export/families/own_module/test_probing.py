@@ -470,6 +470,25 @@ def test_nan_in_a_neighbour_that_no_table_has_a_row_for_stops_all():
     assert re.match(r"a batch cannot be run where one sequence holds NaN: .*IndexError: index -\d+ is out", plan.reason)
 
 
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        (torch.all, "output y of a sequence that was just reset changes with later states in its neighbours"),
+        (torch.any, "output y of a sequence changes with the first state in its neighbours"),
+    ],
+)
+def test_sequences_that_depend_on_one_another_after_a_reset_alone_run_in_lockstep(asked, reason):
+    """As xLSTM's do, which asks whether all of them are at their first step."""
+
+    def forward(self, x, h):
+        h = torch.where(asked(h == 0), torch.sigmoid(x), 0.9 * h + 0.5 * torch.sigmoid(x))
+        return h * 2, h
+
+    plan = plan_of(spec_of(forward), 3)
+    assert (plan.streams, plan.joint, plan.reason) == ("lockstep", True, reason)
+    assert plan_of(spec_of(forward), 1).streams == "independent"
+
+
 def test_a_place_in_the_batch_that_matters_runs_in_lockstep():
     def forward(self, x, h):
         return x + h + torch.arange(x.shape[0])[:, None], h + x
