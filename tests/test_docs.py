@@ -23,7 +23,7 @@ import pytest
 import torch
 import txl_export
 import txl_runtime
-from support import FIXTURES, typed
+from support import FIXTURES, cli, typed
 from txl_export.families.own_module.plan import make_plan
 from txl_runtime.device.gpu import shows_gpu
 from txl_runtime.listener import Silent
@@ -281,6 +281,42 @@ def test_the_snippets_on_own_models_run(tmp_path: Path, monkeypatch: pytest.Monk
             tried += 1
     assert tried == 5
     assert names["action"].shape == names["preview"].shape == (4, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("page", "options"), [("README.md", "--batch-size 16"), ("docs/own-models.md", "--batch-size 4")]
+)
+def test_the_export_of_a_policy_prints_the_size_that_its_page_shows(page: str, options: str, tmp_path: Path) -> None:
+    """Reports hold measured figures, whose digits differ between machines."""
+    block = next(block for block in python_blocks(page) if "class Policy" in block)
+    (tmp_path / "policy.py").write_text(block)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    torch.save(names["Policy"]().state_dict(), tmp_path / "policy.pt")
+    typed = f"export policy.py:build --weights policy.pt -o policy.txl {options}"
+    assert f"txl-deploy {typed}" in (ROOT / page).read_text().replace("my_model.py", "policy.py")
+    done = cli(*typed.split(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    shown, printed = (
+        float(re.findall(r"policy\.txl: ([\d.]+) kB, verified", text)[0])
+        for text in ((ROOT / page).read_text(), done.stdout)
+    )
+    assert printed == pytest.approx(shown, rel=0.03)
+
+
+@pytest.mark.slow
+def test_a_bundle_of_the_demo_has_the_size_that_the_first_page_shows(tmp_path: Path) -> None:
+    """An untrained one, without the part of its report that a verification fills."""
+    sample = [sys.executable, ROOT / "samples/train_char_lm.py", "--out", "demo", "--steps", "1", "--eval-bytes", "600"]
+    subprocess.run(sample, cwd=tmp_path, check=True, capture_output=True, timeout=250)
+    done = cli("export", "demo/model.pt", "--no-verify", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    shown, printed = (
+        float(re.findall(r"demo/model\.txl: ([\d.]+) MB, (?:NOT )?verified", text)[0])
+        for text in ((ROOT / "README.md").read_text(), done.stdout)
+    )
+    assert printed == pytest.approx(shown, rel=0.05)
 
 
 def test_the_snippets_for_sessions_run(
