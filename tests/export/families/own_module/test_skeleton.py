@@ -12,6 +12,7 @@ from support import PACKAGES
 from torch import Tensor, nn
 from txl_export.checkpoints.files.loading import load_file
 from txl_export.families.own_module.loading import load_spec
+from txl_export.families.own_module.sizes import fresh_states
 from txl_export.families.own_module.skeleton import recognised, skeleton
 from txl_export.families.own_module.spec import StepSpec
 from txl_runtime.errors import CheckpointError
@@ -86,12 +87,7 @@ def spec_of(path: Path, folder: Path) -> StepSpec:
 
 def starts(spec: StepSpec) -> list[Tensor]:
     """The states of one sequence as they begin."""
-    sizes = [[1 if size == "B" else int(size) for size in state.shape] for state in spec.states]
-    values = [torch.as_tensor(state.initial, dtype=torch.float32) for state in spec.states]
-    return [
-        (value.unsqueeze(state.shape.index("B")) if value.ndim else value).expand(size).clone()
-        for state, size, value in zip(spec.states, sizes, values, strict=True)
-    ]
+    return [state for state in fresh_states(spec, 1).values() if state is not None]
 
 
 @pytest.mark.parametrize("kind", [Lstm, Gru])
