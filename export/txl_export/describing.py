@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 from torch import Tensor
-from txl_runtime.bundle.vocabulary import decode_vocabulary
 from txl_runtime.errors import CheckpointError, TxlError
 
 from txl_export.checkpoints import check_code_base, identify, import_model, load, scripted
@@ -65,15 +64,12 @@ def describe_checkpoint(
         try:
             imported = import_model(found, unwrapped, config, str(path))
             weights = check_weights(imported.config, imported.weights, path.name)
-            words = imported.vocabulary and decode_vocabulary(
-                imported.vocabulary, imported.config.vocab_size, path.name
-            )
         except ConfigNeededError as error:
             document["needed"] = str(error)
         except TxlError as error:
             document["refused"] = str(error)
         else:
-            document |= _model(imported, weights, len(words) if words else None)
+            document |= _model(imported, weights)
             document["notes"] += [note for note in imported.notes if note not in document["notes"]]
     document["tensors"] = [
         {"name": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
@@ -82,11 +78,11 @@ def describe_checkpoint(
     return document
 
 
-def _model(imported: Imported, weights: Weights, words: int | None) -> dict[str, Any]:
+def _model(imported: Imported, weights: Weights) -> dict[str, Any]:
     evaluation = {name: value for name, value in vars(imported.evaluation).items() if value is not None}
     return {
         "parameters": parameter_count(weights),
-        "vocabulary": f"{words} words of {imported.config.vocab_size} tokens" if words else "none",
+        "vocabulary": "yes" if imported.vocabulary else "none",
         "config": msgspec.to_builtins(imported.config),
         "evaluation": evaluation,
         "dialect": {"initial_memory": imported.memory_start, "cluster_order": imported.cluster_order},

@@ -125,8 +125,7 @@ def _export(source: Source, target: Path, options: ExportOptions) -> ExportResul
         if options.verify:
             parity = prepared.verify(folder, manifest, heard)
             if prepared.vocabulary:
-                found = differences(open_bundle(folder), prepared.vocabulary, "export", Silent())
-                parity = parity.with_words(found)
+                parity = parity.with_words(differences(open_bundle(folder), prepared.vocabulary, "export", Silent()))
             (folder / REPORT).write_bytes(msgspec.json.format(msgspec.json.encode(parity.document())))
             parity.require()
             manifest = msgspec.structs.replace(manifest, parity=parity.summary())

@@ -177,15 +177,9 @@ class ExportOptions:
                 f"growth is {self.growth!r}, expected one of {', '.join(get_args(Growth))}; check --growth"
             )
         if self.extended_length not in (None, 0):
-            raise UsageError(
-                f"extended_length is {shown(self.extended_length)}, expected 0: no engine keeps an extended context; "
-                "check --extended-length"
-            )
+            raise UsageError(f"extended_length is {shown(self.extended_length)}, expected 0; check --extended-length")
         if not isinstance(self.specials, str | None):
-            raise UsageError(
-                f"specials is a {type(self.specials).__name__}, expected words with commas between, such as "
-                "'<S>,<pad>'; check --specials"
-            )
+            raise UsageError(f"specials is {shown(self.specials)}, expected a text such as '<S>,<pad>'")
         if self.boundary_token is not None and (not is_whole(self.boundary_token) or self.boundary_token < 0):
             raise UsageError(
                 f"boundary_token is {shown(self.boundary_token)}, expected a token id of 0 …; check --boundary-token"

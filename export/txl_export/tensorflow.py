@@ -17,22 +17,16 @@ def refuse_tensorflow(path: Path) -> None:
     Raises:
         CheckpointError: it is one.
     """
-    is_folder = path.is_dir() and not (path / "config.json").exists() and _prefixes(path)
-    if is_folder or (not path.exists() and Path(f"{path}.index").exists()):
-        raise CheckpointError(f"{path}: {converting(path)}")
+    found = sorted(path.glob("*.index")) if path.is_dir() else [Path(f"{path}.index")]
+    if found and found[0].exists() and not path.is_file() and not (path / "config.json").exists():
+        raise CheckpointError(f"{path}: {converting(found[0])}")
 
 
-def converting(path: Path) -> str:
-    """What to do about a checkpoint, named by its prefix, its folder or one of its files."""
-    folder = path if path.is_dir() else path.parent
-    among = _prefixes(folder) if path.is_dir() or path.name == "checkpoint" else [SUFFIX.sub("", str(path))]
+def converting(file: Path) -> str:
+    """What to do about a checkpoint, by one of its files."""
     return (
         "this is a TensorFlow checkpoint, expected PyTorch; convert it where TensorFlow and transformers 4.36 to 4.47 "
         "are: python -m transformers.models.deprecated.transfo_xl.convert_transfo_xl_original_tf_checkpoint_to_pytorch "
-        f"--tf_checkpoint_path {among[0] if among else 'PREFIX'} --transfo_xl_config_file config.json "
+        f"--tf_checkpoint_path {SUFFIX.sub('', str(file))} --transfo_xl_config_file config.json "
         "--pytorch_dump_folder_path FOLDER, and export FOLDER"
     )
-
-
-def _prefixes(folder: Path) -> list[str]:
-    return [SUFFIX.sub("", str(file)) for file in sorted(folder.glob("*.index"))]

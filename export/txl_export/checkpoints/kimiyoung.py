@@ -49,10 +49,8 @@ class LengthSettings(Struct, kw_only=True):
             CheckpointError: an extended context.
         """
         if self.ext_len:
-            raise CheckpointError(
-                f"{source}: ext_len {self.ext_len}, expected 0, because no engine keeps an extended context; to run it "
-                "without one, give --extended-length 0"
-            )
+            told = "no engine keeps an extended context; to run it without one, give --extended-length 0"
+            raise CheckpointError(f"{source}: ext_len {self.ext_len}, expected 0, because {told}")
         clamp = None if self.clamp_len is None else max(self.clamp_len, 0)
         return Evaluation(self.mem_len, self.tgt_len, self.same_length, clamp)
 

@@ -53,12 +53,9 @@ def _marks(symbols: Sequence[str]) -> dict[str, int | None]:
     """Which symbols stand for unknown words and for starts and ends of lines, by their names."""
     unknown = next((symbols.index(name) for name in ("<unk>", "<UNK>") if name in symbols), None)
     # lm1b's sentences stand between two <S>; the others' lines end in <eos>; enwik8 and text8 have neither.
-    start = symbols.index("<S>") if "<S>" in symbols and "<eos>" not in symbols else None
-    return {
-        "unknown": unknown,
-        "line_start": start,
-        "line_end": symbols.index("<eos>") if "<eos>" in symbols else start,
-    }
+    end = symbols.index("<eos>") if "<eos>" in symbols else None
+    start = symbols.index("<S>") if "<S>" in symbols and end is None else None
+    return {"unknown": unknown, "line_start": start, "line_end": start if end is None else end}
 
 
 def completed(vocabulary: bytes | None, tokens: int, options: ExportOptions, source: str) -> bytes | None:
@@ -71,27 +68,18 @@ def completed(vocabulary: bytes | None, tokens: int, options: ExportOptions, sou
         TxlError: it is no vocabulary of this model, or the two options do not make up the difference.
     """
     front = () if options.specials is None else tuple(options.specials.split(","))
-    if vocabulary is None:
+    words = None if vocabulary is None else decode_vocabulary(vocabulary, tokens, source)
+    if not isinstance(words, Words) or len(words) == tokens:
         if front or options.missing_words:
-            raise UsageError(
-                "--specials and --missing-words are for a vocabulary, and there is none; give --vocabulary FILE too"
-            )
-        return None
-    words = decode_vocabulary(vocabulary, tokens, source)
-    counts, lacks = f"{source}: has {len(words)} words, the model {tokens} tokens", tokens - len(words)
-    if not lacks:
-        if front or options.missing_words:
-            raise UsageError(f"{counts}; leave --specials and --missing-words out")
+            raise UsageError("--specials and --missing-words are for a list that lacks words; leave them out")
         return vocabulary
-    if len(front) > lacks or (len(front) < lacks and not options.missing_words):
+    lacks, given = tokens - len(words), f", and --specials {len(front)}" * bool(front)
+    if len(front) > lacks or (len(front) == lacks) == options.missing_words:
         raise UsageError(
-            f"{counts}{f', and --specials has {len(front)}' if front else ''}, expected a word for each; give "
+            f"{source}: has {len(words)} words, the model {tokens} tokens{given}, expected a word for each; give "
             f"--specials '<S>,…' where the list lacks {lacks} in front, or --missing-words where it lacks those of the "
             "last ids: with the wrong one every word means its neighbour"
         )
-    if len(front) == lacks and options.missing_words:
-        raise UsageError(f"{counts}, and --specials makes up the difference; leave --missing-words out")
-    assert isinstance(words, Words)
     if twice := [word for number, word in enumerate(front) if word in ("", *front[:number], *words.symbols)]:
         raise UsageError(f"--specials has {twice[0]!r}, expected words that the list lacks, each once; check it")
     return msgspec.json.encode(_behind(front, words))
@@ -131,9 +119,7 @@ def differences(bundle: Bundle, given: bytes, source: str, heard: Listener) -> l
     boundary, token = boundary_of(msgspec.json.encode(theirs), manifest.vocab_size), manifest.boundary_token
     command = manifest.provenance.get("command")
     noted = command.get("arguments") if isinstance(command, Mapping) else None
-    # Versions before 0.8 did not note the command.
-    asked = not isinstance(noted, list) or ("--boundary-token", str(token)) in pairwise(noted)
-    if token != boundary and asked:
+    if token != boundary and isinstance(noted, list) and ("--boundary-token", str(token)) in pairwise(noted):
         heard.warn(f"not compared: boundary token {token}, {boundary} by the {source} (--boundary-token)")
     else:
         pairs.append(("boundary_token", token, boundary))

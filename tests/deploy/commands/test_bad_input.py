@@ -72,7 +72,7 @@ def without(name: str) -> dict[str, torch.Tensor]:
 # ---- checkpoints
 
 
-@pytest.mark.parametrize("named", ["ckpt/model.ckpt-0", "ckpt", "ckpt/model.ckpt-0.index", "ckpt/checkpoint"])
+@pytest.mark.parametrize("named", ["ckpt/model.ckpt-0", "ckpt", "ckpt/model.ckpt-0.index"])
 @pytest.mark.parametrize("verb", ["export", "inspect"])
 def test_a_tensorflow_checkpoint_is_told_the_way_to_convert_it(here, run, verb, named):
     (here / "ckpt").mkdir()

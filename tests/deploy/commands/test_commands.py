@@ -225,7 +225,8 @@ def test_verify_judges_text_where_there_is_some(run, folder, bundle):
     shown = run("verify", bundle, "--segments", 3)
     assert shown.code == 0
     assert [line.split()[0] for line in shown.stdout.splitlines() if line.rstrip().endswith("not judged")] == [
-        "perplexity"
+        "perplexity",
+        "vocabulary",
     ]
     assert "segments of 64" in shown.stdout
     assert "against the bundle's own weights" in shown.stdout

@@ -47,12 +47,16 @@ def test_a_list_with_fewer_words_than_the_model_has_tokens_is_refused(way: str, 
 @pytest.mark.parametrize(
     ("vocabulary", "options", "message"),
     [
-        (LIST, {"specials": "<S>,<pad>"}, "11 words, the model 12 tokens, and --specials has 2"),
+        (LIST, {"specials": "<S>,<pad>"}, "11 words, the model 12 tokens, and --specials 2, expected"),
         (LIST, {"specials": "w3"}, "--specials has 'w3'"),
-        (LIST, {"specials": "<S>", "missing_words": True}, "leave --missing-words out"),
-        (LIST | {"symbols": [*WORDS, "<unk>", "<S>"]}, {"missing_words": True}, "leave --specials and --missing-words"),
-        (None, {"specials": "<S>"}, "give --vocabulary FILE"),
-        (LIST, {"specials": ["<S>"]}, "specials is a list, expected words with commas between"),
+        (LIST, {"specials": "<S>", "missing_words": True}, "11 words, the model 12 tokens, and --specials 1, expected"),
+        (
+            LIST | {"symbols": [*WORDS, "<unk>", "<S>"]},
+            {"missing_words": True},
+            "for a list that lacks words; leave them out",
+        ),
+        (None, {"specials": "<S>"}, "for a list that lacks words; leave them out"),
+        (LIST, {"specials": ["<S>"]}, "specials is .*, expected a text such as"),
     ],
 )
 def test_what_does_not_make_up_the_difference_is_refused(vocabulary, options, message, tmp_path: Path) -> None:

@@ -278,8 +278,7 @@ def _what_else(path: Path, head: bytes, file: io.BufferedReader, size: int) -> s
         return "the file is empty; copy it again"
     file.seek(max(0, size - 8))
     tail = file.read(8)
-    listed = path.name == "checkpoint" and head.startswith(b"model_checkpoint_path")
-    if listed or SUFFIX.search(path.name) or tail == b"\x57\xfb\x80\x8b\x24\x75\x47\xdb":
+    if SUFFIX.search(path.name) or tail == b"\x57\xfb\x80\x8b\x24\x75\x47\xdb":
         return converting(path)
     if head[257:262] == b"ustar":
         return f"this is a tar archive; if torch < 0.4 wrote it, load it there and {SAVE_AGAIN}; otherwise unpack it"
