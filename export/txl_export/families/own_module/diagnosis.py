@@ -84,7 +84,7 @@ def reason_of(
     by_values = any("data-dependent" in str(one) or _BY_VALUES.search(type(one).__name__) for one in chain)
     inside = reads.anywhere not in (None, UNKNOWN) and reads.by_python is None
     if inside and (by_values or isinstance(error, RulesError)):
-        text = f"a size or a place depends on values at {reads.anywhere}; {_INSTEAD}"
+        text = f"what the step does next, or a size, depends on a value that it reads at {reads.anywhere}; {_INSTEAD}"
         return Reason(route, 5, text, ROUTES)
     if isinstance(error, ReadError):
         return Reason(route, 5, str(error), ROUTES)

@@ -197,7 +197,7 @@ class Chooses(nn.Module):
 @pytest.mark.parametrize("form", ["as many", "one place"])
 def test_a_choice_by_values_is_told_after_one_attempt_with_its_line_and_what_to_write(form, tmp_path, attempts):
     said = refused(Chooses(form), tmp_path)
-    assert "a size or a place depends on values at test_diagnosis.py:" in said
+    assert "or a size, depends on a value that it reads at test_diagnosis.py:" in said
     assert "write torch.where(mask, new, old) or x.masked_fill(mask, value) for x[mask]" in said
     assert attempts == ["export"]
 
