@@ -12,7 +12,7 @@ namespace txl_runtime {
 namespace {
 
 constexpr double MOST_VALUES = 1099511627776.0;  // of one tensor; more is no model but a mistake
-constexpr std::int64_t MOST_UNSEEN = 4096;         // sequences that no tensor has
+constexpr std::int64_t MOST_UNSEEN = 4096;       // sequences that no tensor has
 
 std::string lowered(std::string text) {
     for (auto &sign : text)

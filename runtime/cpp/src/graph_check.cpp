@@ -579,12 +579,12 @@ void check_graph(const std::string &data, const std::string &where, const Progra
         for (const auto &other : manifest.programs)
             if (other.file == program.file && !other.opset.empty() && other.opset != walk.imports)
                 refuse_graph("operators of other versions", "those that the manifest says of " + brief(other.name));
-        // Over no positions it ends the process. With one sequence, an honest graph has all its other sizes.
         if (walk.normalized.empty()) return;
+        // Over no positions it ends the process. With one sequence, an honest graph has all its other sizes.
         auto apart = budget;
         apart.taken = 0, apart.held.clear();
-        const bool rows = program.rows_open();
-        for (const auto &value : Walk(data, program.kind, sizes, manifest.weights, apart, rows ? 0 : 1).normalized)
+        const Walk small(data, program.kind, sizes, manifest.weights, apart, program.rows_open() ? 0 : 1);
+        for (const auto &value : small.normalized)
             if (!value || !value->exact || !product(part(value->dims, 2)))
                 refuse_graph("an InstanceNormalization of what may have no positions", "some positions always");
     } catch (const GraphRefused &refused) {

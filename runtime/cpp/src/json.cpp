@@ -106,8 +106,8 @@ void hold(Json &value, const Json &schema, const Json &root, const std::string &
     }
 }
 
-// How deep brackets stand in one another, outside of strings. The parser's own callback would tell, and would have it look
-// through the whole list around it at the end of every object.
+// How deep brackets stand in one another, outside of strings. With a callback of ours to tell it, the parser would look
+// through the whole list around an object at the end of each.
 int depth_of(std::string_view text) {
     int depth = 0, most = 0;
     bool inside = false;

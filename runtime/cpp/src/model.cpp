@@ -74,7 +74,7 @@ void Model::check_files() const {
         need(size == record.size, TXL_BUNDLE, files->where(name), ": ", size, " bytes, expected ", record.size,
              "; copy the bundle again");
         need((options_.flags & TXL_LOAD_UNHASHED) || files->hash(name) == record.sha256, TXL_BUNDLE, files->where(name),
-             ": its SHA-256 is another than the manifest's, so it was altered or replaced; load it again, or copy it again");
+             ": its SHA-256 is another than the manifest's, so it was altered or replaced; load or copy it again");
     }
 }
 

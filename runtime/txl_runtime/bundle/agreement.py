@@ -119,7 +119,7 @@ def _interface(m: Tables) -> Iterator[str]:
         yield "sequences are independent, but the programs read no valid"
     if [m.batch_size, *m.batch_sizes] != sorted({m.batch_size, *m.batch_sizes}, reverse=True):
         yield f"batch_sizes are {list(m.batch_sizes)}, expected smaller ones than B {m.batch_size}, the largest first"
-    seen = [row.axes.batch for row in (*m.inputs, *m.outputs)] + [state.batch_axis for state in m.states]
+    seen = [entry.axes.batch for entry in m.interface] + [state.batch_axis for state in m.states]
     if m.batch_size > MOST_UNSEEN and all(axis is None for axis in seen):
         yield f"batch_size is {m.batch_size}, which no input, output or state has, expected at most {MOST_UNSEEN}"
     if m.batch_sizes and not all(program.open_batch for program in m.programs if program.segment_length):

@@ -8,7 +8,6 @@ is linear in the file's size and in the number of values, and so is memory. What
 from __future__ import annotations
 
 import marshal
-import math
 import os
 import struct
 from collections.abc import Callable, Container, Mapping
@@ -149,8 +148,8 @@ def check_positions(walk: Walk, data: bytes, kind: str, least: int, weights: str
         return
     small = Walk(data, kind, walk.sizes, weights, Budget(budget.weights, budget.most), least)
     for op, read, _ in small.nodes:
-        value = small.values[read[0]] if read and read[0] else None
-        if op == "InstanceNormalization" and value and not (value.exact and math.prod(value.dims[2:])):
+        value = small.values.get(read[0]) if op == "InstanceNormalization" else None
+        if value is not None and (not value.exact or 0 in value.dims[2:]):
             raise RefusedError(f"{op} of {read[0][:60]!a}, which may have no positions", "some positions always")
 
 
