@@ -46,7 +46,7 @@ def generate(
 ) -> tuple[Array, Array]:
     """Feed prompts, and draw after each; return tokens and their log-probabilities, [count, b]."""
     name, tokens, ends = _text(stream, tokens, counts)
-    need((ends > 0).all() and count >= 0, "Every sequence needs a prompt to draw after.")
+    need((ends > 0).all() and count > 0, "Every sequence needs a prompt to draw after, and a token to draw.")
     need(temperature >= 0 and (top_k is None or top_k > 0), "A temperature or top_k is too small.")
     need(top_p is None or 0 < top_p <= 1, "top_p is not a share.")
     seeds = [np.random.SeedSequence(seed, spawn_key=(i,)) for i in range(stream.b)]
