@@ -166,7 +166,7 @@ def _add_selftest(prepared: Prepared, folder: Path, manifest: Manifest, heard: L
     """Write the self-test's vectors; below float32 with how far the bundle is from them here."""
     heard.stage("compute self-test vectors")
     vectors = prepared.vectors(manifest)
-    _store(vectors, folder)
+    _store(vectors | {"reached": np.zeros(2)} if manifest.precision != "fp32" else vectors, folder)
     manifest = seal(folder, msgspec.structs.replace(manifest, selftest=SELFTEST))
     if manifest.precision != "fp32":
         found = _selftest(folder, manifest, rounding=True)

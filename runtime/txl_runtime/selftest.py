@@ -22,7 +22,8 @@ are replayed (`translated`):
 Both have, below float32, what was reached where the bundle was made: there is no absolute limit then, and it may not
 become twice as far away. Half precision is rounded there after every operator, as a device does that fuses none.
 
-    reached    float64 [2]: the largest differences of log-probabilities and memory, or of outputs and state
+    reached    float64 [2]: the largest differences of log-probabilities and memory, or of outputs and state; no more
+               than the largest log-probability in nats, and 1 where they are relative
 
 A Transformer-XL in half precision is judged row by row as well. A largest difference hides a fault in few rows; and the
 memory of a layer has been rounded by the layers below it alone, so that a fault there stands out ("rows" of `LIMITS`):
@@ -129,9 +130,8 @@ def run_selftest(model: Model) -> SelftestResult:
     try:
         if "tokens" in vectors:
             vectors = translated(vectors, model)
-        if "reached" in vectors:
-            reached = vectors["reached"].reshape(2)
-            limits = [limit_of("further") * float(value) + float32_limit() for value in reached]
+        if not all(map(math.isfinite, limits)):
+            limits = [limit_of("further") * value + float32_limit() for value in reached(model, vectors)]
         errors: list[tuple[float, ...]] = []
         for b in streams:
             errors.append(_replay(model, vectors, b, rows))
@@ -188,6 +188,23 @@ def translated(vectors: Mapping[str, Array], model: Model) -> dict[str, Array]:
             if wanted.shape[1:] != (*picked.shape, *channels.shape):  # see above
                 raise ValueError(f"rows of {name} have shape {wanted.shape}, {picked.shape} of {channels.shape} named")
             found[f"row_place/{name}"] = of_row[most - 1 - picked[:, None], channels]
+    return found
+
+
+def reached(model: Model, vectors: Mapping[str, Array]) -> list[float]:
+    """How far outputs and state were from the reference where the bundle was made, of vectors as those of any step.
+
+    Raises:
+        BundleError: it is no number from 0 to what the model answers at all: then anything would pass.
+    """
+    logprobs, found = model.manifest.logprobs, [float(value) for value in vectors["reached"].ravel()]
+    sizes = np.abs(np.zeros(0) if logprobs is None else vectors[f"output/{logprobs.name}"])
+    most = float(sizes[sizes < limit_of("mask")].max(initial=1))  # in nats; else relative to the largest value
+    if len(found) != 2 or not (0 <= found[0] <= most and 0 <= found[1] <= 1):
+        raise BundleError(
+            f"{model.bundle.path}: stored vectors do not fit (reached is {found}, expected 0 … {most:.3g} and 0 … 1); "
+            "export the model again"
+        )
     return found
 
 

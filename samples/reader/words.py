@@ -46,7 +46,7 @@ def generate(
 ) -> tuple[Array, Array]:
     """Feed prompts, and draw after each; return tokens and their log-probabilities, [count, b]."""
     name, tokens, ends = _text(stream, tokens, counts)
-    need((ends > 0).all() and count >= 0, "Every sequence needs a prompt to draw after.")
+    need((ends > 0).all() and count > 0, "Every sequence needs a prompt to draw after, and a token to draw.")
     need(temperature >= 0 and (top_k is None or top_k > 0), "A temperature or top_k is too small.")
     need(top_p is None or 0 < top_p <= 1, "top_p is not a share.")
     seeds = [np.random.SeedSequence(seed, spawn_key=(i,)) for i in range(stream.b)]
@@ -121,7 +121,11 @@ def self_test(bundle: Bundle, rule: str | None = None) -> dict[str, tuple[float,
         v[f"input/{next(iter(bundle.given))}"] = v["tokens"]
         place = v["positions"][..., None] * bundle.outputs[name]["shape"][-1] + v["columns"]
         v |= {f"place/{name}": place.reshape(steps, B, -1), f"output/{name}": v["logprobs"].reshape(steps, B, -1)}
-    limits = (1e-4 + (np.zeros(2) if bundle.manifest["precision"] == "fp32" else 2 * v["reached"])).tolist()
+    reached = np.zeros(2) if bundle.manifest["precision"] == "fp32" else v["reached"]
+    sizes = np.abs(v[f"output/{name}"] if name else np.zeros(1))
+    most = [sizes[sizes < 1000].max(initial=1), 1]
+    need(bool(((reached >= 0) & (reached <= most)).all()), "What these vectors reached is no difference.")
+    limits = (1e-4 + 2 * reached).tolist()
     found: dict[str, tuple[float, float]] = {}
 
     def compare(name: str, got: Array, want: Array, limit: float, scale: float | None = None) -> None:

@@ -597,6 +597,13 @@ class Composer:
         self.begin("limit fill snapshot", rule, b, most // 2 - 1)
         self.ask("restore", bytes=full), self.state(), self.run("all", 1), self.run("all", 1), self.ask("save")
         self.select(*range(b)[::-1]), self.run("all", 1), self.state()
+        if self.apart or b == 1:
+            self.begin("rows", rule, b)
+            self.feed(most + 1, kind="all"), self.ask("take", row=0)
+            one = self.saved
+            self.begin("limit rows fill", rule, b, most // 2 - 1)
+            self.run("all"), self.ask("put", row=0, bytes=one), self.state()
+            self.run("all", 1), self.state(), self.run("all"), self.state()
         self.begin("limit fill", rule, b, 0)
         self.run("all"), self.state(), self.ask("reset", rows=[0]), self.run("all", 1), self.state()
         tensors, facts = opened(unpacked_bytes(full))
@@ -657,6 +664,7 @@ class Composer:
                 ("generate", {**prompt, **fair, "counts": [0] * b}),
                 ("generate", {**prompt, **fair, "temperature": -1.0}),
                 ("generate", {**prompt, **fair, "top_k": 0}),
+                ("generate", {**prompt, **fair, "count": 0}),
                 ("generate", {**prompt, **fair, "top_p": 0.0}),
                 ("generate", {**prompt, **fair, "top_p": 1.5}),
             ]
@@ -683,9 +691,11 @@ class Composer:
             draw("draws top_k", 0, 1, 2, seed=seed, top_k=3)
             draw("draws top_p", 0, 3, 2, seed=seed, top_p=0.5)
             draw("draws top_p", 2, 3, 2, seed=seed, top_p=1.0)
+            draw("draws top_k top_p", 2, 2, 2, seed=seed, top_k=3, top_p=0.5)
             draw("draws temperature", 4, 4, 4, seed=seed, temperature=0.01)
         draw("draws top_k", 0, 1, 2, top_k=50)
         draw("draws temperature", 0, 1, 3, temperature=1e-4)
+        draw("draws temperature", 0, 0, 1, temperature=1e-60)  # among words that tie; in float32 it would be 0
         draw("draws temperature", 0, 1, 3, temperature=50.0)
         self.begin("draws greedy", rule, 1)
         for heat in (0.0, 1.0):

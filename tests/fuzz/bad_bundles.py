@@ -28,6 +28,7 @@ BASES = {
     "transformer_xl": "bases/transformer_xl",
     "format1": "bases/format1",
     "engines": "../bundles/format1",
+    "half": "../bundles/half",
 }
 REFUSED, WHEN_USED, SELF_TEST, LOADS = "refused", "refused when used", "self-test fails", "loads"
 HARMLESS = "loads or refused"
@@ -47,6 +48,8 @@ NEEDS = {
 """The promises and bases with which a reader is tried that keeps a promise of the conformance list."""
 Change = dict[str, Any]
 MANIFEST, WEIGHTS, GRAPH, VECTORS = "manifest.json", "weights.safetensors", "step-1.onnx", "selftest.npz"
+NEWER_VECTORS = "selftest.safetensors"
+MANY_AXES = [2, *[1] * 14, 2]
 
 
 def main() -> None:
@@ -99,7 +102,7 @@ def many(at: str, each: str, times: int) -> Change:
 
 def files() -> dict[str, bytes]:
     """What no short change can say: hostile graphs and archives."""
-    return {**{f"{name}.onnx": data for name, data in graphs().items()}, **archives(), **weights()}
+    return {**{f"{name}.onnx": data for name, data in {**graphs(), **fitting()}.items()}, **archives(), **weights()}
 
 
 def cases() -> Iterator[dict[str, Any]]:
@@ -271,6 +274,16 @@ def _manifests() -> Iterator[dict[str, Any]]:
     state |= {"update": "replace"}
     listed = many("/states", json.dumps(state), 20_000)
     yield case("many-states", "step", "20,000 states that no program has", bounded, REFUSED, listed)
+    put, listed = change("put", GRAPH, **{"from": "axes.onnx"}), change("list", GRAPH)
+    shapes = [set_("/outputs/0/shape", ["B", *MANY_AXES[1:]]), set_("/programs/0/outputs/0/shape", MANY_AXES)]
+    yield case("axes", "step", f"an output of {len(MANY_AXES)} axes", agree, HARMLESS, *shapes, put, listed)
+    put = change("put", GRAPH, **{"from": "shared.onnx"})
+    alone = [set_("/inputs", [{"name": "features", "dtype": "float32", "shape": [2, 3], "role": "feature"}])]
+    alone += [set_("/outputs/0/shape", [2, 2]), change("remove", MANIFEST, at="/programs/0/inputs/1")]
+    alone += [set_(f"/states/{place}/batch_axis", None) for place in (0, 1)]
+    alone += [set_("/streams", "lockstep"), set_("/batch_size", 2**24)]
+    yield case("batch-unseen", "step", "16,777,216 sequences, of which no tensor has an axis", agree, REFUSED, *alone,
+               put, listed)  # fmt: skip
     listed = many("/files", "#", 1)
     yield case("files-list", "step", "the files are a list", typed, REFUSED, listed)
     listed = many("/states/0/shape", "1", 100_000)
@@ -323,6 +336,14 @@ def _others() -> Iterator[dict[str, Any]]:
         yield case(
             f"vectors-{name[:-4]}", "step", f"stored vectors: {ARCHIVE_WORDS[name]}", stored, expected, put, listed
         )
+    path = CORPUS / BASES["half"] / NEWER_VECTORS
+    head = path.read_bytes()
+    start = 8 + int.from_bytes(head[:8], "little")
+    place = start + json.loads(head[8:start])["reached"]["data_offsets"][0]
+    for short, bit in (("negative", 7), ("huge", 6)):  # of the sign, and of the exponent's largest part
+        bad = change("flip", NEWER_VECTORS, at=place + 7, bit=bit), change("list", NEWER_VECTORS)
+        wrong = f"the difference that the bundle reached where it was made is {short}"
+        yield case(f"vectors-reached-{short}", "half", wrong, stored, WHEN_USED, *bad)
     cut = (change("cut", VECTORS, size=1000), change("list", VECTORS))
     yield case("vectors-cut", "step", "stored vectors end early, the hash fits", stored, WHEN_USED, *cut)
     gone = (change("delete", VECTORS), change("remove", MANIFEST, at=f"/files/{VECTORS}"))
@@ -504,6 +525,19 @@ def graphs() -> dict[str, bytes]:
     add("dots", sums, tensors=[constant("row", [1.0, 1.0], FLOAT)])
     assert found.keys() == GRAPH_WORDS.keys(), found.keys() ^ GRAPH_WORDS.keys()
     return {name: _serialised(model) for name, model in found.items()}
+
+
+def fitting() -> dict[str, bytes]:
+    """Graphs that are right for a manifest that is changed with them."""
+    axes = onnx.load(CORPUS / BASES["step"] / GRAPH, load_external_data=False)
+    for node in axes.graph.node:
+        node.output[:] = ["flat" if name == "values" else name for name in node.output]
+    axes.graph.node.append(helper.make_node("Reshape", ["flat", "axes"], ["values"]))
+    axes.graph.initializer.append(helper.make_tensor("axes", INT64, [len(MANY_AXES)], MANY_AXES))
+    axes.graph.output[0].CopyFrom(helper.make_tensor_value_info("values", FLOAT, MANY_AXES))
+    shared = _good_graph()
+    del shared.graph.input[1]
+    return {"axes": _serialised(axes), "shared": _serialised(shared)}
 
 
 def _good_graph() -> onnx.ModelProto:

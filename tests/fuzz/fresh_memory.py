@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-from txl_runtime.guard.graph_check import Budget, Walk
+from txl_runtime.guard.graph_check import Budget, Walk, check_positions
 from txl_runtime.guard.protobuf import RefusedError
 
 from fuzz.odd_nodes import Odd, make
@@ -67,7 +67,9 @@ def attack(seeds: Sequence[int], constants: float) -> tuple[collections.Counter[
             counts["not written"] += 1
             continue
         try:
-            values = Walk(odd.data(False), "step", odd.most, "", Budget(0)).values
+            walk = Walk(odd.data(False), "step", odd.most, "", Budget(0))
+            check_positions(walk, odd.data(False), "step", 0, "", Budget(0))
+            values = walk.values
         except RefusedError:
             counts["refused by the check"] += 1
             continue

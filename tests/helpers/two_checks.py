@@ -27,7 +27,7 @@ from random_arithmetic import Arithmetic
 from random_nodes import MADE, single
 from txl_runtime.bundle.manifest import Manifest, decode_manifest
 from txl_runtime.bundle.tables import Program
-from txl_runtime.guard.graph_check import Budget, Walk, _most
+from txl_runtime.guard.graph_check import Budget, Walk, _most, check_positions
 from txl_runtime.guard.protobuf import RefusedError
 
 Sizes = Mapping[str, tuple[int, ...]]
@@ -84,7 +84,8 @@ def difference(asked: Asked, c: CheckInC) -> tuple[str, bool]:
     found, budget, needed = c.ask(asked), Budget(asked.weight_bytes), 0
     told = found.get("refused", "accepted")
     try:
-        Walk(asked.graph, asked.kind, asked.most, asked.weights, budget)
+        walk = Walk(asked.graph, asked.kind, asked.most, asked.weights, budget)
+        check_positions(walk, asked.graph, asked.kind, 1, asked.weights, budget)
     except RefusedError as refused:
         needed = refused.args[2] if len(refused.args) > 2 else 0
         other = re.search(r"options\.budget = (\d+)", told)

@@ -443,6 +443,17 @@ def temperatures_have_a_floor() -> None:
         right(self, max(temperature, 0.1) if temperature else 0.0, *given)
 
 
+def put_forgets_the_limit() -> None:
+    """After a put the stream keeps all M rows."""
+
+    @around(Driver, "_do_put")
+    def put(right: Any, self: Driver, request: Any) -> Any:
+        held = self.stream.snapshot()
+        self._stream = self.model.stream(self.stream.batch_size)
+        self._stream.restore(held)
+        return right(self, request)
+
+
 def the_selftest_always_passes() -> None:
     """Whatever the stored vectors say, they pass."""
 
@@ -509,6 +520,15 @@ FAULTS: dict[str, tuple[Callable[[], None], str]] = {
     "seeds are cut to 64 bits": (seeds_are_cut(64), "draws"),
     "seeds are cut to 128 bits": (seeds_are_cut(128), "draws"),
     "temperatures have a floor": (temperatures_have_a_floor, "temperature"),
+    "put forgets the stream's memory_length": (put_forgets_the_limit, "limit"),
+    "top_p is forgotten beside a small top_k": (
+        asked_otherwise("generate", lambda _, request: {"top_p": request["top_p"] if request["top_k"] != 3 else None}),
+        "top_p",
+    ),
+    "temperatures are float32": (
+        asked_otherwise("generate", lambda _, request: {"temperature": float(np.float32(request["temperature"]))}),
+        "temperature",
+    ),
     "the self-test always passes": (the_selftest_always_passes, "selftest"),
     "hashes are not checked": (hashes_are_not_checked, HASHES),
 }

@@ -93,6 +93,8 @@ class Driver:
     def _do_generate(self, request: Json) -> Json:
         options = {name: request[name] for name in ("temperature", "top_k", "top_p", "seed")}
         tokens, counts = unpacked(request["tokens"]), request["counts"]
+        if request["count"] == 0:
+            raise UsageError("count is 0, expected at least 1; ask for a token")
         drawn = self.stream.generate(tokens, request["count"], lengths=counts, logprobs=True, **options)
         found = [(token, drawn.logprobs) for token in drawn]
         shape = len(found), self.stream.batch_size

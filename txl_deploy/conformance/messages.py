@@ -43,7 +43,10 @@ def unpacked(document: Any) -> Array:
         raise UsageError(
             f"an array is {name} {shape} of {len(data)} bytes, expected one of {', '.join(DTYPES)} and as many"
         )
-    return np.frombuffer(data, np.dtype(name).newbyteorder("<")).astype(name).reshape(shape)
+    try:
+        return np.frombuffer(data, np.dtype(name).newbyteorder("<")).astype(name).reshape(shape)
+    except ValueError as error:  # of no numbers, such as [2**62, 2**62, 0], or of more axes than NumPy has
+        raise UsageError(f"an array is {name} {str(shape)[:80]} ({error}), expected one that NumPy can hold") from None
 
 
 def is_array(document: object) -> bool:

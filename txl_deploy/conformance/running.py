@@ -295,11 +295,11 @@ def _count(tally: Tally, case: dict[str, Any], found: str, said: str) -> None:
     tally.refused += found.startswith("refused")
     tally.died += found == "died"
     allowed = bad_bundles.allowed(case["expected"])
-    if found == "unsupported":
-        tally.unsupported += 1
-    elif found in allowed:
+    if found in allowed:
         tally.passed += 1
         tally.kept = sorted({*tally.kept, case["promise"]})
+    elif found == "unsupported":
+        tally.unsupported += 1
     else:
         tally.opened += found not in ("died", "refused")
         told = f"{found}, expected {' or '.join(allowed)}" if found != "died" else f"the driver {said}"

@@ -10,7 +10,7 @@ import numpy as np
 from txl_runtime.bundle.tables import Output
 from txl_runtime.ladder import BISECT, float32_limit, limit_of, rung
 from txl_runtime.model import Model
-from txl_runtime.selftest import translated
+from txl_runtime.selftest import reached, translated
 from txl_runtime.types import Array
 
 from txl_deploy.plain_c.rendering import literals
@@ -36,8 +36,8 @@ def stored_steps(model: Model, step: PlainStep, context: Mapping[str, Any]) -> d
         vectors, origin = _recorded(model, step), "what the bundle computed when this was packaged"
     wanted = rung(manifest.precision, "cpu").logprobs
     limit = BISECT[manifest.precision] if wanted is None else wanted
-    if "reached" in vectors:
-        limit = limit_of("further") * float(vectors["reached"].reshape(2)[0]) + float32_limit()
+    if wanted is None and "reached" in vectors:
+        limit = limit_of("further") * reached(model, vectors)[0] + float32_limit()
     inputs = [
         {**each, "text": _nested([_given(each["table"], vectors, at, batch, length) for at in _steps(vectors)])}
         for each in context["inputs"]

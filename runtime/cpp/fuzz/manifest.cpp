@@ -11,9 +11,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t *data, std::size_t size
     fuzzing::accepted(TXL_BUNDLE, [&] {
         const auto manifest =
             txl_runtime::read_manifest(std::string(fuzzing::text_of(data, size)), "memory/manifest.json");
-        fuzzing::hold(!manifest.programs.empty() && !manifest.lengths().empty() && !manifest.updates().empty(),
+        fuzzing::hold(!manifest.programs.empty() && !manifest.lengths().empty() && !manifest.updates.empty(),
                       "there is something to run");
-        for (const auto rule : manifest.updates())
+        for (const auto rule : manifest.updates)
             for (const auto *state : manifest.states_of(rule))
                 fuzzing::hold(!state->counted() || !state->row_shape().empty() || manifest.counts_rows(),
                               "memory rows are counted");

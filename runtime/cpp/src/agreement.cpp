@@ -12,6 +12,7 @@ namespace txl_runtime {
 namespace {
 
 constexpr double MOST_VALUES = 1099511627776.0;  // of one tensor; more is no model but a mistake
+constexpr std::int64_t MOST_UNSEEN = 4096;       // sequences that no tensor has
 
 std::string lowered(std::string text) {
     for (auto &sign : text)
@@ -52,9 +53,10 @@ Spec spec_of(const Row &row, std::int64_t b, std::int64_t length) {
     return found;
 }
 
-const Spec *named(const std::vector<Spec> &specs, const std::string &name) {
-    const auto found = ranges::find(specs, name, &Spec::name);
-    return found == specs.end() ? nullptr : &*found;
+std::map<std::string, const Spec *> by_name(const std::vector<Spec> &specs) {
+    std::map<std::string, const Spec *> found;
+    for (const auto &spec : specs) found.emplace(spec.name, &spec);
+    return found;
 }
 
 class Agreement {
@@ -142,6 +144,11 @@ private:
         for (const auto &state : m.states)
             must(m.lockstep || state.counted() || (state.batch_axis >= 0 && !state.rows && !state.absent),
                  "sequences are independent, but ", brief(state.name), " is shared, grows or is absent at first");
+        const auto has = [](const auto &row) { return row.axes.batch >= 0; };
+        const auto carries = [](const State &state) { return state.batch_axis >= 0; };
+        must(m.B <= MOST_UNSEEN || ranges::any_of(m.inputs, has) || ranges::any_of(m.outputs, has) ||
+                 ranges::any_of(m.states, carries),
+             "batch_size is ", m.B, ", which no input, output or state has, expected at most ", MOST_UNSEEN);
         auto larger = m.B;
         for (auto size : m.batch_sizes) {
             must(size < larger, "batch_sizes are ", listed(m.batch_sizes), ", expected smaller ones than B ", m.B);
@@ -196,10 +203,10 @@ private:
     // All rules keep the same memory rows, and all of a rule's tensors are of one shape.
     void memory() const {
         using Kept = std::map<std::string, std::pair<Sizes, txl_dtype>>;
-        const auto updates = m.updates();
         Kept rows;
         std::map<std::string, Json> initial;
-        std::set<Rule> held, runs(updates.begin(), updates.end());
+        std::set<Rule> held;
+        const auto &runs = m.updates;
         for (const auto &state : m.states) {
             held.insert(state.update);
             if (state.counted()) rows[state.name] = {state.row_shape(), state.dtype};
@@ -231,7 +238,7 @@ private:
             must(!first || kept == rows, "the state table does not fit: rule ", name_of(rule),
                  " keeps other tensors than the bundle's other rules");
         }
-        for (auto rule : updates) names(rule);
+        for (auto rule : runs) names(rule);
     }
 
     // Inputs and outputs sort alike, and none begins as another.
@@ -252,7 +259,7 @@ private:
     }
 
     void programs() const {
-        for (auto rule : m.updates()) {
+        for (auto rule : m.updates) {
             std::set<std::string> kinds;
             std::set<std::int64_t> there;
             for (const auto &program : m.programs)
@@ -263,14 +270,12 @@ private:
                 must(there.count(length), "a program of rule ", name_of(rule), " for segments of ", length,
                      " is missing");
         }
-        std::vector<const Program *> seen;
+        std::map<std::pair<Rule, std::vector<Spec>>, std::string> seen;
         for (const auto &program : m.programs) {
             if (program.softmax() || program.kind == "attention") continue;
             segment(program);
-            for (const auto *other : seen)
-                must(other->update != program.update || other->inputs != program.inputs, "program ",
-                     brief(program.name), " takes the same segments as ", brief(other->name));
-            seen.push_back(&program);
+            const auto [other, first] = seen.emplace(std::pair(program.update, program.inputs), program.name);
+            must(first, "program ", brief(program.name), " takes the same segments as ", brief(other->second));
         }
     }
 
@@ -287,8 +292,9 @@ private:
             for (const auto &output : m.outputs) returned.push_back(spec_of(output, m.B, program.length));
         }
         bool fits = true, whole = true;
+        auto taken = by_name(program.inputs), given = by_name(program.outputs);
         for (const auto *state : m.states_of(program.update)) {
-            const auto *input = named(program.inputs, state->input), *output = named(program.outputs, state->output);
+            const auto *input = taken[state->input], *output = given[state->output];
             // A program need not read what there is not yet.
             fits = fits && (input ? takes(*input, *state) : state->absent || (state->rows && state->rows->first == 0));
             whole = whole && output && takes(*output, *state);
@@ -342,7 +348,7 @@ private:
                  roles_.count("valid") && roles_.count("fill"),
              "program attention is there, but the model does not read tokens and counts");
         const auto length = lengths_[0], rows = m.memory_length();
-        must(!rows || ranges::count(m.updates(), Rule::rolled),
+        must(!rows || m.updates.count(Rule::rolled),
              "program attention takes rolled memory, which no other program of the bundle has");
         std::vector<Spec> read;
         for (const auto &entry : m.inputs)

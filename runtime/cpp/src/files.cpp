@@ -13,6 +13,10 @@
 #include "ranges.hpp"
 #include "sha256.hpp"
 
+#ifdef __APPLE__
+#define st_ctim st_ctimespec
+#endif
+
 namespace txl_runtime {
 namespace {
 
@@ -68,8 +72,20 @@ public:
         root_ = real.native();
     }
     [[nodiscard]] std::string folder() const override { return root_; }
+    // Folders may be exchanged there and back: then the time of change alone tells it.
+    [[nodiscard]] std::string identity(const std::set<std::string> &names) const override {
+        std::string found = identity_of(root_);
+        for (const auto &name : names) found += identity_of(fs::path(root_) / name);
+        return found;
+    }
 
 private:
+    static std::string identity_of(const fs::path &path) {
+        struct stat facts {};
+        if (::stat(path.c_str(), &facts)) return "none;";
+        return join(facts.st_dev, ',', facts.st_ino, ',', facts.st_size, ',', facts.st_ctim.tv_sec, ',',
+                    facts.st_ctim.tv_nsec, ';');
+    }
     [[nodiscard]] std::unique_ptr<File> open(const std::string &name) const override {
         return std::make_unique<Plain>(root_, name, where(name));
     }

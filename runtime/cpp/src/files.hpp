@@ -2,6 +2,7 @@
 #pragma once
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -28,6 +29,8 @@ public:
     [[nodiscard]] std::string where(const std::string &name) const { return root_ + "/" + name; }  // for messages
     [[nodiscard]] virtual std::string folder() const { return ""; }                                // empty: none
     [[nodiscard]] virtual std::string_view held(const std::string &) const { return {}; }          // in memory
+    // Which files these are at present, and which folder: it changes where one is replaced or written to.
+    [[nodiscard]] virtual std::string identity(const std::set<std::string> &) const { return ""; }
 
 protected:
     [[nodiscard]] virtual std::unique_ptr<File> open(const std::string &name) const = 0;

@@ -76,8 +76,9 @@ int item_returned(const GraphNode &node) {
 class Walk {
 public:
     Walk(std::string_view data, const std::string &kind, std::map<std::string, Dims> sizes, const std::string &weights,
-         Budget &budget)
-        : size_(data.size()),
+         Budget &budget, Int least = -1)
+        : least_(least),
+          size_(data.size()),
           kind_(kind),
           sizes_(std::move(sizes)),
           weights_(weights),
@@ -95,6 +96,7 @@ public:
         walk(body);
     }
     std::map<std::string, std::int64_t> imports;
+    std::vector<ValuePtr> normalized;  // what InstanceNormalization reads
 
 private:
     static bool among(const Json &list, const Json &one) { return ranges::find(list, one) != list.end(); }
@@ -222,8 +224,8 @@ private:
         Dims dims;
         bool exact = true;
         for (std::size_t i = 0; i < declared.sizes.size(); ++i) {
-            exact = exact && declared.sizes[i] >= 0;
-            dims.push_back(declared.sizes[i] >= 0 ? Int{declared.sizes[i]} : most->second[i]);
+            exact = exact && (least_ >= 0 || declared.sizes[i] >= 0);
+            dims.push_back(declared.sizes[i] >= 0 ? Int{declared.sizes[i]} : least_ >= 0 ? least_ : most->second[i]);
         }
         auto found = sized(dims, exact);
         found.item = item_of(declared.type);
@@ -261,6 +263,7 @@ private:
         if (std::max(node.inputs.size(), outputs.size()) > SIDES)
             refuse_graph("a node of too many inputs or results", "at most " + std::to_string(SIDES));
         node.results = outputs.size();
+        if (node.op == "InstanceNormalization" && !node.inputs.empty()) normalized.push_back(node.inputs[0]);
         const auto at = " at " + node.op.substr(0, 60) + " " + (outputs.empty() ? "" : in_quotes(outputs[0]));
         // A model's layers are alike: what has been found of one node is true of all that differ in names alone. Behind
         // the first image, engines may lay values out in another way.
@@ -509,6 +512,7 @@ private:
         return own == length && offset >= 0 && double(offset + length) <= budget_.weights;
     }
 
+    Int least_;  // what inputs leave open; -1 where that is at most `sizes_`
     Int size_, known_ = 0;
     std::string kind_;
     std::map<std::string, Dims> sizes_;
@@ -528,8 +532,7 @@ private:
 };
 
 // The sizes of a program's inputs, the largest where they are open: a state's rows, or all rows of a segment.
-void largest(const Program &program, const Manifest &m, std::map<std::string, Dims> &sizes) {
-    const Int rows = std::max<Int>(2, Int{m.B} * m.lengths()[0]);
+void largest(const Program &program, const Manifest &m, Int rows, std::map<std::string, Dims> &sizes) {
     for (const auto &spec : program.inputs) {
         Dims dims;
         for (std::size_t axis = 0; axis < spec.shape.size(); ++axis) {
@@ -569,12 +572,21 @@ void check_graph(const std::string &data, const std::string &where, const Progra
                  Budget &budget) {
     try {
         std::map<std::string, Dims> sizes;
+        const Int rows = std::max<Int>(2, Int{manifest.B} * manifest.lengths()[0]);
         for (const auto &other : manifest.programs)
-            if (other.file == program.file) largest(other, manifest, sizes);
+            if (other.file == program.file) largest(other, manifest, rows, sizes);
         const Walk walk(data, program.kind, sizes, manifest.weights, budget);
         for (const auto &other : manifest.programs)
             if (other.file == program.file && !other.opset.empty() && other.opset != walk.imports)
                 refuse_graph("operators of other versions", "those that the manifest says of " + brief(other.name));
+        if (walk.normalized.empty()) return;
+        // Over no positions it ends the process. With one sequence, an honest graph has all its other sizes.
+        auto apart = budget;
+        apart.taken = 0, apart.held.clear();
+        const Walk small(data, program.kind, sizes, manifest.weights, apart, program.rows_open() ? 0 : 1);
+        for (const auto &value : small.normalized)
+            if (!value || !value->exact || !product(part(value->dims, 2)))
+                refuse_graph("an InstanceNormalization of what may have no positions", "some positions always");
     } catch (const GraphRefused &refused) {
         std::string advice = "export the model again";
         if (refused.needed > 0)

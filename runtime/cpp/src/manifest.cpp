@@ -152,15 +152,8 @@ Sizes Manifest::lengths() const {
     return {found.begin(), found.end()};
 }
 
-std::vector<Rule> Manifest::updates() const {
-    std::set<Rule> found;
-    for (const auto &program : programs)
-        if (program.update != Rule::none) found.insert(program.update);
-    return {found.begin(), found.end()};
-}
-
 std::vector<const State *> Manifest::states_of(Rule update) const {
-    const bool whole = ranges::count(updates(), update) > 0;
+    const bool whole = updates.count(update) > 0;
     std::vector<const State *> found;
     for (const auto &state : states)
         if (state.update == update || (whole && state.update == Rule::replace)) found.push_back(&state);
@@ -243,6 +236,8 @@ Manifest read_manifest(const std::string &text, const std::string &where) {
          "selftest", m.selftest, "batch_size", m.B, "boundary_token", m.boundary, "batch_sizes", m.batch_sizes, "joint",
          m.joint, "inputs", m.inputs, "outputs", m.outputs, "states", m.states, "programs", m.programs, "counters",
          m.counters, "files", m.files);
+    for (const auto &program : m.programs)
+        if (program.update != Rule::none) m.updates.insert(program.update);
     m.lockstep = document["streams"] == "lockstep";
     m.exact = document["lengths"] == "exact", m.by_rows = document["commits"] == "rows";
     if (m.selftest.empty() && m.files.count("selftest.npz")) m.selftest = "selftest.npz";

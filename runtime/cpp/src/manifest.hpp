@@ -27,6 +27,11 @@ auto operator!=(const Row &one, const Row &other) -> decltype(one.fields() == ot
     return !(one == other);
 }
 
+template <typename Row>
+auto operator<(const Row &one, const Row &other) -> decltype(one.fields() < other.fields()) {
+    return one.fields() < other.fields();
+}
+
 // Where sequences and positions stand in a tensor.
 struct Axes {
     Sizes shape;
@@ -117,11 +122,11 @@ struct Manifest {
     std::vector<Output> outputs;
     std::vector<State> states;
     std::vector<Program> programs;
+    std::set<Rule> updates;  // those that there are programs of
     std::map<std::string, Counting> counters;
     std::map<std::string, Record> files;
 
-    [[nodiscard]] Sizes lengths() const;              // the largest first
-    [[nodiscard]] std::vector<Rule> updates() const;  // those that there are programs of
+    [[nodiscard]] Sizes lengths() const;  // the largest first
     [[nodiscard]] std::vector<const State *> states_of(Rule update) const;
     [[nodiscard]] std::vector<const Input *> given() const;  // those that the caller gives
     [[nodiscard]] const Input *tokens() const;               // where it is all that the caller gives

@@ -12,6 +12,7 @@ namespace txl_runtime {
 namespace {
 
 constexpr std::uint64_t MOST_MANIFEST = 1U << 24;
+constexpr double EACH_SEQUENCE = 128;           // bytes of what a stream counts of a sequence: about 79
 constexpr std::int64_t SMALL_SOFTMAX = 1 << 18;  // products per row up to which it is one thread's
 constexpr const char *MANIFEST = "manifest.json";
 
@@ -32,11 +33,18 @@ bool broadcasts(const Sizes &shape, const Sizes &over) {
 }  // namespace
 
 Model::Model(std::unique_ptr<Files> from, const txl_load_options &options) : files(std::move(from)), options_(options) {
+    const auto of_manifest = files->identity({MANIFEST});
     const auto document = files->read(MANIFEST, MOST_MANIFEST);
     const auto trusted = options.manifest_sha256 ? std::string(options.manifest_sha256) : std::string();
     need(trusted.empty() || sha256(document.data(), document.size()) == trusted, TXL_BUNDLE, files->where(MANIFEST),
          ": its SHA-256 is not the one that options.manifest_sha256 has; load the bundle that was meant");
     manifest = read_manifest(document, files->where(MANIFEST));
+    // The engine opens the weights by their path, so that a hash alone does not tell that it got what was hashed.
+    const auto used = manifest.used_files();
+    const auto of_files = files->identity(used);
+    for (const auto &entry : manifest.inputs) Shape{entry.axes.shape};  // refuses more axes than txl_tensor has
+    for (const auto &output : manifest.outputs) Shape{output.axes.shape};
+    for (const auto &state : manifest.states) Shape{state.shape};
     check_files();
     lengths = manifest.lengths(), given = manifest.given();
     text = manifest.reads_text(), scoring = text && manifest.by_rows;
@@ -51,6 +59,8 @@ Model::Model(std::unique_ptr<Files> from, const txl_load_options &options) : fil
     choose(options.update);
     open_sessions();
     read_initial();
+    need(files->identity({MANIFEST}) == of_manifest && files->identity(used) == of_files, TXL_BUNDLE,
+         files->where(MANIFEST), ": the bundle was replaced while it was loaded, expected it to stay; load it again");
     options_ = {};  // what it pointed to is the caller's
     options_.flags = options.flags;
 }
@@ -64,7 +74,7 @@ void Model::check_files() const {
         need(size == record.size, TXL_BUNDLE, files->where(name), ": ", size, " bytes, expected ", record.size,
              "; copy the bundle again");
         need((options_.flags & TXL_LOAD_UNHASHED) || files->hash(name) == record.sha256, TXL_BUNDLE, files->where(name),
-             ": its SHA-256 is another than the manifest's, so it was altered; copy the bundle again");
+             ": its SHA-256 is another than the manifest's, so it was altered or replaced; load or copy it again");
     }
 }
 
@@ -78,8 +88,8 @@ std::string Model::read(const std::string &name) const {
 }
 
 void Model::choose(const char *asked) {
-    const auto there = manifest.updates();
-    update = there[0];
+    const auto &there = manifest.updates;
+    update = *there.begin();
     if (asked) {
         const auto found = ranges::find_if(there, [&](Rule rule) { return std::string(name_of(rule)) == asked; });
         need(found != there.end(), TXL_USAGE, "update is ", brief(asked),
@@ -89,7 +99,7 @@ void Model::choose(const char *asked) {
              "update is ring, which needs ONNX Runtime 1.25 or newer, and this is ", engine_->version(),
              "; use rolled");
     } else if (update == Rule::ring && there.size() > 1 && !engine_->runs_opset(24)) {
-        update = there[1];
+        update = *std::next(there.begin());
     }
     states = manifest.states_of(update);
     for (const auto &program : manifest.programs)
@@ -116,6 +126,7 @@ void Model::open_sessions() {
     const auto *logprobs = manifest.logprobs();
     const bool small = !logprobs || logprobs->width * manifest.vocab_size() <= SMALL_SOFTMAX;
     Budget budget(manifest.files.at(manifest.weights).size, options_.budget);
+    budget.taken = EACH_SEQUENCE * double(manifest.B);
     auto all = programs;
     all.insert(all.end(), softmax.begin(), softmax.end());
     for (const auto *program : all) {

@@ -28,6 +28,8 @@ SEGMENT_KINDS = ("step", "logprobs", "hidden")
 """Kinds of programs that run segments in a bundle; engines have further ones."""
 MOST_VALUES = 2**40
 """Of one tensor; more is no model but a mistake."""
+MOST_UNSEEN = 2**12
+"""Sequences that no tensor has: nothing else bounds them, and a stream counts each of them."""
 _OUT = r'<>:"|?*\\/\x00-\x1f\x7f'
 PART = re.compile(rf"(?!(con|prn|aux|nul|com\d|lpt\d)(\.|$))[^{_OUT}]*[^{_OUT} .]", re.IGNORECASE)
 """One part of a file's name that every system can have: no device of Windows, no end in a dot or a space."""
@@ -117,6 +119,9 @@ def _interface(m: Tables) -> Iterator[str]:
         yield "sequences are independent, but the programs read no valid"
     if [m.batch_size, *m.batch_sizes] != sorted({m.batch_size, *m.batch_sizes}, reverse=True):
         yield f"batch_sizes are {list(m.batch_sizes)}, expected smaller ones than B {m.batch_size}, the largest first"
+    seen = [entry.axes.batch for entry in m.interface] + [state.batch_axis for state in m.states]
+    if m.batch_size > MOST_UNSEEN and all(axis is None for axis in seen):
+        yield f"batch_size is {m.batch_size}, which no input, output or state has, expected at most {MOST_UNSEEN}"
     if m.batch_sizes and not all(program.open_batch for program in m.programs if program.segment_length):
         yield "there are several batch_sizes, but a program's graph is of one B"
     steps = [program for program in m.programs if program.kind == "step" and program.open_batch]

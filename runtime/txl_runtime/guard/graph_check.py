@@ -126,12 +126,31 @@ def check_graph(
     try:
         walk = Walk(data, program.kind, sizes, manifest.weights, budget)
         _check_opset(imported_opset(data), program, manifest)
+        rows = any("rows" in spec.shape for spec in program.inputs)
+        check_positions(walk, data, program.kind, 0 if rows else 1, manifest.weights, budget)
         return walk
     except RefusedError as refused:
         found, expected, *needed = refused.args
         if needed:
             advice = f"if you trust it, load it with budget={needed[0]}, or with TXL_DEPLOY_BUDGET={needed[0]} set"
         raise BundleError(f"{where}: has {found}, expected {expected}; {advice}") from None
+
+
+def check_positions(walk: Walk, data: bytes, kind: str, least: int, weights: str, budget: Budget) -> None:
+    """Refuse what ends ONNX Runtime's process: a normalization over no positions, such as one of [2, 8, 0].
+
+    Args:
+        walk: of the file, which has passed.
+        data, kind, weights, budget: see `Walk`.
+        least: what is open may be as small: with one sequence, an honest graph has all its other sizes.
+    """
+    if not any(op == "InstanceNormalization" for op, _, _ in walk.nodes):
+        return
+    small = Walk(data, kind, walk.sizes, weights, Budget(budget.weights, budget.most), least)
+    for op, read, _ in small.nodes:
+        value = small.values.get(read[0]) if op == "InstanceNormalization" else None
+        if value is not None and (not value.exact or 0 in value.dims[2:]):
+            raise RefusedError(f"{op} of {read[0][:60]!a}, which may have no positions", "some positions always")
 
 
 def imported_opset(data: bytes) -> dict[str, int]:
@@ -183,7 +202,7 @@ class Names(dict[bytes, str]):
 
 
 class Walk:
-    """One pass over a file.
+    """One pass over a file. What its inputs leave open is at most `sizes`, or with `least` is exactly that.
 
     Attributes:
         values: what is known of every value, by name.
@@ -193,9 +212,16 @@ class Walk:
     """
 
     def __init__(
-        self, data: bytes, kind: str, sizes: Mapping[str, tuple[int, ...]], weights: str, budget: Budget
+        self,
+        data: bytes,
+        kind: str,
+        sizes: Mapping[str, tuple[int, ...]],
+        weights: str,
+        budget: Budget,
+        least: int | None = None,
     ) -> None:
-        self._kind, self._sizes, self._weights, self._budget = kind, sizes, weights, budget
+        self._least, self.sizes = least, sizes
+        self._kind, self._weights, self._budget = kind, weights, budget
         self._types: dict[bytes, tuple[int, tuple[int | str, ...]]] = {}
         self._attributes: dict[bytes, tuple[str, int, Any]] = {}
         self._pairs: dict[bytes, tuple[str, str]] = {}
@@ -329,10 +355,12 @@ class Walk:
         return tensor[1], tuple(sizes)
 
     def _input(self, name: str, declared: tuple[int | str, ...], item: int) -> Value:
-        most = self._sizes.get(name)
+        most = self.sizes.get(name)
         if most is None or len(most) != len(declared):
             raise RefusedError(f"{name[:60]} of {len(declared)} axes among its inputs", "those of the manifest")
-        exact = all(isinstance(size, int) for size in declared)
+        least = self._least
+        exact = least is not None or all(isinstance(size, int) for size in declared)
+        most = most if least is None else (least,) * len(most)
         dims = [size if isinstance(size, int) else most[i] for i, size in enumerate(declared)]
         return sized(dims, exact)._replace(item=item)
 

@@ -26,6 +26,8 @@ from txl_runtime.update_rules import wanted_version
 
 SMALL = 2**18
 """Products per row up to which a softmax is one thread's: 0.1 ms for 64 rows, and no second pool of threads."""
+EACH_SEQUENCE = 128
+"""Bytes of what a stream counts of a sequence: about 79."""
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 
 # ONNX Runtime's names of the dtypes a program may have.
@@ -65,6 +67,7 @@ class OnnxRuntimeCpu(Engine):
         self._takes_bytes = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 21)
         self._bundle, self._threads, self._lean, self._forms = bundle, threads, lean, forms
         self._budget = Budget(bundle.manifest.weight_bytes, bundle.budget)
+        self._budget.taken = EACH_SEQUENCE * bundle.manifest.batch_size
         self._small_softmax = bundle.manifest.softmax_products <= SMALL
         # Lean: one mapping of the weight file for all sessions, which would each make their own.
         weights = bundle.file(bundle.manifest.weights)

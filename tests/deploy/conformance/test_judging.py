@@ -72,6 +72,7 @@ def test_rounding_passes_and_is_not_the_same(judge: Judge) -> None:
         (changed(logprobs=packed(LOGPROBS[0])), r"outputs\.logprobs is float32 \[3\], expected float32 \[1, 3\]"),
         (changed(logprobs=packed(LOGPROBS.astype(np.float16))), "outputs.logprobs is float16"),
         (changed(logprobs=[1.0]), "outputs.logprobs: an array is"),
+        (changed(logprobs={"dtype": "float32", "shape": [2**62, 2**62, 0], "data": ""}), "outputs.logprobs: an array"),
         (changed(logprobs=None), "outputs has which, expected logprobs, which"),
         (changed(which=packed(np.array([1, 3], np.int32))), r"outputs\.which differs: \[1, 3\]"),
         (changed(fill=[2, 2]), r"fill is \[2, 2\], expected \[2, 1\]"),
@@ -85,7 +86,7 @@ def test_rounding_passes_and_is_not_the_same(judge: Judge) -> None:
         ({"ok": []}, "the reply has"),
         ({"refused": "no", "kind": "usage"}, "refused: no"),
     ],
-    ids=range(17),
+    ids=range(18),
 )
 def test_what_differs_is_wrong(reply: dict[str, Any], told: str, judge: Judge) -> None:
     with pytest.raises(Wrong, match=told):

@@ -37,6 +37,8 @@ MEANT = {
     "seeds are cut to 128 bits": "table",
     "lines end at other signs": "table",
     "temperatures have a floor": "table",
+    "temperatures are float32": "table",
+    "top_p is forgotten beside a small top_k": "table",
     "a reset of none is one of all": "hidden",
     "selftest": "untrue",
     HASHES: BAD,

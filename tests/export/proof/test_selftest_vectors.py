@@ -163,12 +163,19 @@ def test_whatever_differs_fails(vectors, stream, name):
 
 
 def test_below_float32_it_may_not_become_twice_as_far_away(vectors):
-    assert replayed(vectors, Off, "fp16").limits == {"outputs": np.inf, "state": np.inf}
     near = vectors | {"reached": np.array([1e-3, 2e-3])}
     assert replayed(near, Off, "fp16").limits == pytest.approx({"outputs": 2.1e-3, "state": 4.1e-3})
     assert replayed(near, Off, "fp16").passed
     far = vectors | {"reached": np.array([1e-6, 1e-6])}
     assert not replayed(far, Off, "fp16").passed
+
+
+@pytest.mark.parametrize("reached", [np.nan, -1.0, np.inf, 1e30, None])
+def test_no_bundle_passes_by_what_it_says_that_it_reached(vectors, reached):
+    said = vectors | ({} if reached is None else {"reached": np.array([reached, reached])})
+    with pytest.raises(BundleError, match=r"stored vectors do not fit .*reached"):
+        replayed(said, precision="fp16")
+    assert not replayed(said, Off).passed, "float32 has a limit of its own"
 
 
 CHANGES: dict[str, Callable[[Vectors], object]] = {

@@ -15,7 +15,7 @@ import onnxruntime
 from onnx import AttributeProto, TensorProto, helper
 from txl_runtime.errors import BundleError
 from txl_runtime.guard.forms import FORMS, MICROSOFT
-from txl_runtime.guard.graph_check import Budget, Walk
+from txl_runtime.guard.graph_check import Budget, Walk, check_positions
 from txl_runtime.guard.protobuf import RefusedError
 from txl_runtime.guard.values import Value
 
@@ -89,7 +89,9 @@ def _ran(data: bytes) -> bool:
     for _ in range(choices.pick((1, 1, 2, 3))):
         chain.add()
     model = chain.model()
-    values = Walk(model.SerializeToString(), "step", chain.most, "", Budget(0)).values
+    walk = Walk(model.SerializeToString(), "step", chain.most, "", Budget(0))
+    check_positions(walk, model.SerializeToString(), "step", 0, "", Budget(0))
+    values = walk.values
     large = max((value.most for value in values.values()), default=0) > MOST
     if large or any(_overflows(node, values) for node in chain.nodes):
         return False

@@ -11,7 +11,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from resealing import BASES
 from txl_runtime import BundleError
+from txl_runtime.bundle.agreement import contradictions
 from txl_runtime.bundle.manifest import MOST_BYTES, Manifest, decode_manifest
 
 OLD = Path(__file__).parents[2] / "fixtures" / "format1" / "adaptive" / "manifest.json"
@@ -180,6 +182,20 @@ def test_other_file_names_are_fine(tables, name):
 def test_names_that_differ_in_case_alone_are_refused(tables):
     said = refusal(listing(tables, "WEIGHTS.safetensors"))
     assert "there twice but for upper and lower case" in said
+
+
+def test_a_number_of_sequences_that_no_tensor_has_is_small():
+    manifest = decode_manifest((BASES / "step" / "manifest.json").read_bytes(), "manifest.json")
+    shared = msgspec.structs.replace(
+        manifest,
+        inputs=tuple(msgspec.structs.replace(entry, shape=(2, 3)) for entry in manifest.inputs[:1]),
+        outputs=tuple(msgspec.structs.replace(output, shape=(2, 2)) for output in manifest.outputs),
+        states=tuple(msgspec.structs.replace(state, batch_axis=None) for state in manifest.states),
+        streams="lockstep",
+    )
+    for size, told in ((4096, False), (4097, True), (2**31 - 1, True)):
+        found = list(contradictions(msgspec.structs.replace(shared, batch_size=size), (), ()))
+        assert any("which no input, output or state has, expected at most 4096" in each for each in found) is told
 
 
 def test_a_fill_counts_memory_rows(tables):

@@ -116,7 +116,7 @@ def test_the_corpus_is_what_its_generator_writes(tmp_path):
 def test_the_corpus_has_every_kind_of_case():
     cases = bad_bundles.index()["cases"]
     assert len(cases) >= 80
-    assert {case["base"] for case in cases} == {"step", "transformer_xl", "format1", "engines"}
+    assert {case["base"] for case in cases} == {"step", "transformer_xl", "format1", "engines", "half"}
     assert len({case["promise"] for case in cases}) >= 10
 
 

@@ -9,6 +9,7 @@ import math
 import time
 import tracemalloc
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from support import FIXTURES
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.errors import BundleError
 from txl_runtime.guard.forms import FORMS, PLAIN
-from txl_runtime.guard.graph_check import BASE, NODES, WORK, Budget, Walk, check_graph
+from txl_runtime.guard.graph_check import BASE, NODES, WORK, Budget, Walk, check_graph, check_positions
 from txl_runtime.guard.protobuf import RefusedError, fields, table
 
 INT64, FLOAT = TensorProto.INT64, TensorProto.FLOAT
@@ -455,6 +456,15 @@ HOSTILE: dict[str, Callable[[onnx.ModelProto], None]] = {
     "blocks of 2^32 in an empty image": ends("DepthToSpace", ["blank"], ["x"], blocksize=2**32),
     "sums of nothing": ends("Einsum", ["empty", "empty"], ["x"], equation="a...,...a"),
     "blocks whose square is 0": ends("DepthToSpace", ["image"], ["x"], blocksize=2**62),
+    "a normalization of no positions": ends("InstanceNormalization", ["blank", "row", "row"], ["x"]),
+    "a normalization of as many positions as there are tokens beside 0": lambda m: insert(
+        m,
+        node("NonZero", ["tokens"], ["n"]),
+        node("Cast", ["n"], ["f"], to=FLOAT),
+        node("Unsqueeze", ["f", "first"], ["u"]),
+        node("InstanceNormalization", ["u", "row", "row"], ["x"]),
+        constants=[constant("first", [0]), constant("row", [1, 1], np.float32)],
+    ),
     "blocks of nothing": ends("QuantizeLinear", ["empty", "empty"], ["x"], axis=0, block_size=2),
     "a flag that is neither 0 nor 1": ends("ReduceMax", ["a"], ["x"], keepdims=-1),
     "an empty value of 2^80": ends("ConstantOfShape", ["far"], ["x"]),
@@ -697,6 +707,23 @@ def test_a_shape_that_is_false_is_refused_by_the_engine_too():
         onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"], enable_fallback=False)
     with pytest.raises(RefusedError, match="declared as"):
         Walk(data, "step", {"x": (2, 3)}, "weights", Budget(0))
+
+
+@pytest.mark.parametrize(("first", "fits"), [(0, True), (1, False)])
+def test_any_number_of_sequences_is_normalized_and_no_positions_are_not(first, fits):
+    """[batch, 2, 4], as GroupNorm makes of it; and its sequences from the second on in place of the positions."""
+    nodes = [
+        node("Slice", ["x", "first", "last"], ["s"]),
+        node("Transpose", ["s"], ["t"], perm=[1, 2, 0] if first else [0, 1, 2]),
+        node("InstanceNormalization", ["t", "scale", "scale"], ["y"]),
+    ]
+    constants = [constant("first", [first]), constant("last", [9]), constant("scale", [1] * 4, np.float32)]
+    x, y = (helper.make_tensor_value_info(name, FLOAT, [size, 2, 4]) for name, size in (("x", "batch"), ("y", "any")))
+    graph = helper.make_graph(nodes, "open", [x], [] if first else [y], constants)
+    data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
+    walk = Walk(data, "step", {"x": (3, 2, 4)}, "", Budget(0))
+    with nullcontext() if fits else pytest.raises(RefusedError, match="may have no positions"):
+        check_positions(walk, data, "step", 1, "", Budget(0))
 
 
 def test_nothing_is_printed_of_a_graph_that_the_engine_refuses(bundle, tmp_path, monkeypatch, capfd):
