@@ -110,8 +110,8 @@ def verify(
     if not opened.manifest.vocabulary:
         return parity
     source = Path(vocabulary).name if vocabulary is not None else "checkpoint" if checkpoint is not None else "module"
-    words = given or own
-    return parity.with_words(None if words is None else differences(opened, words, source, listener or Silent()))
+    other = given or own
+    return parity.with_words(None if other is None else differences(opened, other, source, listener or Silent()))
 
 
 def bisect(bundle: str | Path, checkpoint: str | Path | None = None, backend: str = "auto") -> Bisection:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from txl_runtime.errors import UsageError
@@ -66,42 +66,19 @@ def run(
     lean_heap()
     import txl_export
 
+    given: dict[str, Any] = {"module": module, "adapter": adapter, "config": config, "weights": weights}
+    given |= {"vocabulary": vocabulary, "text": text, "tokens": tokens, "segments": segments}
+    given |= {"against": against, "threads": threads}
     if bisect:
-        given = {
-            "--module": module,
-            "--adapter": adapter,
-            "--config": config,
-            "--weights": weights,
-            "--vocabulary": vocabulary,
-            "--text": text,
-            "--tokens": tokens,
-            "--segments": segments,
-            "--against": against,
-            "--threads": threads,
-        }
         if names := [name for name, value in given.items() if value is not None]:
-            raise UsageError(f"{names[0]} is given with --bisect, which runs segments of its own; leave it out")
+            raise UsageError(f"--{names[0]} is given with --bisect, which runs segments of its own; leave it out")
         _bisect(bundle, checkpoint, backend, json)
         return
 
+    given["states"] = parse_pairs("--state", state, "IN=OUT, an input and an output of the file") or None
     with Display() as display, own_frames():
         parity = txl_export.verify(
-            bundle,
-            checkpoint=checkpoint,
-            module=module,
-            adapter=adapter,
-            config=config,
-            weights=weights,
-            vocabulary=vocabulary,
-            text=text,
-            tokens=tokens,
-            segments=segments,
-            against=against,
-            inputs=inputs,
-            states=parse_pairs("--state", state, "IN=OUT, an input and an output of the file") or None,
-            backend=backend,
-            threads=threads,
-            listener=display,
+            bundle, checkpoint=checkpoint, inputs=inputs, backend=backend, listener=display, **given
         )
     found = parity.verification()
     if json:

@@ -202,8 +202,8 @@ _TO_WHOLE = re.compile(r"(\(const (?:float|double|_Float16) input0\b[^{]*{[^}]*?
 
 
 def _cast(found: re.Match[str]) -> str:
-    """What ONNX Runtime makes of a float on x86, where C says nothing of NaN and of what its type does not hold:
-    the least number of 32 bits, or of 64, of which smaller types take the last bits.
+    """A cast as ONNX Runtime makes it on x86, where C says nothing of NaN and of what its type does not hold: the least
+    number of 32 bits, or of 64, of which smaller types take the last bits.
     """
     before, kind, x = found.groups()
     bits = 64 if kind in ("int64_t", "uint64_t", "uint32_t") else 32
