@@ -77,8 +77,8 @@ def completed(vocabulary: bytes | None, tokens: int, options: ExportOptions, sou
     if len(front) > lacks or (len(front) == lacks) == options.missing_words:
         raise UsageError(
             f"{source}: has {len(words)} words{given}, the model {tokens} tokens, expected a word for each; "
-            f"give either --specials '<S>,…', where the list lacks {lacks} in front, or --missing-words, where it lacks "
-            "the last ones: with the wrong one every word means its neighbour"
+            f"give either --specials '<S>,…', where the list lacks {lacks} in front, or --missing-words, where it lacks"
+            " the last ones: with the wrong one every word means its neighbour"
         )
     if twice := [word for number, word in enumerate(front) if word in ("", *front[:number], *words.symbols)]:
         raise UsageError(f"--specials has {twice[0]!r}, expected words that the list lacks, each once; check it")
