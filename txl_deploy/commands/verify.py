@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from txl_runtime.errors import UsageError
 
-from txl_deploy.commands.options import Backend, Json, Threads, like_export, parse_pairs
+from txl_deploy.commands.options import Backend, Json, Module, Threads, like_export, parse_pairs
 from txl_deploy.commands.own_modules import own_frames
 from txl_deploy.console import Display, number, print_json, rows_table, stderr, stdout
 from txl_deploy.extras import lean_heap, require_export
@@ -25,9 +25,7 @@ def run(
     checkpoint: Annotated[
         Path | None, typer.Option("--checkpoint", help="The checkpoint it came from, to repeat the import.")
     ] = None,
-    module: Annotated[
-        str | None, typer.Option("--module", help="FILE.py:FUNCTION of the model of your own that it came from.")
-    ] = None,
+    module: Module = None,
     adapter: Annotated[str | None, like_export("adapter")] = None,
     config: Annotated[Path | None, like_export("config")] = None,
     weights: Annotated[Path | None, like_export("weights")] = None,
