@@ -93,7 +93,7 @@ def _inexact(tensors: Mapping[str, Tensor]) -> list[Tensor]:
 
 
 def _unit(tensors: Sequence[Tensor]) -> str:
-    """Of the errors of a tensor in all chains; of whole numbers also the largest value that it had."""
+    """The unit of a tensor's errors in all chains; of whole numbers also the largest value that it had."""
     reached = [tensor.reached for tensor in tensors if tensor.reached is not UNSET]
     return tensors[0].unit + (f", reached {max(reached)}" if reached else "")
 

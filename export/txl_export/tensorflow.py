@@ -8,7 +8,7 @@ from pathlib import Path
 from txl_runtime.errors import CheckpointError
 
 SUFFIX = re.compile(r"\.(index|meta|data-\d+-of-\d+)$")
-"""Of the files of one checkpoint, behind the prefix that they share, such as model.ckpt-0."""
+"""Endings of a checkpoint's files, behind the prefix that they share, such as model.ckpt-0."""
 
 
 def refuse_tensorflow(path: Path) -> None:
@@ -23,7 +23,7 @@ def refuse_tensorflow(path: Path) -> None:
 
 
 def converting(file: Path) -> str:
-    """What to do about a checkpoint, by one of its files."""
+    """Advice for a checkpoint, by one of its files."""
     return (
         "this is a TensorFlow checkpoint, expected PyTorch; convert it where TensorFlow and transformers 4.36 to 4.47 "
         "are: python -m transformers.models.deprecated.transfo_xl.convert_transfo_xl_original_tf_checkpoint_to_pytorch "

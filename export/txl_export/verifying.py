@@ -72,11 +72,8 @@ def verify(
     if segments is not None and not 1 <= segments <= 1_000_000:
         raise UsageError(f"--segments is {segments}, expected 1 … 1000000")
     if str(bundle).endswith(".onnx") and not Path(bundle).is_dir():
-        others = dict[str, object](
-            checkpoint=checkpoint, vocabulary=vocabulary, text=text, tokens=tokens, against=against
-        )
-        others["threads"] = threads
-        others["backend"] = None if backend in ("auto", "cpu") else backend
+        others: dict[str, object] = {"checkpoint": checkpoint, "vocabulary": vocabulary, "text": text, "tokens": tokens}
+        others |= {"against": against, "threads": threads, "backend": None if backend in ("auto", "cpu") else backend}
         if wrong := [f"--{name}" for name, value in others.items() if value is not None]:
             raise UsageError(f"{bundle}: is an ONNX file, which has no use for {some(wrong)}; leave it out")
         asked = asked_module(module, weights, adapter, config)
@@ -113,8 +110,8 @@ def verify(
     if not opened.manifest.vocabulary:
         return parity
     source = Path(vocabulary).name if vocabulary is not None else "checkpoint" if checkpoint is not None else "module"
-    words = given or own
-    return parity.with_words(None if words is None else differences(opened, words, source, listener or Silent()))
+    other = given or own
+    return parity.with_words(None if other is None else differences(opened, other, source, listener or Silent()))
 
 
 def bisect(bundle: str | Path, checkpoint: str | Path | None = None, backend: str = "auto") -> Bisection:

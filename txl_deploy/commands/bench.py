@@ -21,7 +21,7 @@ from txl_deploy.bench.measuring import bench, check_times
 from txl_deploy.bench.timing import available_cores
 from txl_deploy.bench.works import Works
 from txl_deploy.bench_tables import document_of, panels, show
-from txl_deploy.commands.options import Backend, Bundle, Json, Threads, like_export
+from txl_deploy.commands.options import Backend, Bundle, Json, Module, Threads, like_export
 from txl_deploy.commands.own_modules import own_frames
 from txl_deploy.console import Display, print_json
 from txl_deploy.extras import require_export
@@ -43,9 +43,7 @@ def run(
             "own torch, torch-compile. (default both with --module)",
         ),
     ] = None,
-    module: Annotated[
-        str | None, typer.Option("--module", help="FILE.py:FUNCTION of the model of your own that it came from.")
-    ] = None,
+    module: Module = None,
     adapter: Annotated[str | None, like_export("adapter")] = None,
     config: Annotated[Path | None, like_export("config")] = None,
     weights: Annotated[Path | None, like_export("weights")] = None,

@@ -14,6 +14,9 @@ Backend = Annotated[str, typer.Option("--backend", help="auto, cpu, cuda, tensor
 Threads = Annotated[
     int | None, typer.Option("--threads", help="How many threads the engine uses. (default one per physical core)")
 ]
+Module = Annotated[
+    str | None, typer.Option("--module", help="FILE.py:FUNCTION of the model of your own that it came from.")
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")]
 
 

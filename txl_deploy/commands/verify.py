@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from txl_runtime.errors import UsageError
 
-from txl_deploy.commands.options import Backend, Json, Threads, like_export, parse_pairs
+from txl_deploy.commands.options import Backend, Json, Module, Threads, like_export, parse_pairs
 from txl_deploy.commands.own_modules import own_frames
 from txl_deploy.console import Display, number, print_json, rows_table, stderr, stdout
 from txl_deploy.extras import lean_heap, require_export
@@ -25,9 +25,7 @@ def run(
     checkpoint: Annotated[
         Path | None, typer.Option("--checkpoint", help="The checkpoint it came from, to repeat the import.")
     ] = None,
-    module: Annotated[
-        str | None, typer.Option("--module", help="FILE.py:FUNCTION of the model of your own that it came from.")
-    ] = None,
+    module: Module = None,
     adapter: Annotated[str | None, like_export("adapter")] = None,
     config: Annotated[Path | None, like_export("config")] = None,
     weights: Annotated[Path | None, like_export("weights")] = None,
@@ -66,42 +64,19 @@ def run(
     lean_heap()
     import txl_export
 
+    given: dict[str, Any] = {"module": module, "adapter": adapter, "config": config, "weights": weights}
+    given |= {"vocabulary": vocabulary, "text": text, "tokens": tokens, "segments": segments}
+    given |= {"against": against, "threads": threads}
     if bisect:
-        given = {
-            "--module": module,
-            "--adapter": adapter,
-            "--config": config,
-            "--weights": weights,
-            "--vocabulary": vocabulary,
-            "--text": text,
-            "--tokens": tokens,
-            "--segments": segments,
-            "--against": against,
-            "--threads": threads,
-        }
         if names := [name for name, value in given.items() if value is not None]:
-            raise UsageError(f"{names[0]} is given with --bisect, which runs segments of its own; leave it out")
+            raise UsageError(f"--{names[0]} is given with --bisect, which runs segments of its own; leave it out")
         _bisect(bundle, checkpoint, backend, json)
         return
 
+    given["states"] = parse_pairs("--state", state, "IN=OUT, an input and an output of the file") or None
     with Display() as display, own_frames():
         parity = txl_export.verify(
-            bundle,
-            checkpoint=checkpoint,
-            module=module,
-            adapter=adapter,
-            config=config,
-            weights=weights,
-            vocabulary=vocabulary,
-            text=text,
-            tokens=tokens,
-            segments=segments,
-            against=against,
-            inputs=inputs,
-            states=parse_pairs("--state", state, "IN=OUT, an input and an output of the file") or None,
-            backend=backend,
-            threads=threads,
-            listener=display,
+            bundle, checkpoint=checkpoint, inputs=inputs, backend=backend, listener=display, **given
         )
     found = parity.verification()
     if json:

@@ -155,16 +155,15 @@ def _bound(onnx: Any, model: Any) -> None:
                         f"{node.op_type} has the constant index {fixed[wrong][0]}, expected {low[wrong][0]} … "
                         f"{high[wrong][0]}: such a step cannot run; export the model again"
                     )
-                nodes.append(node)
-                continue
-            names = [f"{node.output[0]}.{part}" for part in ("low", "high", "wide", "raised", "lowered")]
-            graph.initializer.extend(map(onnx.numpy_helper.from_array, (low, high), names))
-            nodes += [
-                make("Cast", [indices], names[2:3], to=onnx.TensorProto.INT64),
-                make("Max", [names[2], names[0]], names[3:4]),
-                make("Min", [names[3], names[1]], names[4:]),
-            ]
-            node.input[place] = names[4]
+            else:
+                names = [f"{node.output[0]}.{part}" for part in ("low", "high", "wide", "raised", "lowered")]
+                graph.initializer.extend(map(onnx.numpy_helper.from_array, (low, high), names))
+                nodes += [
+                    make("Cast", [indices], names[2:3], to=onnx.TensorProto.INT64),
+                    make("Max", [names[2], names[0]], names[3:4]),
+                    make("Min", [names[3], names[1]], names[4:]),
+                ]
+                node.input[place] = names[4]
         nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
@@ -202,8 +201,8 @@ _TO_WHOLE = re.compile(r"(\(const (?:float|double|_Float16) input0\b[^{]*{[^}]*?
 
 
 def _cast(found: re.Match[str]) -> str:
-    """What ONNX Runtime makes of a float on x86, where C says nothing of NaN and of what its type does not hold:
-    the least number of 32 bits, or of 64, of which smaller types take the last bits.
+    """A cast as ONNX Runtime makes it on x86, where C says nothing of NaN and of what its type does not hold: the least
+    number of 32 bits, or of 64, of which smaller types take the last bits.
     """
     before, kind, x = found.groups()
     bits = 64 if kind in ("int64_t", "uint64_t", "uint32_t") else 32

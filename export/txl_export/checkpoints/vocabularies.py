@@ -50,7 +50,7 @@ def word_vocabulary(attributes: Mapping[str, Any], source: str) -> bytes:
 
 
 def _marks(symbols: Sequence[str]) -> dict[str, int | None]:
-    """Which symbols stand for unknown words and for starts and ends of lines, by their names."""
+    """The symbols that stand for unknown words and for starts and ends of lines, by their names."""
     unknown = next((symbols.index(name) for name in ("<unk>", "<UNK>") if name in symbols), None)
     # lm1b's sentences stand between two <S>; the others' lines end in <eos>; enwik8 and text8 have neither.
     end = symbols.index("<eos>") if "<eos>" in symbols else None
@@ -73,12 +73,12 @@ def completed(vocabulary: bytes | None, tokens: int, options: ExportOptions, sou
         if front or options.missing_words:
             raise UsageError("--specials and --missing-words are for a list that lacks words; leave them out")
         return vocabulary
-    lacks, given = tokens - len(words), f", and --specials {len(front)}" * bool(front)
+    lacks, given = tokens - len(words), f" and --specials {len(front)}" * bool(front)
     if len(front) > lacks or (len(front) == lacks) == options.missing_words:
         raise UsageError(
-            f"{source}: has {len(words)} words, the model {tokens} tokens{given}, expected a word for each; give "
-            f"--specials '<S>,…' where the list lacks {lacks} in front, or --missing-words where it lacks those of the "
-            "last ids: with the wrong one every word means its neighbour"
+            f"{source}: has {len(words)} words{given}, the model {tokens} tokens, expected a word for each; "
+            f"give either --specials '<S>,…', where the list lacks {lacks} in front, or --missing-words, where it lacks"
+            " the last ones: with the wrong one every word means its neighbour"
         )
     if twice := [word for number, word in enumerate(front) if word in ("", *front[:number], *words.symbols)]:
         raise UsageError(f"--specials has {twice[0]!r}, expected words that the list lacks, each once; check it")
@@ -97,7 +97,7 @@ def _behind(front: tuple[str, ...], words: Words) -> Words:
 
 
 def differences(bundle: Bundle, given: bytes, source: str, heard: Listener) -> list[str]:
-    """Where a bundle's vocabulary and boundary token are not a given one's: "id 10: bundle 'w11', checkpoint 'w10'".
+    """Places where a bundle's vocabulary or boundary token is not a given one's: "id 10: bundle 'w11', module 'w10'".
 
     What an export is given beside a vocabulary is no difference, and `heard` is told of it: words in front of its list,
     and a boundary token that stands in the command that the bundle notes.

@@ -6,46 +6,38 @@ How many places `score[score == 0] = 1.0` writes to depends on values. `torch.wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.node import map_arg
 
 
 def plain_indices(exported: Any) -> Any:
-    """What `torch.export` made, with such reads and writes in other forms; the same object where it has none."""
-    found = any(_has_other_form(node) for node in exported.graph.nodes)
-    return exported.run_decompositions(dict(_FORMS)) if found else exported
-
-
-def _has_other_form(node: Any) -> bool:
-    """Tried on sizes and types alone, which torch notes beside every operator."""
-    form = _write if node.target is aten.index_put_.default else _FORMS.get(node.target)
-    if form is None:
-        return False
-    given, named = map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
-    return form(*given, **named) is not NotImplemented
+    """The result of `torch.export` with such reads and writes in other forms; the same object where it has none."""
+    indices = (index for node in exported.graph.nodes if node.target in _AT_INDICES for index in node.args[1] if index)
+    found = any(index.meta["val"].dtype in (torch.int32, torch.bool) for index in indices)
+    forms = {aten.index.Tensor: _read, aten.index_put.default: _write}
+    return exported.run_decompositions(forms) if found else exported
 
 
 def _read(x: Tensor, indices: Sequence[Tensor | None]) -> Any:
-    return aten.index(x, _wide(indices)) if any(map(_is_int32, indices)) else NotImplemented
+    wide = _wide(indices)
+    return aten.index(x, wide) if wide else NotImplemented
 
 
 def _write(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
     found = [(axis, index) for axis, index in enumerate(indices) if index is not None]
     if len(found) == 1 and found[0][1].dtype == torch.bool:
         return _choice(x, *found[0], values, accumulate)
-    return aten.index_put(x, _wide(indices), values, accumulate) if any(map(_is_int32, indices)) else NotImplemented
+    wide = _wide(indices)
+    return aten.index_put(x, wide, values, accumulate) if wide else NotImplemented
 
 
-def _is_int32(index: Tensor | None) -> bool:
-    return index is not None and index.dtype == torch.int32
-
-
-def _wide(indices: Sequence[Any]) -> list[Any]:
-    return [index.long() if _is_int32(index) else index for index in indices]
+def _wide(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Indices as int64; none where no index is int32."""
+    wide = [index if index is None or index.dtype != torch.int32 else index.long() for index in indices]
+    return wide if any(one is not other for one, other in zip(wide, indices, strict=True)) else []
 
 
 def _choice(x: Tensor, axis: int, mask: Tensor, values: Tensor, accumulate: bool) -> Any:
@@ -59,4 +51,4 @@ def _choice(x: Tensor, axis: int, mask: Tensor, values: Tensor, accumulate: bool
 
 
 aten = torch.ops.aten
-_FORMS: Mapping[Any, Callable[..., Any]] = {aten.index.Tensor: _read, aten.index_put.default: _write}
+_AT_INDICES = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default)

@@ -39,8 +39,8 @@ PATIENCE = 4
 """A chain becomes at most this many times as long where states are not full yet."""
 
 FLAGGED = 10
-"""After so many segments of the longest chain its first sequence reads no flag any more. A flag that is drawn would end
-every episode after a few steps, and a counter that stops at 100 would never get there."""
+"""After so many segments of the longest chain the episode of its first sequence ends no more. Flags that are drawn end
+every episode after a few steps, so that a counter which stops at 100 would never get there."""
 
 LONGER, TRIES = 4, 2
 """In half precision a chain that shows drift is run again, `LONGER` times as long, at most `TRIES` times."""
@@ -69,7 +69,7 @@ class Planned:
         most: segments that it may have then.
         mixed: in place of whole segments partial ones: "counts", or "operations" where something is done to the stream
             before each.
-        quiet: whether the first sequence reads no flag after `FLAGGED` segments.
+        quiet: whether the episode of the first sequence ends no more after `FLAGGED` segments.
         seed: of its inputs.
     """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +45,14 @@ class InputSource:
         segments: int = 0,
         few: bool = False,
         below: Mapping[str, int] | None = None,
-        flags: Collection[str] = (),
+        flags: Mapping[str, bool] | None = None,
     ) -> None:
         self._read = manifest.given
         large = {entry.vocab for entry in self._read if few and (entry.vocab or 0) > DISTINCT_IDS}
         self._ids = {size: _few_ids(size, draws) for size in large if size}
         self._below, self.drawn = below or {}, set[tuple[str, int]]()
         self._samples = {name: np.asarray(values) for name, values in (samples or {}).items()}
-        self._draws, self._flags = draws, [entry for entry in self._read if entry.name in flags]
+        self._draws, self._flags = draws, flags or {}
         self._held = extent(manifest, self._samples)
         self._stay = max(1, segments // self._held[0]) if segments else self._held[1]
         self._places: dict[int, tuple[int, int, int]] = {}
@@ -62,13 +62,14 @@ class InputSource:
     def take(self, count: int, length: int, quiet: bool = False) -> dict[str, Array]:
         """The next segment of `length` positions, and what lies ahead of it, for `count` sequences.
 
-        Where it is to be quiet all random flags of the first sequence are False. A flag that they share is, too.
+        Where it is to be quiet the random flags of the first sequence let its episode go on, those that all share, too.
         """
         if self._samples:
             return self._sampled(count, length)
         found = {entry.name: self._random(entry, count, length) for entry in self._read}
-        for entry in self._flags if quiet else ():
-            found[entry.name][entry.axes.at(0)] = False
+        for entry in self._read if quiet else ():
+            if entry.name in self._flags:
+                found[entry.name][entry.axes.at(0)] = self._flags[entry.name]
         self.drawn.update((one.name, each) for one in self._read if one.vocab for each in found[one.name].flat)
         return found
 

@@ -33,7 +33,7 @@ class Parity:
         advice: what to do where a gate failed.
         model_id: which model it is.
         ran_on: what the chains read, for people: "random inputs", "the text", ….
-    words: where the vocabulary differs first from the one it was compared with, if it does.
+        words: where the vocabulary differs first from the one it was compared with, and what to do.
     """
 
     backend: str
@@ -60,7 +60,7 @@ class Parity:
 
     def with_words(self, differing: Sequence[str] | None) -> Parity:
         """The same with a gate on the vocabulary, by what differs in it; None where it was not compared."""
-        told = f"{differing[0]}; give --vocabulary FILE if the export was given one" if differing else ""
+        told = f"{differing[0]}; give --vocabulary the file that the export was given" if differing else ""
         count, passed = (None, None) if differing is None else (float(len(differing)), not differing)
         return replace(self, gates=(*self.gates, Gate(VOCABULARY, count, 0.0, passed)), words=told)
 

@@ -5,7 +5,7 @@ Of independent sequences each has a state of its own. Sequences in lockstep run 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Protocol, TypeAlias
@@ -40,8 +40,7 @@ class Reference(Protocol):
         masks: whether a log-probability may stand for "never" ("mask" in `ladder.LIMITS`).
         resumes: whether its states are those of the bundle, so that each side can go on from the other's.
         below: inputs of whole numbers of which nothing is known, with what random ones stay below.
-        flags: inputs of truths that may all be False for long: what begins an episode may, what masks everything may
-            not.
+        flags: inputs of truths, with the value that each has while an episode lasts, if it has one.
     """
 
     described: str
@@ -51,7 +50,7 @@ class Reference(Protocol):
     masks: bool = True
     resumes: bool = True
     below: Mapping[str, int] = MappingProxyType({})
-    flags: Collection[str] = ()
+    flags: Mapping[str, bool] = MappingProxyType({})
 
     def fresh(self, count: int) -> States:
         """The states of that many sequences before the first step."""

@@ -47,9 +47,9 @@ def test_a_list_with_fewer_words_than_the_model_has_tokens_is_refused(way: str, 
 @pytest.mark.parametrize(
     ("vocabulary", "options", "message"),
     [
-        (LIST, {"specials": "<S>,<pad>"}, "11 words, the model 12 tokens, and --specials 2, expected"),
+        (LIST, {"specials": "<S>,<pad>"}, "11 words and --specials 2, the model 12 tokens, expected"),
         (LIST, {"specials": "w3"}, "--specials has 'w3'"),
-        (LIST, {"specials": "<S>", "missing_words": True}, "11 words, the model 12 tokens, and --specials 1, expected"),
+        (LIST, {"specials": "<S>", "missing_words": True}, "11 words and --specials 1, the model 12 tokens, expected"),
         (
             LIST | {"symbols": [*WORDS, "<unk>", "<S>"]},
             {"missing_words": True},

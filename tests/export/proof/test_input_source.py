@@ -112,7 +112,8 @@ def test_only_the_first_sequence_reads_no_flag_and_nothing_else_is_drawn_otherwi
         Input(name="mask", dtype="bool", shape=("B", "L"), role="feature"),
     )
     manifest = msgspec.structs.replace(MANIFEST, inputs=(*MANIFEST.inputs, *flags))
-    usual, quiet = (InputSource(manifest, None, np.random.default_rng(0), flags=["begin"]) for _ in range(2))
+    flagged = {"begin": False}
+    usual, quiet = (InputSource(manifest, None, np.random.default_rng(0), flags=flagged) for _ in range(2))
     for _ in range(4):
         expected, found = usual.take(B, 16), quiet.take(B, 16, quiet=True)
         assert expected["begin"][:, 0].any()
@@ -120,4 +121,4 @@ def test_only_the_first_sequence_reads_no_flag_and_nothing_else_is_drawn_otherwi
         expected["begin"][:, 0] = False
         assert all(np.array_equal(expected[name], found[name]) for name in expected)
     given = {"x": np.zeros((1, 9, FEATURES)), "begin": np.ones((9, 1), np.bool_), "mask": np.ones((1, 9), np.bool_)}
-    assert InputSource(manifest, given, np.random.default_rng(0), flags=["begin"]).take(B, 4, quiet=True)["begin"].all()
+    assert InputSource(manifest, given, np.random.default_rng(0), flags=flagged).take(B, 4, quiet=True)["begin"].all()

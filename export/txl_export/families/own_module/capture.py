@@ -82,20 +82,20 @@ def capture(network: StepNetwork, name: str, examples: Sequence[Example], routes
     """
     network.eval()
     reasons: list[Reason] = []
-    made = _Made(_reads(network, examples[0]))
+    made, origins = _Made(_reads(network, examples[0])), list[tuple[ir.Node, str]]()
     for route in routes:
         if any(route in reason.in_vain for reason in reasons):
             continue
         try:
             with untouched(network.module), silence(), torch.no_grad():
-                made.origins = []
+                origins.clear()
                 model = _ROUTES[route](network, examples[0], made)
-                made.origins = [(node, node.metadata_props.get(STACK_TRACE, "")) for node in model.graph]
+                origins += [(node, node.metadata_props.get(STACK_TRACE, "")) for node in model.graph]  # settled: none
                 settle(model, name, network.inputs, network.outputs)
                 try_graph(model, network, examples)
         except Exception as error:  # torch raises many kinds, and so may the user's code
             narrower = _is_narrower(network, made.exported, examples)
-            reasons.append(reason_of(route, error, network.module, made.reads, narrower, made.origins))
+            reasons.append(reason_of(route, error, network.module, made.reads, narrower, origins))
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # such as sys.exit
@@ -122,15 +122,11 @@ def _again(name: str, route: Route, network: StepNetwork, example: Example) -> i
 
 @dataclass
 class _Made:
-    """What routes share: the values that the step reads, and what `torch.export` made of it, or how it failed.
-
-    Also the nodes of the graph that was made last, each with the lines that led to it: a settled graph has none.
-    """
+    """What routes share: the values that the step reads, and what `torch.export` made of it, or how it failed."""
 
     reads: Reads
     exported: Any = None
     failed: Exception | None = None
-    origins: Sequence[tuple[ir.Node, str]] = ()
 
 
 def _reads(network: StepNetwork, example: Example) -> Reads:

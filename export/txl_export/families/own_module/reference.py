@@ -50,7 +50,8 @@ class ModuleReference(Reference):
         self._state_axes = {name: entry.axes.batch for name, entry in state_specs(spec).items()}
         whole = [entry.name for entry in spec.inputs if entry.tokens is None and entry.dtype.startswith("int")]
         self.below = {} if spec.samples else {name: self._widest(name) for name in whole}
-        self.flags = {entry.name for entry in spec.inputs if entry.dtype == "bool" and self._takes(entry.name, 0)}
+        flags = {entry.name: self._going_on(entry.name) for entry in spec.inputs if entry.dtype == "bool"}
+        self.flags = {name: value for name, value in flags.items() if value is not None}
         self._copies = 1 if plan.batch_size == 1 or self._takes_one() else plan.batch_size
 
     def fresh(self, count: int) -> States:
@@ -88,17 +89,28 @@ class ModuleReference(Reference):
 
     def _widest(self, name: str) -> int:
         """What an input can stay below: the module takes the largest such number, and returns finite ones for it."""
-        return next((most for most in WIDER if self._takes(name, most - 1)), 2)
+        return next((most for most in WIDER if self._tried(name, most - 1)), 2)
 
-    def _takes(self, name: str, value: int) -> bool:
-        """Whether the module takes an input that is this throughout, and returns finite numbers for it."""
+    def _going_on(self, name: str) -> bool | None:
+        """The value of a flag with which more of a step depends on the state: True of "go on", False of "begin"."""
+        depends = dict[bool, int]()
+        for value in (False, True):
+            first, later = (self._tried(name, value, segments) for segments in (0, 2))
+            if first and later:
+                pairs = zip(first, later, strict=True)
+                depends[value] = sum(a.shape != b.shape or int((a != b).sum()) for a, b in pairs)
+        return max(depends, key=depends.__getitem__, default=None)
+
+    def _tried(self, name: str, value: int, segments: int = 0) -> list[Tensor]:
+        """Results of a step, after so many others, whose input is this throughout; none if refused or infinite."""
         tries, length = Tries(Eager(self._plan.spec), self._plan.batch_size), self._plan.segment_lengths[0]
         given = tries.inputs(length)
         with contextlib.suppress(UsageError):
             given[name].fill_(value)
-            found = tries.eager(given, tries.fresh(), tries.valid(length))
-            return all(bool(tensor.isfinite().all()) for part in found for tensor in part.values())
-        return False
+            found = tries.eager(given, tries.states(length, segments), tries.valid(length))
+            results = [tensor for part in found for tensor in part.values()]
+            return results if all(bool(tensor.isfinite().all()) for tensor in results) else []
+        return []
 
     def _takes_one(self) -> bool:
         """Whether the module runs with a batch of one, and computes there what it does for each of B copies."""

@@ -113,7 +113,7 @@ def initial_value(spec: StepSpec, entry: StateSpec) -> float | Tensor | None:
 
 
 def _kept_at_first(spec: StepSpec, entry: StateSpec) -> float | Tensor:
-    """What a state's attribute holds while no step runs, with 1 at "B"; 0.0 where that is zeros, None or nothing.
+    """A state's attribute while no step runs, with 1 at "B"; 0.0 where it holds zeros or None, or is none.
 
     Raises:
         UsageError: it holds what not every sequence can start as.
@@ -122,6 +122,8 @@ def _kept_at_first(spec: StepSpec, entry: StateSpec) -> float | Tensor:
     if entry.attribute is not None:
         with contextlib.suppress(LookupError):  # `check_spec` says what is wrong with the path
             held = value_at(spec.module, entry.attribute)
+    if isinstance(held, (bool, int, float)):
+        held = torch.tensor(held)
     if not isinstance(held, Tensor) or not bool(held.any()):
         return 0.0
     if entry.grows is not None:

@@ -160,6 +160,7 @@ KEPT = torch.tensor([[1.0, 2.0, 3.0]])
         (KEPT[0], (2, "B", 3), "float32", KEPT.expand(2, 3)),
         (KEPT.T.long(), (3, "B"), "int64", KEPT[0].int()),
         (torch.tensor(True), ("B",), "bool", torch.tensor(True)),
+        (5, ("B", 1), "int32", torch.tensor([5], dtype=torch.int32)),
         (torch.zeros(5, 0), ("B", 3), "float32", torch.zeros(3)),
         (None, ("B", 3), "float32", torch.zeros(3)),
     ],

@@ -323,31 +323,31 @@ def test_a_bundle_starts_as_the_modules_attribute_holds_it(tmp_path):
 
 
 class Episodes(nn.Module):
-    """Counts the steps of an episode, which a flag begins; no further than to `most`."""
+    """Counts the steps of an episode, no further than to `most`; a flag that is `begins` begins it."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, begins: bool) -> None:
         super().__init__()
-        self.most = most
+        self.most, self.begins = most, begins
 
-    def forward(self, x, begin, count):
+    def forward(self, x, flag, count):
         for place in range(x.shape[1]):
-            count = torch.where(begin[:, place], 0, count + 1).clamp(max=self.most)
+            count = torch.where(flag[:, place] == self.begins, 0, count + 1).clamp(max=self.most)
         return x + 0.01 * count[:, None, None], count
 
 
-def episodes(most: int) -> StepSpec:
-    inputs = [InputSpec("x", ("B", "L", 3)), InputSpec("begin", ("B", "L"), dtype="bool")]
-    return StepSpec(Episodes(most), inputs, [StateSpec("count", ("B",), dtype="int32")], ["y"])
+def episodes(most: int, begins: bool) -> StepSpec:
+    inputs = [InputSpec("x", ("B", "L", 3)), InputSpec("flag", ("B", "L"), dtype="bool")]
+    return StepSpec(Episodes(most, begins), inputs, [StateSpec("count", ("B",), dtype="int32")], ["y"])
 
 
-@pytest.mark.parametrize(("batch", "length"), [(1, 1), (2, 4)])
-def test_an_episode_is_long_enough_that_a_counter_which_stops_at_100_is_found(tmp_path, batch, length):
+@pytest.mark.parametrize(("batch", "length", "begins"), [(1, 1, True), (2, 4, True), (2, 1, False)])
+def test_an_episode_is_long_enough_that_a_counter_which_stops_at_100_is_found(tmp_path, batch, length, begins):
     path = txl_export.export(
-        episodes(100), tmp_path / "short.txl", batch_size=batch, segment_length=(length,), verify=False
+        episodes(100, begins), tmp_path / "short.txl", batch_size=batch, segment_length=(length,), verify=False
     ).path
     found = {}
     for most in (100, 10**6):
-        heard, plan = Heard(), make_plan(episodes(most), batch, (length,), Silent())
+        heard, plan = Heard(), make_plan(episodes(most, begins), batch, (length,), Silent())
         parity = verify_step(partial(load, path, "cpu"), plan, "the module itself", None, heard)
         found[most] = bool(failing(parity)), any("count still counts" in line for line in heard.warnings)
         longest = parity.verification().chains[0]
