@@ -77,7 +77,7 @@ class CompiledEngines:
         self.title, self.version = library.title, library.version
         self.gpus = check_gpus(gpus, precision, library)
         self.device = None if library.facts.portable else gpu_model()
-        self.platform = platform_name()
+        self.platform = ANYWHERE if library.facts.portable else platform_name()
         weak = library.facts.weakly_typed and precision == "fp16"
         self.recipe = RTX_RECIPE if library.target == "rtx" else WEAK_RECIPE if weak else RECIPE
         self.ring = ring_works(library.facts)

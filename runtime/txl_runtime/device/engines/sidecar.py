@@ -90,7 +90,8 @@ class Identity(Struct, frozen=True, kw_only=True):
         compute_capabilities: the GPUs that it was asked for; empty for the library's default or the GPU at hand.
         device: the GPU that it was built on, where it runs on no other; None where any GPU will do. Up to 0.8.0 it is
             written without the number of multiprocessors, and then not held against one.
-        platform: operating system and processor, or `ANYWHERE`.
+        platform: operating system and processor, or `ANYWHERE`. Up to 0.8.0 engines of TensorRT-RTX have one too, which
+            is not held against them.
         program, kind, segment_length, update, inputs, outputs: the `Program`.
         precision: of the bundle.
         onnx: SHA-256 of the graph that it was made of.
@@ -259,7 +260,7 @@ def differences(found: Identity, wanted: Identity) -> list[str]:
     reasons = []
     for name in Identity.__struct_fields__:
         has, wants = getattr(found, name), getattr(wanted, name)
-        uncounted = name == "device" and str(wants).startswith(f"{has}, ")
+        uncounted = wants == ANYWHERE if name == "platform" else name == "device" and str(wants).startswith(f"{has}, ")
         if has != wants and not uncounted:
             words = WORDS.get(name, f"has {name} {{found}}, asked for is {{wanted}}")
             words = WORDS.get(f"{name} of {wanted.flavour}", words)

@@ -32,7 +32,8 @@ from txl_runtime.device.engines import files as engine_files
 from txl_runtime.device.engines.files import check_identity, find_engines
 from txl_runtime.device.engines.library import Library
 from txl_runtime.device.engines.opening import load_engines, open_engines
-from txl_runtime.device.engines.sidecar import Target, with_weights
+from txl_runtime.device.engines.sidecar import Target, differences, with_weights
+from txl_runtime.device.gpu import platform_name
 from txl_runtime.selftest import run_selftest
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has no wheel for this platform")
@@ -119,6 +120,7 @@ def as_tensorrt(path: Path, place: Path, version: str, device: str = MODEL) -> P
                 "version": version,
                 "compute_capabilities": [],
                 "device": device,
+                "platform": platform_name(),
             }
             (copy / moved).write_bytes(msgspec.json.encode(sidecar))
         manifest["files"][moved] = {"size": (copy / moved).stat().st_size, "sha256": file_sha256(copy / moved)}
@@ -446,6 +448,20 @@ def test_an_engine_of_another_version_is_refused_by_name(built, here):
 def test_an_engine_for_another_gpu_is_refused_by_name(built, monkeypatch):
     monkeypatch.setattr(engine_files, "gpu_name", lambda: "Fake, SM 120")
     assert "was built for SM 86, the GPU here is SM 120" in refusal(built("ring"))
+
+
+def test_engines_of_rtx_run_under_another_system_and_those_of_tensorrt_do_not(built, here, tmp_path, monkeypatch):
+    """NVIDIA says so of both: built on a Linux server, shipped to PCs with Windows. 0.8.0 wrote a platform to either."""
+    rtx, tensorrt = built("ring"), as_tensorrt(built("ring"), tmp_path / "tensorrt.txl", "10.3.0")
+    monkeypatch.setattr(engine_files, "platform_name", lambda: "win32-amd64")
+    engine = find_engines(open_bundle(rtx), "rtx")[0]
+    assert engine.sidecar.identity.platform == "any"
+    of_before = msgspec.structs.replace(engine.sidecar.identity, platform=platform_name())
+    for identity in (engine.sidecar.identity, of_before):
+        sidecar = msgspec.structs.replace(engine.sidecar, identity=identity)
+        check_identity(open_bundle(rtx), engine._replace(sidecar=sidecar), "1.7.1.116", "rtx")
+    assert differences(of_before, engine.sidecar.identity) == [], "and `build` keeps it"
+    assert f"was built for {platform_name()}, this is win32-amd64" in refusal(tensorrt, "10.3.0", "tensorrt")
 
 
 def test_an_engine_of_a_gpu_of_another_size_is_refused_though_it_has_the_same_name(built, tmp_path, monkeypatch):
