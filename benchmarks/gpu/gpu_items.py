@@ -148,7 +148,7 @@ def _first_contact(folder: Path) -> list[Item]:
         program("host", 30, "gpu_costs.py", "host", "--bundle", fp32, needs=("safetensors",)),
         program("nodes", 20, "gpu_costs.py", "nodes"),
         large("export", "", 120, behind=True),
-        *(large("engine", engine, 25) for engine in ("cuda", "cuda-graphs", "rtx", "rtx-alone")),
+        *(large("engine", engine, 25) for engine in ("cuda", "rtx", "rtx-alone")),
         large("torch", "torch", 45),
         large("torch", "torch-compiled", None),  # the rest
     ]

@@ -136,7 +136,7 @@ def engine(journal: Journal, given: argparse.Namespace) -> None:
         return {}
 
     def open_model() -> Mapping[str, Any]:
-        opened.append(txl_runtime.load(path, backend=name, update=update, cuda_graphs=given.engine == "cuda-graphs"))
+        opened.append(txl_runtime.load(path, backend=name, update=update))
         if given.engine == "rtx-alone":
             leave_records_to_engines(opened[0])
         return {"description": opened[0].backend.description, "update": opened[0].update}

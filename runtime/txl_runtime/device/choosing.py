@@ -28,10 +28,8 @@ NO_GPU = "no usable CUDA driver was found, expected an NVIDIA GPU and its driver
 Opener = Callable[[str, Bundle, "str | None"], "DeviceBackend"]
 
 
-def open_device(name: str, bundle: Bundle, update: str | None, cuda_graphs: bool = False) -> DeviceBackend:
+def open_device(name: str, bundle: Bundle, update: str | None) -> DeviceBackend:
     """Open a bundle with a backend of `DEVICES`; `update` is the rule asked for, or None for the best there is.
-
-    With `cuda_graphs`, ONNX Runtime records its programs; the others record theirs anyway.
 
     Raises:
         BackendError: the backend is not installed, there is no GPU, or it cannot run the bundle.
@@ -43,7 +41,7 @@ def open_device(name: str, bundle: Bundle, update: str | None, cuda_graphs: bool
         if name == "cuda":
             from txl_runtime.device.onnxruntime_cuda import open_onnxruntime_cuda
 
-            return open_onnxruntime_cuda(bundle, update, cuda_graphs)
+            return open_onnxruntime_cuda(bundle, update)
         from txl_runtime.device.engines.opening import open_engines
 
         return open_engines(bundle, "rtx" if name == "rtx" else "tensorrt", update)

@@ -63,15 +63,11 @@ class Event:
 
     def __init__(self, context: Context, flags: int) -> None:
         self.handle = _own(self, context, "cuEventCreate", "cuEventDestroy_v2", flags)
-        self._driver, self._synchronize = context.driver, context.driver.cuEventSynchronize
+        self._synchronize = context.driver.cuEventSynchronize
 
     def wait(self) -> None:
         """Return when the work before the place where it was last recorded is done; at once where it never was."""
-        if self._driver.strict_records:
-            with self._driver.beside_records():
-                self._synchronize(self.handle)
-        else:
-            self._synchronize(self.handle)
+        self._synchronize(self.handle)
 
 
 class Queue:
@@ -238,13 +234,6 @@ class Device:
             BackendError: on entry, in a process that was forked from the one that opened the device.
         """
         return Current(self._context)
-
-    def expect_strict_records(self) -> None:
-        """From now on no wait for an event is refused by what another thread records, or spoils it.
-
-        That takes two calls of the driver a wait. It is for libraries that record in CUDA's strictest mode.
-        """
-        self._context.driver.strict_records = True
 
     def bandwidth(self) -> float | None:
         """GB/s of its memory by the driver's figures; None without them, and on a Jetson, where they are wrong."""

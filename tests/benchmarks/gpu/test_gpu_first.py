@@ -28,11 +28,9 @@ from gpu_journal import Found, Journal
 from stand_ins.cuda import run_engines
 from stand_ins.driver import FakeDriver
 from stand_ins.engine import open_fake_device
-from stand_ins.onnxruntime import opened
 from stand_ins.tensorrt import fake
 from txl_engines import given_weights
 from txl_runtime import load
-from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.device import choosing
 from txl_runtime.device.engines import files as engine_files
 from txl_runtime.device.engines.files import find_engines
@@ -102,7 +100,7 @@ def test_its_order_is_that_of_what_it_tells_and_its_limits_fit_ten_minutes() -> 
     items = gpu_items.plan(given)
     assert [item.name for item in items] == [
         *("smoke", "exercise", "exercise-fp16", "sanitizer", "host", "nodes"),
-        *("export-fp32-b1", "cuda-fp32-b1", "cuda-graphs-fp32-b1", "rtx-fp32-b1", "rtx-alone-fp32-b1"),
+        *("export-fp32-b1", "cuda-fp32-b1", "rtx-fp32-b1", "rtx-alone-fp32-b1"),
         *("torch-fp32-b1", "torch-compiled-fp32-b1"),
     ]
     assert [item.name for item in items if item.behind] == ["export-fp32-b1"]
@@ -278,22 +276,6 @@ def timed(path: Path, folder: Path, engine: str) -> dict[str, Found]:
     return found
 
 
-def test_onnx_runtime_is_timed_with_and_without_cuda_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drivers: list[FakeDriver] = []
-
-    def open_device(_: str, bundle: Any, rule: str | None, cuda_graphs: bool = False) -> Any:
-        drivers.append(FakeDriver())
-        return opened(bundle.path, rule, driver=drivers[-1], cuda_graphs=cuda_graphs)
-
-    monkeypatch.setattr(choosing, "open_device", open_device)
-    path = Path(shutil.copytree(BUNDLES[1], tmp_path / "a.txl"))
-    for engine in ("cuda", "cuda-graphs"):
-        timed(path, tmp_path, engine)
-    assert [driver.calls["cuGraphLaunch"] > 20 for driver in drivers] == [False, True]
-    built = {engine.program.kind for engine in find_engines(open_bundle(path), "cuda")}
-    assert built == {"logprobs"}, "what `txl-deploy build` makes of it, and no more"
-
-
 def test_rtx_is_timed_with_records_of_the_loop_and_its_own_and_with_weights_shared_and_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -381,10 +363,7 @@ def test_the_first_contact_is_rehearsed_on_the_stand_in(tmp_path: Path) -> None:
     assert results["left_out"] == [
         "smoke: tokens of PyTorch, PyTorch's device not run: PyTorch was built without CUDA",
         f"export{absent}",
-        *(
-            f"{name}-fp32-b1: not run: its bundle was not exported"
-            for name in ("cuda", "cuda-graphs", "rtx", "rtx-alone")
-        ),
+        *(f"{name}-fp32-b1: not run: its bundle was not exported" for name in ("cuda", "rtx", "rtx-alone")),
         f"torch{absent}",
         f"torch-compiled{absent}",
     ]

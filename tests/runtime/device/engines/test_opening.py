@@ -451,7 +451,7 @@ def test_an_engine_for_another_gpu_is_refused_by_name(built, monkeypatch):
 
 
 def test_engines_of_rtx_run_under_another_system_and_those_of_tensorrt_do_not(built, here, tmp_path, monkeypatch):
-    """NVIDIA says so of both: built on a Linux server, shipped to PCs with Windows. 0.8.0 wrote a platform to either."""
+    """NVIDIA says so: built on a Linux server, shipped to PCs with Windows. 0.8.0 wrote a platform to either."""
     rtx, tensorrt = built("ring"), as_tensorrt(built("ring"), tmp_path / "tensorrt.txl", "10.3.0")
     monkeypatch.setattr(engine_files, "platform_name", lambda: "win32-amd64")
     engine = find_engines(open_bundle(rtx), "rtx")[0]
