@@ -23,6 +23,7 @@ from txl_runtime.device.cuda import Device, Queue, open_cuda
 from txl_runtime.device.dtypes import stored_type
 from txl_runtime.device.engines.files import checked_engines, find_engines
 from txl_runtime.device.engines.sidecar import COMPOSED
+from txl_runtime.device.gpu import gpu_name, platform_name
 from txl_runtime.device.interface import Executable, Launch
 from txl_runtime.errors import BackendError, BundleError, one_line
 from txl_runtime.guard.external_data import values_read
@@ -38,6 +39,13 @@ WITHOUT_WAITING = "disable_synchronize_execution_providers"
 ERROR = 3
 """From which severity on ONNX Runtime prints what it says."""
 ADVICE = "build it again with `txl-deploy build --target cuda`"
+KERNELS = {
+    ("1.31.1", "linux-x86_64"): "75, 80, 86, 89, 90, 120",
+    ("1.31.1", "linux-aarch64"): "89, 90, 120, 121",
+}
+"""By version and platform, the compute capabilities that pip's onnxruntime-gpu has machine code for; it has none that a
+driver could compile for others. It says why nothing runs, once nothing does: who built that version has other code."""
+NO_KERNEL = "no kernel image"
 UNFIT_FUSION = "SkipLayerNorm"
 """What ONNX Runtime before 1.24 makes of layer norms in bf16 too, for which it has no such operator."""
 LIBRARIES = ("bin", "bin/*") if sys.platform == "win32" else ("lib",)
@@ -51,6 +59,7 @@ class OrtExecutable(Executable):
     recordable = False
 
     def __init__(self, ort: Any, session: Any, program: Program, rings: Mapping[str, str], place: str) -> None:
+        self._version = str(ort.__version__)
         self._session, self.program, self._place, self._options = session, program, place, ort.RunOptions()
         # The queue orders what comes before and after; who reads results waits for their place in it.
         self._options.add_run_config_entry(WITHOUT_WAITING, "1")
@@ -63,13 +72,16 @@ class OrtExecutable(Executable):
             binding.bind_input(spec.name, self._place, 0, _element(spec), spec.fixed, addresses[spec.name])
         for spec in program.outputs:
             binding.bind_output(spec.name, self._place, 0, _element(spec), spec.fixed, addresses[spec.name])
-        run, options = self._session.run_with_iobinding, self._options
+        run, options, version = self._session.run_with_iobinding, self._options, self._version
 
         def launch() -> None:
             try:
                 run(binding, options)
             except Exception as error:  # ONNX Runtime raises its own kinds, one per status code
-                raise BackendError(f"program {program.name} failed in ONNX Runtime: {one_line(error)}") from None
+                said = one_line(error)
+                if NO_KERNEL in said:
+                    raise BackendError(without_kernels(version)) from None
+                raise BackendError(f"program {program.name} failed in ONNX Runtime: {said}") from None
 
         return launch
 
@@ -214,6 +226,16 @@ def load_onnxruntime(
         said = f"; {len(names)} nodes run on the CPU: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
     description = f"ONNX Runtime {sessions.version} on {device.title}{said}"
     return DeviceBackend("cuda", description, device, queue, executables)
+
+
+def without_kernels(version: str) -> str:
+    """Why an onnxruntime-gpu runs nothing on this GPU, and what does."""
+    held = KERNELS.get((version, platform_name()))
+    expected = f"one of SM {held}, which this wheel has code for" if held else "one that it was built for"
+    return (
+        f"onnxruntime {version} has no kernels for {gpu_name()}, expected {expected}; use --backend tensorrt or rtx "
+        "with engines that `txl-deploy build` makes, or an onnxruntime-gpu that is built for this GPU"
+    )
 
 
 def preload_libraries(ort: Any) -> str:

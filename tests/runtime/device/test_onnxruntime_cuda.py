@@ -27,7 +27,7 @@ from txl_engines.recording import record_pass
 from txl_runtime import BackendError, BundleError, load
 from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.reading import open_bundle
-from txl_runtime.device import onnxruntime_cuda
+from txl_runtime.device import choosing, onnxruntime_cuda
 from txl_runtime.device.engines.files import find_engines
 from txl_runtime.guard.external_data import values_read
 from txl_runtime.selftest import run_selftest
@@ -324,6 +324,30 @@ def test_a_fusion_that_has_no_kernel_is_left_out(built):
 
     opened(built("rolled"), change=fail)
     assert tried == [None, ["SkipLayerNormFusion"]] * 4
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [("1.31.1", "one of SM 89, 90, 120, 121, which this wheel has code for"), ("9.9", "one that it was built for")],
+)
+def test_a_wheel_without_kernels_for_this_gpu_is_refused_by_name_when_it_is_opened(
+    built, monkeypatch, version, expected
+):
+    """A Jetson Orin with pip's wheel for aarch64. Who built that version for an Orin is not refused."""
+    monkeypatch.setattr(onnxruntime_cuda, "gpu_name", lambda: "Orin, SM 87")
+    monkeypatch.setattr(onnxruntime_cuda, "platform_name", lambda: "linux-aarch64")
+    monkeypatch.setattr(choosing, "missing", lambda *_, **__: "")
+    backend = opened(built("ring"), change=lambda ort: setattr(ort, "__version__", version))
+    monkeypatch.setattr(onnxruntime_cuda, "open_onnxruntime_cuda", lambda *_: backend)
+    assert load(built("ring"), backend="cuda").backend is backend
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("CUDA error cudaErrorNoKernelImageForDevice:no kernel image is available for execution")
+
+    monkeypatch.setattr(Session, "run_with_iobinding", fail)
+    wanted = f"onnxruntime {version} has no kernels for Orin, SM 87, expected {expected}; use --backend tensorrt"
+    with pytest.raises(BackendError, match=wanted):
+        load(built("ring"), backend="cuda")
 
 
 def test_preloading_that_fails_is_no_error(monkeypatch):
