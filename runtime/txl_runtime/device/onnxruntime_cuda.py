@@ -8,6 +8,7 @@ once, when it is bound, and never again. So such a program is refused.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
 import os
 import sys
@@ -50,6 +51,7 @@ UNFIT_FUSION = "SkipLayerNorm"
 """What ONNX Runtime before 1.24 makes of layer norms in bf16 too, for which it has no such operator."""
 LIBRARIES = ("bin", "bin/*") if sys.platform == "win32" else ("lib",)
 """Where a package of NVIDIA's keeps its libraries."""
+CUDNN = "cudnn64_9.dll" if sys.platform == "win32" else "libcudnn.so.9"
 
 
 class OrtExecutable(Executable):
@@ -160,9 +162,8 @@ class OrtSessions:
         except Exception as error:  # ONNX Runtime raises its own kinds, one per status code
             said = one_line(error).replace(str(self._bundle.path), "")
             if any(word in said.casefold() for word in ("cuda", "cudnn", "cublas")):
-                raise BackendError(
-                    f"ONNX Runtime could not start {self._wanted}: {said}; {self._requirements()}"
-                ) from None
+                needed = self._requirements("cudnn" in said.casefold())
+                raise BackendError(f"ONNX Runtime could not start {self._wanted}: {said}; {needed}") from None
             wanted = wanted_version(imported_opset(graph)["ai.onnx"], self.version, program.update)
             able = wanted or f"a graph ONNX Runtime can load; {ADVICE}"
             raise BundleError(f"{self._bundle.path}: {program.name}: {said}; expected {able}") from None
@@ -186,10 +187,15 @@ class OrtSessions:
                 raise
         return self._ort.InferenceSession(graph, options, **arguments, disabled_optimizers=[f"{UNFIT_FUSION}Fusion"])
 
-    def _requirements(self) -> str:
-        """What the CUDA provider needs, and what to do where it does not start."""
-        built = str(getattr(self._ort, "cuda_version", "") or "")
-        version = f"CUDA {built.partition('.')[0]}" if built else "the CUDA it was built for"
+    def _requirements(self, cudnn: bool = False) -> str:
+        """What the CUDA provider needs, cuDNN for one, and what to do where it does not start."""
+        major = str(getattr(self._ort, "cuda_version", "") or "").partition(".")[0]
+        if cudnn:
+            return (
+                f"expected cuDNN 9, which this model's steps need; {CUDNN} was looked for {_searched()}; "
+                f"pip install nvidia-cudnn-cu{major or 13}"
+            )
+        version = f"CUDA {major}" if major else "the CUDA it was built for"
         said = f" ({self._missed})" if self._missed else ""
         return (
             f"expected a driver that runs {version}, and its libraries{said}; pip install 'onnxruntime-gpu[cuda,cudnn]'"
@@ -251,19 +257,39 @@ def preload_libraries(ort: Any) -> str:
     # last call tells what is nowhere, and nothing is loaded twice where all is in one place.
     for folders in ([""], *places):
         for folder in folders:
-            printed = io.StringIO()
-            lines = [line for line in lines if os.sep in line]  # a file that is there, and why it does not load
-            with contextlib.redirect_stdout(printed):
-                try:
-                    ort.preload_dlls(directory=folder or None)
-                except Exception as error:  # it is a help; whether the provider starts is asked afterwards
-                    lines.append(f"Failed: {one_line(error)}")
-            lines += [line.strip() for line in printed.getvalue().splitlines() if line.startswith("Failed")]
+            lines = _preloaded(ort, folder, [line for line in lines if os.sep in line])
         if not lines:
-            return ""
-    searched = ", ".join(folder for folders in places for folder in folders)
-    searched = searched or f"no nvidia/*/{LIBRARIES[0]} is in any folder of sys.path"
-    return f"{'; '.join(lines[:2])}; looked beside onnxruntime, where the system looks, and in: {searched}"
+            break
+    # From 1.31 on nothing is said of cuDNN, which few models need; it may lie in a place of its own.
+    for folder in (folder for folders in places for folder in folders):
+        if any(Path(folder).glob("*cudnn*")) and not _is_loaded(CUDNN):
+            _preloaded(ort, folder, [], cuda=False)
+    return f"{'; '.join(lines[:2])}; looked {_searched()}" if lines else ""
+
+
+def _preloaded(ort: Any, folder: str, said: list[str], **which: bool) -> list[str]:
+    """Have ONNX Runtime load libraries from a folder; `said`, and which failed."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        try:
+            ort.preload_dlls(directory=folder or None, **which)
+        except Exception as error:  # it is a help; whether the provider starts is asked afterwards
+            said.append(f"Failed: {one_line(error)}")
+    return said + [line.strip() for line in printed.getvalue().splitlines() if line.startswith("Failed")]
+
+
+def _is_loaded(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+def _searched() -> str:
+    found = ", ".join(folder for folders in pip_folders() for folder in folders)
+    found = found or f"no nvidia/*/{LIBRARIES[0]} is in any folder of sys.path"
+    return f"beside onnxruntime, where the system looks, and in: {found}"
 
 
 def pip_folders() -> list[list[str]]:

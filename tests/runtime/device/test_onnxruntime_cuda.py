@@ -276,7 +276,11 @@ def test_a_library_that_is_missing_is_told_when_the_provider_does_not_start(buil
             BackendError,
             "could not start CUDAExecutionProvider: CUDA f",
         ),
-        ("cuDNN is unavailable", BackendError, r"expected a driver that runs CUDA 13"),
+        (
+            "cuDNN is unavailable",
+            BackendError,
+            r"expected cuDNN 9, which this model's steps need; .* pip install nvidia-cudnn-cu13$",
+        ),
         (
             "Unsupported model IR version: 99",
             BundleError,
@@ -391,6 +395,7 @@ import onnxruntime
 from txl_runtime.device.onnxruntime_cuda import preload_libraries
 onnxruntime.cuda_version = {version!r}
 print(preload_libraries(onnxruntime))
+print(*sorted({{line.split()[-1] for line in open("/proc/self/maps") if "cudnn" in line or "cublasLt" in line}}))
 """
 LAYOUTS = {
     "12.8": {
@@ -419,8 +424,11 @@ def test_libraries_of_cuda_are_found_in_whichever_folder_pip_put_them(tmp_path, 
     def preloaded(*places: Path) -> str:
         code = SPLIT.format(places=["", *map(str, places)], version=version)
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
-        return done.stdout.strip()
+        said, loaded = done.stdout.splitlines()
+        found[:] = [Path(file).relative_to(tmp_path).parts[0] for file in loaded.split()]
+        return said
 
+    found: list[str] = []
     for package, names in LAYOUTS[version].items():
         folder = tmp_path / "site" / "nvidia" / package / "lib"
         folder.mkdir(parents=True)
@@ -429,6 +437,11 @@ def test_libraries_of_cuda_are_found_in_whichever_folder_pip_put_them(tmp_path, 
             subprocess.run(command, check=True, cwd=folder)
     shutil.copytree(tmp_path / "site" / "nvidia", tmp_path / "nvidia")  # where the process stands: nobody looks there
     assert preloaded(tmp_path / "site") == ""
+    assert found == ["site", "site"]
+    shutil.copytree(tmp_path / "site" / "nvidia", tmp_path / "image" / "nvidia")
+    shutil.rmtree(tmp_path / "site" / "nvidia" / "cudnn")
+    assert preloaded(tmp_path / "site", tmp_path / "image") == ""
+    assert found == ["image", "site"], "cuDNN from where it is, and nothing twice"
     missing = preloaded(tmp_path / "elsewhere")
     assert re.search(
         rf"Failed to load libcublasLt\.so\.{version[:2]}: .*no nvidia/\*/lib is in any .*sys\.path", missing
