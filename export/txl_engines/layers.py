@@ -14,7 +14,7 @@ FUSED_ATTENTION = ("_mha_v", "fmha")
 NOT_KERNELS = frozenset({"signal", "wait", "shape_call", "noop", "constant"})
 """Kinds of layer that start no work on the device."""
 REGION = "ForeignNode["
-"""In the name of a layer that holds any number of kernels; TensorRT 8.6 lists none of them."""
+"""In the name of a layer that holds any number of kernels, none of which a listing of TensorRT has to name."""
 SIZES = {"Float": 4, "Int32": 4, "Half": 2, "BFloat16": 2, "Bool": 1, "Int64": 8}
 """Bytes of the types that listings name."""
 

@@ -29,10 +29,9 @@ MOST_BYTES = 1 << 24
 MOST_OFFSET = (1 << 63) - 1
 """In a file."""
 ADVICE = "build the engine again with `txl-deploy build`"
-RECIPE, WEAK_RECIPE, RTX_RECIPE = 2, 3, 4
-"""Count changes of how engines are built from the same graph; part of an engine's identity. The second is that of fp16
-engines by a library whose networks are weakly typed: since 3, what the graph has in float32 is computed so. The third
-is that of TensorRT-RTX: since 4, an engine makes no device memory while it runs, so others can record its work."""
+RECIPE, RTX_RECIPE = 2, 4
+"""Count changes of how engines are built from the same graph; part of an engine's identity. The second is that of
+TensorRT-RTX: since 4, an engine makes no device memory while it runs, so others can record its work."""
 
 Target = Literal["rtx", "tensorrt", "cuda"]
 """The backends that load engines."""

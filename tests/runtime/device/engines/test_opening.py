@@ -18,7 +18,7 @@ import pytest
 from stand_ins.cuda import FAULTS, run_engines
 from stand_ins.driver import FakeDriver
 from stand_ins.engine import open_fake_device, recording_elsewhere
-from stand_ins.tensorrt import fake
+from stand_ins.tensorrt import VERSIONS, fake
 from txl_engines import build_bundle, given_weights
 from txl_engines.recording import record_pass
 from txl_runtime import BackendError, BundleError, load
@@ -132,13 +132,12 @@ def as_tensorrt(path: Path, place: Path, version: str, device: str = MODEL) -> P
 
 
 @both
-@pytest.mark.parametrize("name", ["rtx171", "trt860", "trt10.0.1", "trt10.13.0.35", "trt10.16.1.11", "trt114a"])
+@pytest.mark.parametrize("name", ["rtx171", "trt10.0.1", "trt10.13.0.35", "trt10.16.1.11", "trt114a"])
 def test_engines_of_every_version_stream_as_the_cpu_does(built, here, tmp_path, monkeypatch, name, update):
     path = built(update)
     if not name.startswith("rtx"):
-        versions = {"trt860": "8.6.0", "trt114a": "11.4.0.106"}
-        path = as_tensorrt(path, tmp_path / "other.txl", versions.get(name, name.removeprefix("trt")))
-    if update == "ring" and name in ("trt860", "trt10.0.1", "trt10.13.0.35"):
+        path = as_tensorrt(path, tmp_path / "other.txl", VERSIONS[name][1])
+    if update == "ring" and name in ("trt10.0.1", "trt10.13.0.35"):
         backend, _, _ = opened(path, name)
         stream = load_with(path, backend, monkeypatch).stream()
         with pytest.raises(BackendError, match="overlaps"):  # such an engine cannot have been built there
