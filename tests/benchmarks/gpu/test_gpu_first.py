@@ -361,7 +361,7 @@ def test_the_first_contact_is_rehearsed_on_the_stand_in(tmp_path: Path) -> None:
     }
     absent = "-fp32-b1: not run: it needs onnx-ir, onnxscript; put what is missing into --site"
     assert results["left_out"] == [
-        "smoke: tokens of PyTorch, PyTorch's device not run: PyTorch was built without CUDA",
+        "smoke: PyTorch's device not run: PyTorch was built without CUDA",
         f"export{absent}",
         *(f"{name}-fp32-b1: not run: its bundle was not exported" for name in ("cuda", "rtx", "rtx-alone")),
         f"torch{absent}",
