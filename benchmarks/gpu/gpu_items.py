@@ -350,8 +350,8 @@ def _end(process: subprocess.Popen[bytes], request: signal.Signals) -> None:
             with contextlib.suppress(subprocess.TimeoutExpired, ProcessLookupError):
                 if os.name == "posix":
                     os.killpg(process.pid, asked)
-                else:
-                    process.send_signal(asked)
+                elif asked != signal.SIGINT:  # which Windows has sent to all at the console, and nobody else can
+                    process.terminate()
                 process.wait(PATIENCE)
     _kill(process)
 

@@ -199,6 +199,38 @@ def test_a_failing_export_costs_nothing_else(contact: Callable[..., Any], tmp_pa
         assert "out/steps/good/program.jsonl" in tar.getnames()
 
 
+def test_on_windows_a_process_that_hangs_is_ended_and_one_that_was_interrupted_ends_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ctrl-C reaches all processes at a console there, and `Popen.send_signal` takes no SIGINT."""
+
+    class Process:
+        def __init__(self, hangs: bool) -> None:
+            self.hangs, self.ended, self.code = hangs, 0, None
+
+        def poll(self) -> int | None:
+            return self.code
+
+        def wait(self, seconds: float) -> None:
+            if self.hangs and not self.ended:
+                raise subprocess.TimeoutExpired("program", seconds)
+            self.code = 130
+
+        def terminate(self) -> None:
+            self.ended += 1
+
+        def send_signal(self, asked: int) -> None:
+            if asked != signal.SIGTERM:
+                raise ValueError(f"Unsupported signal: {asked}")
+            self.terminate()
+
+    monkeypatch.setattr(gpu_items, "os", SimpleNamespace(name="nt"))
+    for request, hangs, ended in ((signal.SIGINT, False, 0), (signal.SIGINT, True, 1), (signal.SIGTERM, True, 1)):
+        process: Any = Process(hangs)
+        gpu_items._end(process, request)
+        assert (process.ended, process.code) == (ended, 130)
+
+
 def test_the_archive_has_results_only_and_of_a_long_file_its_end(tmp_path: Path) -> None:
     out = tmp_path / "out"
     (out / "steps" / "one").mkdir(parents=True)
