@@ -294,6 +294,21 @@ I/O Tensors:
     assert read_layers("nothing of the kind").kernels is None
 
 
+def test_what_the_compiler_s_loop_does_on_the_host_is_no_kernel():
+    """Places, counters and jumps, as a build of nn.GRU with 32 positions lists them."""
+    place, state = (
+        f"{{ Name: a, Dimensions: [{size}], Datatype: {kind} }}" for size, kind in ((1, "Int64"), (8, "Float"))
+    )
+    listing = f"""Layers:
+Name: init_hvar^10308i64_myl0_26, LayerType: memset, Inputs: [], Constants: [], Outputs: [ {place}], TacticName:
+Name: cleared_myl0_27, LayerType: memset, Inputs: [], Constants: [], Outputs: [ {state}], TacticName:
+Name: adv_off^hvar^10308i64_myl0_52, LayerType: add, Inputs: [ {place}], Constants: [], Outputs: [ {place}], TacticName:
+Name: clp___mye2569_myl0_68, LayerType: cjmp, Inputs: [ {place}], Constants: [], Outputs: [], TacticName:
+Name: node_matmul_myl0_70, LayerType: gemm, Inputs: [ {state}], Constants: [], Outputs: [ {state}], TacticName:
+"""
+    assert read_layers(listing).kernels == 2
+
+
 REGION = "Name: {ForeignNode[layer.0.norm.../layer.1.norm]}, LayerType: Myelin, Inputs: [], Outputs: []"
 PLAIN = "Name: product, LayerType: gemm, Inputs: [], Outputs: []"
 MHA = "Name: _gemm_mha_v2_myl0_6, LayerType: kgen, Inputs: [], Outputs: []"

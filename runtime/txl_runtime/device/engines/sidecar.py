@@ -147,7 +147,7 @@ class Sidecar(Struct, frozen=True, kw_only=True):
         sha256, bytes: of the engine file.
         seconds: that the build took.
         weight_bytes: of the weights out of the bundle's file that the engine holds itself; None up to 0.8.0.
-        kernels: layers that start work on the device; None where nothing lists them all.
+        kernels: layers that start work on the device, those of a loop once; None where nothing lists them all.
         layers: each layer's name and kind, in the order they run.
         attention_layers, fused_attention: attentions in the graph, and those that became one kernel each.
         fused_kernels: their names.
