@@ -2,8 +2,9 @@
 
     python benchmarks/gpu/gpu_check.py [--budget 570] [--site FOLDER] [--out FOLDER]
     python benchmarks/gpu/gpu_check.py --engine cuda rtx … [--quick] [--bundle BUNDLE] [--batch 1 8 32]
-                                   [--precision fp32 fp16] [--vocabulary 267735] [--update rolled] [--segments 12]
-                                   [--seconds 2] [--budget SECONDS] [--site FOLDER] [--bundles FOLDER] [--out FOLDER]
+                                   [--precision fp32 fp16] [--vocabulary 267735] [--memory 3800] [--update rolled]
+                                   [--segments 12] [--seconds 2] [--budget SECONDS] [--site FOLDER]
+                                   [--bundles FOLDER] [--out FOLDER]
     python benchmarks/gpu/gpu_check.py --prepare [--bundles FOLDER] …
 
 Without --engine, --bundle and --prepare it is the first contact with a machine: the project's own CUDA code call by
@@ -45,7 +46,7 @@ PRECISIONS = ("fp32", "fp16", "bf16")
 INTERRUPTED = 130
 BUDGET = 570.0
 """Seconds of a first contact: it is over within ten minutes, also where a process has to be ended."""
-OF_ENGINES = ("quick", "batch", "precision", "update", "vocabulary", "segments", "seconds")
+OF_ENGINES = ("quick", "batch", "precision", "update", "vocabulary", "memory", "segments", "seconds")
 """Options that a first contact has no use for."""
 
 
@@ -90,6 +91,7 @@ def options() -> argparse.ArgumentParser:
     made.add_argument(
         "--vocabulary", type=count, default=204, help="of the random models; adaptive softmax from 20001 on"
     )
+    made.add_argument("--memory", type=count, default=640, metavar="M", help="rows of their memory (default 640)")
     made.add_argument("--segments", type=count, default=12, help="of the verification's longest chain (default 12)")
     made.add_argument("--seconds", type=seconds, default=2.0, help="of timing, per engine and kind of work (default 2)")
     made.add_argument("--budget", type=seconds, metavar="SECONDS", help="what does not fit is listed as not run")
