@@ -20,7 +20,7 @@ from txl_runtime.device.placements import DevicePlacement, open_placements
 from txl_runtime.device.staging import Staging
 from txl_runtime.device.tail import Tail
 from txl_runtime.streaming.best_words import BestWords
-from txl_runtime.streaming.loop import LoopState, Resident
+from txl_runtime.streaming.loop import LoopState
 from txl_runtime.streaming.outputs import SegmentResult, StreamSoftmax, WholeSoftmax, idle_result
 from txl_runtime.streaming.programs import Programs, Shapes, Want
 from txl_runtime.streaming.state import Initial
@@ -172,14 +172,6 @@ class DeviceLoop(LoopState):
         """Per program and side of the memory: "recorded", or why its steps are put in one by one."""
         return {f"{name}, side {side}": call.recording.said for (name, side), call in self._calls.items()}
 
-    def resident(self, tokens: Any) -> None:
-        """See `Loop`; all tokens come from the host."""
-        return
-
-    def fetch(self, tokens: Resident) -> Ids:
-        """See `Loop`; there is nothing to fetch, since `resident` finds nothing."""
-        raise NotImplementedError
-
     def finish(self) -> None:
         """Return when everything that this loop put into the queue is done."""
         self._tail.wait()
@@ -187,25 +179,22 @@ class DeviceLoop(LoopState):
             program, self._settling = self._settling, None
             self._settled(program)
 
-    def run(
-        self, inputs: Mapping[str, Array | Resident], counts: Ids, want: Want = "rows", commit: bool = True
-    ) -> SegmentResult:
+    def run(self, inputs: Mapping[str, Array], counts: Ids, want: Want = "rows", commit: bool = True) -> SegmentResult:
         """See `Loop`."""
         self.finish()  # what is on its way reads and writes what this step will
-        given: Mapping[str, Any] = inputs  # arrays alone, since `resident` finds nothing
-        length, targets = self._programs.length_of(given), given.get("targets")
+        length, targets = self._programs.length_of(inputs), inputs.get("targets")
         if not self.count(counts):
             width = self.output.clusters[-1][1]
             return idle_result(self.manifest, self.output, width, counts, length, targets)
         side, growing = self.counters.side, self._growing
         shapes = () if growing is None else growing.shapes[side]
         key = want, length, len(counts), side, shapes
-        route = self._found.get(key) or self._find_route(key, given)
+        route = self._found.get(key) or self._find_route(key, inputs)
         step = route.step or self._find_step(route)
         for name, staged, whole in route.reads:
             if whole is not None:
                 whole.fill(0)
-            staged[...] = given[name]
+            staged[...] = inputs[name]
         for staged, count in route.counts:
             staged[...] = count
         call = route.call
