@@ -385,7 +385,6 @@ def test_the_documented_interface_is_there():
         "lean": False,
         "budget": None,
         "forms": "fast",
-        "cuda_graphs": False,
     }
 
 

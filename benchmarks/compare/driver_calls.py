@@ -371,21 +371,6 @@ class Play:
         """A segment whose result is asked for."""
         return self.read(self.run(loop, b, length, want, **more), want)
 
-    def there(self, loop: Any, b: int, length: int) -> Any:
-        """Tokens that lie on the device."""
-        from stand_ins.engine import DeviceArray
-
-        backend: Any = self.model.backend
-        array = DeviceArray(backend.device, next(iter(self.inputs(b, length).values())))
-        self.notes.called("tokens", array.block.address)
-        return loop.resident(array)
-
-    def resident(self, loop: Any, tokens: Any) -> Any:
-        """A segment of tokens that lie on the device; all of them count."""
-        found = self.model.manifest.tokens
-        assert found is not None
-        return self.read(loop.run({found.name: tokens}, np.full(tokens.shape[0], tokens.shape[1], np.int32)))
-
 
 def loops(play: Play) -> None:
     """What can be done to a loop."""
@@ -399,8 +384,6 @@ def loops(play: Play) -> None:
     segments_of_every_sort(play, loop)
     sequences_moved(play, loop)
     results_left(play, loop)
-    if play.model.manifest.tokens is not None:
-        tokens_there(play, loop)
 
 
 def states_moved(play: Play, loop: Any) -> None:
@@ -465,19 +448,6 @@ def results_left(play: Play, loop: Any) -> None:
     play.do("what was read late", play.read, result, want)
     play.do("what was read twice", play.read, result, want)
     play.do("the state of the second loop", lambda: [other.take(row) for row in range(B)])
-
-
-def tokens_there(play: Play, loop: Any) -> None:
-    """Tokens that lie on the device already."""
-    longest, shortest = play.lengths[0], play.lengths[-1]
-    for b, length in ((B, longest), (2, shortest), (1, longest)):
-        play.do(f"{b} sequences remain", loop.reorder, np.arange(b))
-        for _ in range(3):
-            found = play.do("tokens on the device are found", play.there, loop, b, length)
-            play.do(f"{length} tokens of {b} on the device", play.resident, loop, found)
-        play.do("tokens on the device are fetched", loop.fetch, found)
-        if length > 1 and play.model.manifest.lengths == "valid":
-            play.do("some of the tokens", play.resident, loop, found[:, 1:])
 
 
 def singly(play: Play) -> None:

@@ -1,25 +1,29 @@
 """Carry packages to a machine without a network in pieces: cut here, joined there. Needs nothing but Python.
 
-    python carry.py split WHEEL_OR_FOLDER … --out PIECES [--mib 45]
+    python carry.py split WHEEL_OR_FOLDER … --out PIECES [--mib 36] [--only-sm 90]
     python carry.py join PIECES --site SITE
 
 `split` makes one archive and cuts it: PIECES/000, 001 … are as large as was asked for, the last one smaller, and
 PIECES/index.json has the SHA-256 of each. Carry them in as many turns as it takes, the index with any of them, into one
-folder. `join` checks every piece first, then puts the files into SITE; wheels are unpacked there.
+folder. `join` checks every piece first, then puts the files into SITE; wheels are unpacked there. With --only-sm the
+machine code in libraries that is for GPUs of other compute capabilities is blank, and what is carried is compressed:
+onnxruntime-gpu takes two pieces, not seven. CUDA takes the code that fits, by headers that stay; no GPU has tried that.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import io
 import json
 import re
 import shutil
+import struct
 import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -31,12 +35,41 @@ MODULES = re.compile(r"^[^/]+\.data/(?:purelib|platlib)/")
 """Where a wheel may have its modules; the rest of that folder are scripts and headers, which nobody imports."""
 
 
+FATBIN, IMAGE = struct.Struct("<IHHQ"), struct.Struct("<HHIQ12xI")
+"""The header of a set of images in a library: magic, version, header's size, all others'; and that of one image: kind,
+version, header's size, content's size, and the compute capability."""
+MAGIC, HEADER = 0xBA55ED50, 16
+
+
 class CarryError(Exception):
     """What was found, what was expected, and what to do."""
 
 
-def split(sources: Sequence[Path], folder: Path, most: int) -> int:
-    """Cut files, and those of folders, into pieces of so many MiB at most; the number of pieces."""
+def without_others(library: bytes, sm: int) -> bytes:
+    """A library whose images for other GPUs are zeros, where a set has one for this GPU; all stays where it was."""
+    found, magic, at = bytearray(library), struct.pack("<I", MAGIC), 0
+    while (at := library.find(magic, at)) >= 0:
+        _, version, header, size = FATBIN.unpack_from(library.ljust(at + HEADER), at)
+        end, place, images = at + HEADER + size, at + HEADER, list[tuple[int, int, int]]()
+        at += len(magic)
+        if (version, header) != (1, HEADER) or end > len(library):
+            continue
+        while place + IMAGE.size <= end:
+            _, _, own, content, capability = IMAGE.unpack_from(library, place)
+            images.append((capability, place + own, content))
+            place += own + content
+        if sm in {capability for capability, _, _ in images}:
+            for capability, start, content in images:
+                if capability != sm:
+                    found[start : start + content] = bytes(content)
+    return bytes(found)
+
+
+def split(sources: Sequence[Path], folder: Path, most: int, sm: int | None = None) -> int:
+    """Cut files, and those of folders, into pieces of so many MiB at most; the number of pieces.
+
+    With `sm`, wheels are unpacked, their libraries are as `without_others` makes them, and the pieces are compressed.
+    """
     named: dict[str, Path] = {}
     for source in sources:
         for file in sorted(source.rglob("*")) if source.is_dir() else [source]:
@@ -50,9 +83,16 @@ def split(sources: Sequence[Path], folder: Path, most: int) -> int:
         raise CarryError(f"{folder} is not empty, expected a new folder; name another with --out")
     pieces: dict[str, str] = {}
     with tempfile.TemporaryFile(dir=folder) as whole:
-        with tarfile.open(fileobj=whole, mode="w", dereference=True) as archive:
+        with tarfile.open(fileobj=whole, mode="w" if sm is None else "w:xz", dereference=True) as archive:
             for name, file in named.items():
-                if not file.is_dir() and "__pycache__" not in file.parts:
+                if sm is not None and file.suffix == ".whl":
+                    for part, content in _members(file):
+                        data = content.read()
+                        data = without_others(data, sm) if ".so" in part else data
+                        member = tarfile.TarInfo(part)
+                        member.size = len(data)
+                        archive.addfile(member, io.BytesIO(data))
+                elif not file.is_dir() and "__pycache__" not in file.parts:
                     archive.add(file, name)
         whole.seek(0)
         while data := whole.read(most * MIB):
@@ -91,18 +131,20 @@ def join(folder: Path, site: Path) -> int:
                     raise CarryError(f"{member.name} is no plain file, expected what `split` writes; use other pieces")
                 _put(content, site / _below(member.name))
     for wheel in (site / member.name for member in members if member.name.endswith(".whl")):
-        _unpack(wheel, site)
+        for name, content in _members(wheel):
+            _put(content, site / name)
         wheel.unlink()
     return len(members)
 
 
-def _unpack(wheel: Path, site: Path) -> None:
+def _members(wheel: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    """What a wheel has for imports: its name in a folder of packages, and its content."""
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.infolist():
             name = MODULES.sub("", _below(member.filename))
             if not member.is_dir() and not name.split("/")[0].endswith(".data"):
                 with archive.open(member) as content:
-                    _put(content, site / _below(name))
+                    yield _below(name), content
 
 
 def _put(content: IO[bytes], to: Path) -> None:
@@ -124,13 +166,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cut, joined = verbs.add_parser("split", help="cut files"), verbs.add_parser("join", help="put them together")
     cut.add_argument("sources", type=Path, nargs="+", help="wheels, and folders of packages")
     cut.add_argument("--out", type=Path, required=True, metavar="PIECES", help="a new folder")
-    cut.add_argument("--mib", type=int, choices=range(1, 1025), metavar="1…1024", default=45, help="of a piece")
+    cut.add_argument(
+        "--mib", type=int, choices=range(1, 1025), metavar="1…1024", default=36, help="of a piece (default 36)"
+    )
+    cut.add_argument("--only-sm", type=int, metavar="SM", help="leave out machine code for GPUs of others, such as 90")
     joined.add_argument("pieces", type=Path, help="the folder with all of them")
     joined.add_argument("--site", type=Path, required=True, help="where the packages go")
     given = options.parse_args(arguments)
     try:
         if given.verb == "split":
-            print(f"{split(given.sources, given.out, given.mib)} pieces and {INDEX} in {given.out}")
+            print(f"{split(given.sources, given.out, given.mib, given.only_sm)} pieces and {INDEX} in {given.out}")
         else:
             print(f"{join(given.pieces, given.site)} files, their wheels unpacked, in {given.site}")
     except (CarryError, OSError, tarfile.TarError, zipfile.BadZipFile) as error:

@@ -2,15 +2,16 @@
 
     python benchmarks/gpu/gpu_check.py [--budget 570] [--site FOLDER] [--out FOLDER]
     python benchmarks/gpu/gpu_check.py --engine cuda rtx … [--quick] [--bundle BUNDLE] [--batch 1 8 32]
-                                   [--precision fp32 fp16] [--vocabulary 267735] [--update rolled] [--segments 12]
-                                   [--seconds 2] [--budget SECONDS] [--site FOLDER] [--bundles FOLDER] [--out FOLDER]
+                                   [--precision fp32 fp16] [--vocabulary 267735] [--memory 3800] [--update rolled]
+                                   [--segments 12] [--seconds 2] [--budget SECONDS] [--site FOLDER]
+                                   [--bundles FOLDER] [--out FOLDER]
     python benchmarks/gpu/gpu_check.py --prepare [--bundles FOLDER] …
 
 Without --engine, --bundle and --prepare it is the first contact with a machine: the project's own CUDA code call by
 call, its loop with PyTorch as the engine, the same under compute-sanitizer, what the host and a graph's nodes cost, and
-the speed of one model: of ONNX Runtime without and with CUDA graphs, of TensorRT-RTX recorded by the loop and by
-itself, and of PyTorch. It needs what a machine with PyTorch has, and msgspec; an engine whose package is missing is not
-run. With --engine bundles are built, verified and timed on each of these engines.
+the speed of one model: of ONNX Runtime, of TensorRT-RTX recorded by the loop and by itself, and of PyTorch. It needs
+what a machine with PyTorch has, and msgspec; an engine whose package is missing is not run. With --engine bundles are
+built, verified and timed on each of these engines.
 
 Each item runs in a process of its own, so that a CUDA error ends that one alone, and its result is on the disk when the
 next begins. Ctrl-C, and a budget that is spent, end it with what there is; at the end OUT.tar.gz holds all results.
@@ -19,8 +20,8 @@ Where there is no GPU it says so, writes a page that says so, and ends with 0.
 It needs neither pip nor a network: packages that were carried to the machine are found in --site, and the project's own
 are those beside this file. Bundles that were exported elsewhere (--prepare needs no GPU) are found in --bundles.
 Some engines are run only when they are named. `cpu` takes all the same steps on the CPU, to rehearse; `torch-autotuned`
-is torch.compile in mode max-autotune, which compiles for minutes; `cuda-graphs` and `rtx-alone` are what they are in a
-first contact; `rtx-own` is `rtx` with engines that each hold all of their weights.
+is torch.compile in mode max-autotune, which compiles for minutes; `rtx-alone` is what it is in a first contact;
+`rtx-own` is `rtx` with engines that each hold all of their weights.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ ROOT = Path(__file__).resolve().parents[2]
 OWN = [ROOT, ROOT / "export", ROOT / "runtime"]
 ENGINES = ("cuda", "tensorrt", "rtx", "torch", "torch-compiled")
 REHEARSAL = "cpu"
-NAMED = (REHEARSAL, "torch-autotuned", "cuda-graphs", "rtx-alone", "rtx-own")
+NAMED = (REHEARSAL, "torch-autotuned", "rtx-alone", "rtx-own")
 """Run only when they are named."""
 PRECISIONS = ("fp32", "fp16", "bf16")
 INTERRUPTED = 130
 BUDGET = 570.0
 """Seconds of a first contact: it is over within ten minutes, also where a process has to be ended."""
-OF_ENGINES = ("quick", "batch", "precision", "update", "vocabulary", "segments", "seconds")
+OF_ENGINES = ("quick", "batch", "precision", "update", "vocabulary", "memory", "segments", "seconds")
 """Options that a first contact has no use for."""
 
 
@@ -90,6 +91,7 @@ def options() -> argparse.ArgumentParser:
     made.add_argument(
         "--vocabulary", type=count, default=204, help="of the random models; adaptive softmax from 20001 on"
     )
+    made.add_argument("--memory", type=count, default=640, metavar="M", help="rows of their memory (default 640)")
     made.add_argument("--segments", type=count, default=12, help="of the verification's longest chain (default 12)")
     made.add_argument("--seconds", type=seconds, default=2.0, help="of timing, per engine and kind of work (default 2)")
     made.add_argument("--budget", type=seconds, metavar="SECONDS", help="what does not fit is listed as not run")

@@ -52,7 +52,7 @@ def median_us(work: Callable[[], object], seconds: float = 0.0) -> float:
 def host(path: Path, rule: str, recordable: bool, seconds: float) -> Mapping[str, Any]:
     """A step's time where nothing is computed."""
 
-    def open_idle(name: str, bundle: Bundle, update: str | None, cuda_graphs: bool = False) -> DeviceBackend:
+    def open_idle(name: str, bundle: Bundle, update: str | None) -> DeviceBackend:
         states, device = bundle.manifest.states_of(rule), open_cuda()
         programs: list[Any] = [Idle(program, states, recordable) for program in whole_programs(bundle.manifest, rule)]
         return DeviceBackend(name, "programs that do nothing", device, device.queue(), programs)

@@ -117,6 +117,7 @@ def plan(given: argparse.Namespace) -> list[Item]:
     for batch in [2] if given.quick else given.batch:
         for precision in given.precision:
             size = f"{'quick-' if given.quick else ''}v{given.vocabulary}"
+            size += f"-m{given.memory}" if given.memory != 640 else ""
             rule = f"-{given.update}" if given.update else ""  # a bundle of its own, for verify takes the best there is
             bundle = folder / f"{size}-{precision}-b{batch}{rule}.txl"  # the carried ones have such names
             items.append(Item("export", "", precision, batch, bundle, needs=EXPORT))
@@ -148,7 +149,8 @@ def _first_contact(folder: Path) -> list[Item]:
         program("host", 30, "gpu_costs.py", "host", "--bundle", fp32, needs=("safetensors",)),
         program("nodes", 20, "gpu_costs.py", "nodes"),
         large("export", "", 120, behind=True),
-        *(large("engine", engine, 25) for engine in ("cuda", "cuda-graphs", "rtx", "rtx-alone")),
+        large("engine", "rtx", 50),
+        *(large("engine", engine, 25) for engine in ("rtx-alone", "cuda")),
         large("torch", "torch", 45),
         large("torch", "torch-compiled", None),  # the rest
     ]
@@ -252,9 +254,14 @@ class Runner:
     def _spent(self) -> str:
         return f"the budget of {self._given.budget:g} s was spent"
 
-    @staticmethod
-    def _late(item: Item) -> str:
-        return f"stopped: it took longer than {item.limit:g} s"
+    def _limit(self, item: Item) -> float | None:
+        """Seconds that it may take. `rtx` also has those of what cannot run: nobody knows how long its kernels take."""
+        if item.engine != "rtx" or item.limit is None:
+            return item.limit
+        return item.limit + sum(other.limit or 0 for other in self._left if other != item and self._obstacle(other))
+
+    def _late(self, item: Item) -> str:
+        return f"stopped: it took longer than {self._limit(item):g} s"
 
     def _steps(self, item: Item) -> Path:
         """The file that the item's process writes its steps into."""
@@ -275,7 +282,8 @@ class Runner:
             command += ["--out", steps.parent]
         else:
             command = [sys.executable, WORKER, item.kind, "--bundle", item.bundle, "--name", item.name]
-            command += ["--engine", item.engine or "none", "--out", steps.parent, "--vocabulary", given.vocabulary]
+            command += ["--engine", item.engine or "none", "--out", steps.parent]
+            command += ["--vocabulary", given.vocabulary, "--memory", given.memory]
             command += ["--segments", 0 if given.first else given.segments]  # a first contact verifies nothing large
             command += ["--seconds", given.seconds, "--update", given.update or "none"]
             command += ["--precision", item.precision, "--batch", item.batch, *(["--quick"] if given.quick else [])]
@@ -294,17 +302,17 @@ class Runner:
 
     def _process(self, outcome: Outcome) -> None:
         item, ended = outcome.item, ""
+        limit = self._limit(item)
         process = self._behind.pop(item, None) or self._start(item)
         try:
             rest = None if self._deadline is None else max(self._deadline - time.monotonic(), 0.1)
-            limits = [limit for limit in (rest, item.limit) if limit is not None]
-            code = process.wait(min(limits, default=None))
+            code = process.wait(min((each for each in (rest, limit) if each is not None), default=None))
             ended = "" if code == 0 else f"the process ended with {_said(code)}"
             if code == REFUSED and item.command[:1] == (SANITIZER,):
                 ended += f": {SANITIZER} found errors, which stand in the log"
         except subprocess.TimeoutExpired:
             _end(process, signal.SIGTERM)
-            own = item.limit is not None and (rest is None or item.limit < rest)
+            own = limit is not None and (rest is None or limit < rest)
             ended = self._late(item) if own else f"stopped: {self._spent}"
         except KeyboardInterrupt:
             _end(process, signal.SIGINT)
@@ -350,8 +358,8 @@ def _end(process: subprocess.Popen[bytes], request: signal.Signals) -> None:
             with contextlib.suppress(subprocess.TimeoutExpired, ProcessLookupError):
                 if os.name == "posix":
                     os.killpg(process.pid, asked)
-                else:
-                    process.send_signal(asked)
+                elif asked != signal.SIGINT:  # which Windows has sent to all at the console, and nobody else can
+                    process.terminate()
                 process.wait(PATIENCE)
     _kill(process)
 

@@ -3,7 +3,7 @@
     python benchmarks/gpu/gpu_smoke.py [--bytes N] [--out FOLDER]
 
 Each check prints ok or FAILED with figures and the next one goes on; with --out they are in FOLDER/gpu_smoke.jsonl as
-soon as they are known. Needs NumPy and the driver; PyTorch only for the checks that share memory with it. Where there
+soon as they are known. Needs NumPy and the driver; PyTorch only for the last check. Where there
 is no GPU it says so and ends with 0.
 """
 
@@ -15,13 +15,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 from gpu_journal import OK, Journal, without_cuda, writing
 from gpu_smoke_memory import Figures, MemoryChecks, require
 from gpu_smoke_work import WorkChecks
 from txl_runtime.device.choosing import NO_GPU
 from txl_runtime.device.cuda import Device, open_cuda
-from txl_runtime.device.dlpack import device_tokens, fetch_tokens, lie_on
 from txl_runtime.device.driver import Driver, open_driver
 from txl_runtime.device.gpu import gpu_name
 
@@ -64,8 +62,8 @@ class Smoke:
 
 
 def with_torch(device: Device, journal: Journal) -> None:
-    """What is shared with PyTorch in one process: tokens by DLPack, the device that it works on."""
-    names = ("tokens of PyTorch", "PyTorch's device")
+    """What is shared with PyTorch in one process: the device that it works on."""
+    name = "PyTorch's device"
     try:
         import torch
     except ImportError:
@@ -73,21 +71,8 @@ def with_torch(device: Device, journal: Journal) -> None:
     else:
         reason = "" if torch.cuda.is_available() else without_cuda(torch)
     if reason:
-        for name in names:
-            journal.skip(name, reason)
+        journal.skip(name, reason)
         return
-
-    def tokens() -> Figures:
-        for shape in ((1, 1), (4, 64), (32, 7)):
-            made = torch.arange(shape[0] * shape[1], device="cuda").reshape(shape).int()
-            for given in (made, made[:, : max(shape[1] // 2, 1)]):
-                require(lie_on(given, device.dlpack), "tokens of PyTorch on this device are not seen there")
-                with device.current():
-                    queue = device.queue()
-                    found = device_tokens(given, queue.handle)
-                    require(np.array_equal(fetch_tokens(found, queue), given.cpu().numpy()), f"other tokens of {shape}")
-        require(not lie_on(torch.zeros(1, 1), device.dlpack), "tokens on the host are taken for others")
-        return None
 
     def current() -> Figures:
         last = torch.cuda.device_count() - 1
@@ -100,8 +85,7 @@ def with_torch(device: Device, journal: Journal) -> None:
         require((before + torch.ones(4, device="cuda")).device.index == last, "new tensors are on another device")
         return {"devices": last + 1}
 
-    journal.run(names[0], tokens)
-    journal.run(names[1], current)
+    journal.run(name, current)
 
 
 def main() -> int:

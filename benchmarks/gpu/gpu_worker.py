@@ -35,7 +35,7 @@ from txl_runtime.errors import CheckError
 from txl_runtime.model import Model
 from txl_runtime.selftest import run_selftest
 
-LENGTH, MEMORY = 64, 640
+LENGTH = 64
 QUICK_LENGTH, QUICK_MEMORY = 4, 12
 CUTOFFS = (20000, 40000, 200000)
 """Where clusters of an adaptive softmax end, as far as a vocabulary has them."""
@@ -86,7 +86,7 @@ def export(journal: Journal, given: argparse.Namespace) -> None:
     """A random model of a bundle's precision and B."""
     from benchmarks.shared.models import TINY, random_bundle
 
-    values, length, memory = large(given.vocabulary), LENGTH, MEMORY
+    values, length, memory = large(given.vocabulary), LENGTH, given.memory
     if given.quick:
         kept = {name: values[name] for name in ("vocab_size", "cutoffs")}
         values, length, memory = TINY | kept, QUICK_LENGTH, QUICK_MEMORY
@@ -136,7 +136,7 @@ def engine(journal: Journal, given: argparse.Namespace) -> None:
         return {}
 
     def open_model() -> Mapping[str, Any]:
-        opened.append(txl_runtime.load(path, backend=name, update=update, cuda_graphs=given.engine == "cuda-graphs"))
+        opened.append(txl_runtime.load(path, backend=name, update=update))
         if given.engine == "rtx-alone":
             leave_records_to_engines(opened[0])
         return {"description": opened[0].backend.description, "update": opened[0].update}
@@ -246,7 +246,8 @@ def unexported(given: argparse.Namespace) -> Any:
     state = random_state(values, deviation=deviation(values["d_model"]))
     competitors.weights_of_bundle = lambda *_: state
     config = ModelConfig(**{name: values[name] for name in ModelConfig.__struct_fields__ if name in values})
-    sizes = {"batch_size": given.batch, "segment_lengths": (LENGTH, 1), "memory_length": MEMORY, "precision": "fp32"}
+    sizes: dict[str, Any] = {"batch_size": given.batch, "segment_lengths": (LENGTH, 1)}
+    sizes |= {"memory_length": given.memory, "precision": "fp32"}
     manifest = SimpleNamespace(config=config, dialect=Dialect(), vocab_size=given.vocabulary, weights="", **sizes)
     return SimpleNamespace(manifest=manifest, file=Path)
 
@@ -270,6 +271,7 @@ def main() -> int:
     options.add_argument("--segments", type=int, default=12)
     options.add_argument("--seconds", type=float, default=2.0)
     options.add_argument("--update", default="none")
+    options.add_argument("--memory", type=int, default=640)
     options.add_argument("--vocabulary", type=int, default=204)
     options.add_argument("--quick", action="store_true")
     options.add_argument("--stopped", default="", help="what a step says that SIGTERM ends")

@@ -217,7 +217,7 @@ def build(graph: Graph, folder: Path, bare: bool) -> Built | str:
     try:
         compiler = Compiler(library)
         parsed = compiler.parse(graph.model.SerializeToString(), str(folder / "tried.onnx"))
-        plan = None if parsed.errors else compiler.build(parsed, (86,), half=False, on_step=lambda: None)
+        plan = None if parsed.errors else compiler.build(parsed, (86,), on_step=lambda: None)
     finally:
         library.facts = facts
     if plan is None:

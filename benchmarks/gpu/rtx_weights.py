@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 import onnx
 from rtx_layouts import Graph, as_one
-from txl_engines.adapting import adapt, newest_opset
+from txl_engines.adapting import adapt
 from txl_engines.attention_operator import unite_attention
 from txl_engines.checking import read_graph
 from txl_engines.compiler import Compiler
@@ -149,10 +149,10 @@ def given(title: str, values: dict[str, Any], rows: int, lengths: tuple[int, int
         rolled = (each for each in whole_programs(bundle.manifest, "rolled") if each.kind == "logprobs")
         for program in (*whole_programs(bundle.manifest, "ring"), *rolled):
             log(f"building {program.name}")
-            own = read_graph(compose(bundle, program), program, path, newest_opset(facts))
+            own = read_graph(compose(bundle, program), program, path, facts.opset)
             found = []
             for graph in (own, give_weights(own, bundle.manifest.weights)):
-                united = unite_attention(adapt(graph, facts), program)
+                united = unite_attention(adapt(graph), program)
                 found.append(build(onnx.load_from_string(united.data), path, (), 1))
             shown = [
                 (

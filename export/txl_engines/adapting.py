@@ -1,42 +1,27 @@
 """What engines need changed in a graph that is right.
 
 All of them need whole numbers bounded by Max and Min: ONNX Runtime has no CUDA kernel of Clip for int32, and TensorRT
-documents none. Graphs that were exported before have such Clips. TensorRT and TensorRT-RTX need three passes more.
+documents none. Graphs that were exported before have such Clips. TensorRT and TensorRT-RTX need two passes more.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from txl_runtime.device.engines.library_features import LibraryFeatures
-from txl_runtime.errors import BackendError
-
-from txl_engines.checking import Graph, decode_graph, import_onnx, opset_of, place_of
-from txl_engines.shapes import known_shapes
+from txl_engines.checking import Graph, decode_graph, import_onnx, place_of
 
 _WHOLE = frozenset({"INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"})
 
 
-def newest_opset(facts: LibraryFeatures) -> int:
-    """The newest opset of a graph that a library can be given: 18 is restamped where only 17 is known."""
-    return max(facts.opset, 18 if facts.weakly_typed else 0)
-
-
-def adapt(graph: Graph, facts: LibraryFeatures) -> Graph:
-    """A checked graph as a library's parser takes it. Its `sha256` stays that of the bytes that were composed.
-
-    Raises:
-        BackendError: an operator is newer than the library, or means something else there.
-    """
+def adapt(graph: Graph) -> Graph:
+    """A checked graph as the libraries' parsers take it. Its `sha256` stays that of the bytes that were composed."""
     graph = without_elu(without_clip(graph))
     model = decode_graph(graph.data, graph.path)
     changed = _separate(model, graph.path)
-    if opset_of(model) > facts.opset:
-        model, changed = restamp(model, facts.opset, str(graph.path)), True
     return dataclasses.replace(graph, data=model.SerializeToString()) if changed else graph
 
 
@@ -145,67 +130,3 @@ def _separate(model: Any, path: Path) -> bool:
                 tensor.data_location = onnx.TensorProto.DEFAULT
                 changed = True
     return changed
-
-
-def restamp(model: Any, opset: int, source: str = "the graph") -> Any:
-    """The same graph as one of an older opset, when each of its operators means the same there.
-
-    An operator means the same when its definition is the same one, or when the older definition has every input and
-    attribute that is used. A Split into equal parts has no sizes before opset 18, and the number of parts since. What a
-    reduction sums over is an attribute before opset 18, and an input since.
-
-    Raises:
-        BackendError: an operator is newer or means something else.
-    """
-    onnx = import_onnx()
-    found = opset_of(model)
-    older_model = deepcopy(model)
-    shapes = known_shapes(onnx.shape_inference.infer_shapes(older_model).graph)  # what is composed states none
-    constants = {tensor.name: tensor for tensor in older_model.graph.initializer if not tensor.external_data}
-    for node in older_model.graph.node:
-        if node.op_type == "Split" and opset < 18 and _splits_evenly(node, shapes):
-            kept = [attribute for attribute in node.attribute if attribute.name != "num_outputs"]
-            del node.attribute[:]
-            node.attribute.extend(kept)
-        if node.op_type.startswith("Reduce") and opset < 18:
-            _take_axes(node, constants)
-        try:
-            newer = onnx.defs.get_schema(node.op_type, max_inclusive_version=found, domain="")
-            older = onnx.defs.get_schema(node.op_type, max_inclusive_version=opset, domain="")
-        except onnx.defs.SchemaError:
-            raise BackendError(
-                f"{source}: node {node.name!r} is {node.op_type}, which opset {opset} lacks; use a newer TensorRT"
-            ) from None
-        if newer.since_version == older.since_version:
-            continue
-        strange = sorted({attribute.name for attribute in node.attribute} - set(older.attributes))
-        if strange or not older.min_input <= len(node.input) <= older.max_input:
-            what = f"attribute {strange[0]}" if strange else f"{len(node.input)} inputs"
-            raise BackendError(
-                f"{source}: node {node.name!r} is {node.op_type} with {what}, which opset {opset} does not have; "
-                "use a newer TensorRT"
-            )
-    del older_model.opset_import[:]
-    older_model.opset_import.append(onnx.helper.make_opsetid("", opset))
-    older_model.ir_version = min(older_model.ir_version, 8)
-    return older_model
-
-
-def _take_axes(node: Any, constants: Mapping[str, Any]) -> None:
-    """Make the axes of a reduction an attribute, where they are a constant. Those of a sum have long been an input."""
-    if node.op_type == "ReduceSum" or len(node.input) != 2 or node.input[1] not in constants:
-        return
-    onnx = import_onnx()
-    axes = onnx.numpy_helper.to_array(constants[node.input[1]]).tolist()
-    # Without axes all are meant, unless this says that none are.
-    kept = [entry for entry in node.attribute if entry.name != "noop_with_empty_axes" or (entry.i and not axes)]
-    del node.attribute[:]
-    node.attribute.extend([*kept, onnx.helper.make_attribute("axes", axes)] if axes else kept)
-    del node.input[1:]
-
-
-def _splits_evenly(node: Any, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether a Split without sizes makes equal parts; False where the graph does not tell."""
-    axis = next((int(attribute.i) for attribute in node.attribute if attribute.name == "axis"), 0)
-    parts = [shapes[name][axis] if shapes.get(name) else 0 for name in node.output]
-    return len(node.input) == 1 and parts[0] > 0 and len(set(parts)) == 1

@@ -29,7 +29,6 @@ from txl_runtime.device.engines.sidecar import (
     RECIPE,
     RTX_RECIPE,
     TARGETS,
-    WEAK_RECIPE,
     Target,
     with_weights,
 )
@@ -38,7 +37,7 @@ from txl_runtime.errors import BackendError, BundleError, TxlError, UsageError
 from txl_runtime.listener import Listener
 from txl_runtime.starting import environment, signal_of
 
-from txl_engines.adapting import adapt, newest_opset, without_clip
+from txl_engines.adapting import adapt, without_clip
 from txl_engines.attention_operator import unite_attention
 from txl_engines.checking import Graph, read_graph
 from txl_engines.given_weights import give_weights
@@ -64,22 +63,16 @@ class CompiledEngines:
 
     Raises:
         UsageError: the library takes no list, or cannot build for one of the GPUs.
-        BackendError: the library is too old for the precision.
     """
 
     def __init__(self, library: Library, precision: str, gpus: Sequence[int] = ()) -> None:
-        if precision == "bf16" and not library.facts.bfloat16:
-            raise BackendError(
-                f"the bundle's precision is bf16, {library.title} has none; export it again with --precision fp16"
-            )
         self.library, self.precision = library, precision
         self.target: Target = library.target
         self.title, self.version = library.title, library.version
         self.gpus = check_gpus(gpus, precision, library)
         self.device = None if library.facts.portable else gpu_model()
-        self.platform = platform_name()
-        weak = library.facts.weakly_typed and precision == "fp16"
-        self.recipe = RTX_RECIPE if library.target == "rtx" else WEAK_RECIPE if weak else RECIPE
+        self.platform = ANYWHERE if library.facts.portable else platform_name()
+        self.recipe = RTX_RECIPE if library.target == "rtx" else RECIPE
         self.ring = ring_works(library.facts)
         self.shares = library.facts.portable  # of the others nobody has seen what they make of it
 
@@ -99,8 +92,8 @@ class CompiledEngines:
             BackendError: the target cannot take it.
         """
         facts = self.library.facts
-        graph = read_graph(data, program, folder, newest_opset(facts), hashes)
-        graph = adapt(give_weights(graph, shared) if shared else graph, facts)
+        graph = read_graph(data, program, folder, facts.opset, hashes)
+        graph = adapt(give_weights(graph, shared) if shared else graph)
         return unite_attention(graph, program) if facts.reads_in_place else graph
 
     def make(self, graph: Graph, program: Program, out: Path, listener: Listener) -> Outcome:
@@ -118,7 +111,6 @@ class CompiledEngines:
             file=graph.path.name,
             program=with_weights(program, graph.given),
             gpus=self.gpus,
-            half=self.precision == "fp16",
             scatters=graph.scatters,
             states=graph.states,
         )

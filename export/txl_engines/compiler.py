@@ -1,4 +1,4 @@
-"""Parsing, building and examining with TensorRT 8.6, 10.x, 11.x and TensorRT-RTX: the part of them that builds.
+"""Parsing, building and examining with TensorRT 10.x, 11.x and TensorRT-RTX: the part of them that builds.
 
 Besides this module only `txl_runtime.device.engines.library` and `running` touch the libraries' objects; `library` says
 how. Two more habits of the libraries shape this module: a network has to outlive its parser, and what a callback raises
@@ -15,8 +15,6 @@ import numpy as np
 from txl_runtime.bundle.bindings import Binding
 from txl_runtime.device.engines.library import DTYPES, Library
 from txl_runtime.errors import BackendError
-
-from txl_engines.adapting import value_types
 
 
 class NodeError(NamedTuple):
@@ -35,7 +33,6 @@ class NodeError(NamedTuple):
 class Network:
     """A parsed graph, or the parser's complaints; and the objects that have to live as long as the network is used."""
 
-    graph: bytes
     builder: Any
     network: Any
     errors: tuple[NodeError, ...]
@@ -72,21 +69,16 @@ class Compiler:
         """Hand a graph to the parser; `path` is where its external weights are looked for."""
         trt, library = self.library.module, self.library
         builder = self._builder()
-        if library.facts.strongly_typed:
-            flag = trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED
-        else:
-            flag = trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH
-        network = builder.create_network(1 << int(flag))
+        network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
         parser = trt.OnnxParser(network, library.logger)
         if not parser.parse(data, path):
             errors = [parser.get_error(i) for i in range(parser.num_errors)]
             told = tuple(NodeError(int(error.node()), str(error.desc()), str(error.func())) for error in errors)
-            return Network(data, builder, network, told)
+            return Network(builder, network, told)
         layers = [network.get_layer(i) for i in range(network.num_layers)]
         if library.facts.reads_in_place:
             _give_attention_its_keys(trt, layers)
         return Network(
-            data,
             builder,
             network,
             errors=(),
@@ -95,24 +87,19 @@ class Compiler:
             layer_types=tuple(_enum_name(layer.type) for layer in layers),
         )
 
-    def build(self, parsed: Network, gpus: Sequence[int], half: bool, on_step: Callable[[], None]) -> Any:
+    def build(self, parsed: Network, gpus: Sequence[int], on_step: Callable[[], None]) -> Any:
         """Serialized engine bytes, as an object with the buffer protocol; None when the builder failed.
 
         Args:
             parsed: from `parse`.
             gpus: compute capabilities, where the library takes a list; empty for its default.
-            half: the graph is fp16. A library whose networks are weakly typed is told, and what stays float32 too.
-            on_step: called at each step of the builder, where the library tells of them.
+            on_step: called at each step of the builder.
         """
         trt, library = self.library.module, self.library
         builder, network = parsed.builder, parsed.network
         config = builder.create_builder_config()
         config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
         config.clear_flag(trt.BuilderFlag.TF32)  # on by default, and then fp32 products have 10 bits of fraction
-        if half and library.facts.weakly_typed:
-            config.set_flag(trt.BuilderFlag.FP16)
-            config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
-            _keep_float32(trt, network, value_types(parsed.graph))
         if library.facts.portable:  # else it may make memory while it runs, which cannot be recorded from outside
             config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
         if library.facts.portable and gpus:
@@ -121,9 +108,8 @@ class Compiler:
             for index, gpu in enumerate(gpus):
                 if not config.set_compute_capability(known[f"SM{gpu}"], index):
                     raise BackendError(f"{library.title} refused SM {gpu}, expected it to build for it; leave it out")
-        if library.facts.progress:
-            observer = _observer(trt, on_step)
-            config.progress_monitor = observer
+        observer = _observer(trt, on_step)
+        config.progress_monitor = observer
         return builder.build_serialized_network(network, config)
 
     def examine(self, engine_bytes: Any) -> Examined:
@@ -162,31 +148,6 @@ class Compiler:
                 "build on the machine that will run the engine (TensorRT-RTX needs none: --target rtx)"
             )
         return builder
-
-
-def _keep_float32(trt: Any, network: Any, types: Mapping[str, str]) -> None:
-    """Bind what the graph has in float32 to float32; a weakly typed library takes fp16 wherever that is faster.
-
-    The graph's own `types` decide, by the names that the parser takes over. It is asked itself only about what it adds
-    between them, such as the softmax of a LogSoftmax: its types of other values are not settled before the build. A
-    cast is left alone, since the library refuses any type but the one it casts to, and so are whole numbers. A norm in
-    fp16 still takes its mean and variance in float32.
-    """
-    whole = trt.DataType.FLOAT
-    for index in range(network.num_layers):
-        layer = network.get_layer(index)
-        if layer.type == trt.LayerType.CAST:
-            continue
-        for place in range(layer.num_outputs):
-            tensor = layer.get_output(place)
-            name = layer.name if layer.type == trt.LayerType.CONSTANT else tensor.name
-            if types.get(name, _enum_name(tensor.dtype)) == "FLOAT":
-                layer.precision = whole
-                layer.set_output_type(place, whole)
-        if layer.type == trt.LayerType.NORMALIZATION:
-            norm = layer
-            norm.__class__ = trt.INormalizationLayer  # the bindings return the class of all layers
-            norm.compute_precision = whole
 
 
 def _give_attention_its_keys(trt: Any, layers: Sequence[Any]) -> None:

@@ -11,10 +11,12 @@ from typing import NamedTuple
 
 FUSED_ATTENTION = ("_mha_v", "fmha")
 """Parts of the names of kernels that do a whole attention: scores, bias, softmax and the sum over values."""
-NOT_KERNELS = frozenset({"signal", "wait", "shape_call", "noop", "constant"})
+NOT_KERNELS = frozenset({"signal", "wait", "shape_call", "noop", "constant", "cjmp"})
 """Kinds of layer that start no work on the device."""
+COUNTING = frozenset({"memset", "add"})
+"""Kinds that start none where they write one whole number: a counter or a place in memory, which the host keeps."""
 REGION = "ForeignNode["
-"""In the name of a layer that holds any number of kernels; TensorRT 8.6 lists none of them."""
+"""In the name of a layer that holds any number of kernels, none of which a listing of TensorRT has to name."""
 SIZES = {"Float": 4, "Int32": 4, "Half": 2, "BFloat16": 2, "Bool": 1, "Int64": 8}
 """Bytes of the types that listings name."""
 
@@ -69,7 +71,7 @@ class LayerReport:
     """Counts over a program's layers, as `Sidecar` has them.
 
     Attributes:
-        kernels: layers that start work on the device; None where nothing lists them all.
+        kernels: layers that start work on the device, those of a loop once; None where nothing lists them all.
         rows: each layer's name and kind.
         fused: fused attention, by the kernel's name.
         read_in_place: states that a fused attention or a product reads where they are.
@@ -113,8 +115,9 @@ def read_kernels(listing: str) -> Iterator[Kernel]:
     for match in _ROW.finditer(listing):
         if match["kind"].lower() in NOT_KERNELS:
             continue
-        read, written = _INPUTS.search(match["rest"]), _OUTPUTS.search(match["rest"])
-        yield Kernel(match["name"], match["kind"], _operands(read), _operands(written))
+        read, written = (_operands(side.search(match["rest"])) for side in (_INPUTS, _OUTPUTS))
+        if match["kind"] not in COUNTING or any(math.prod(to.shape) > 1 or "Int" not in to.dtype for to in written):
+            yield Kernel(match["name"], match["kind"], read, written)
 
 
 def _operands(found: re.Match[str] | None) -> tuple[Operand, ...]:

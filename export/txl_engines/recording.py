@@ -27,7 +27,7 @@ def record_pass(model: Model) -> tuple[str, ...]:
     backend = model.backend
     if not isinstance(backend, DeviceBackend):
         return ()
-    programs = tuple(program.name for program in backend.programs)
+    programs = tuple(backend.executables)  # of every B: the self-test ran all of them
     target = next(target for target in TARGETS if target == backend.name)
     record_verification(model.bundle.path, target, programs, f"self-test on {backend.device.title}")
     return programs

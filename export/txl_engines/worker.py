@@ -50,7 +50,7 @@ class BuildRequest(Struct, frozen=True, kw_only=True):
         size: bytes of the graph that follow.
         file: the graph's file name.
         program: what the graph is.
-        gpus, half: see `Compiler.build`.
+        gpus: see `Compiler.build`.
         scatters: states that have to be updated in place.
         states: their names, as inputs and as outputs.
     """
@@ -60,7 +60,6 @@ class BuildRequest(Struct, frozen=True, kw_only=True):
     file: str
     program: Program
     gpus: tuple[int, ...]
-    half: bool
     scatters: int
     states: tuple[str, ...] = ()
 
@@ -119,7 +118,7 @@ def compile_graph(
     if parsed.errors:
         return Outcome(failure="parse", complaints=parsed.errors, said="\n".join(said))
     _check_network(parsed, request, library)
-    plan = compiler.build(parsed, request.gpus, request.half, on_step)
+    plan = compiler.build(parsed, request.gpus, on_step)
     if plan is None:
         return Outcome(failure="build", said="\n".join(said))
     seconds = time.monotonic() - started

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from weakref import WeakSet
@@ -58,7 +58,6 @@ class Model:
         update: str | None = None,
         lean: bool = False,
         forms: str = "fast",
-        cuda_graphs: bool = False,
     ) -> None:
         if not isinstance(backend, str) or backend not in BACKENDS:
             raise BackendError(f"backend {shown(backend)} is unknown, expected one of {', '.join(BACKENDS)}")
@@ -69,7 +68,6 @@ class Model:
         if not isinstance(forms, str) or forms not in FORMS:
             raise UsageError(f"forms is {shown(forms)}, expected one of {', '.join(FORMS)}")
         lean, held = check_flag(lean, "lean"), bundle.manifest.updates
-        cuda_graphs = check_flag(cuda_graphs, "cuda_graphs")
         if update is not None and (not isinstance(update, str) or update not in held):
             raise UsageError(f"update is {shown(update)}, this bundle has programs for {', '.join(held)}; use one")
         self.bundle, self._threads = bundle, threads
@@ -77,7 +75,7 @@ class Model:
         self._streams = WeakSet[Stream]()
         self._initial = initial_values(bundle)
         self.backend: Backend
-        self.backend, self.backend_notes = _open(backend, bundle, update, threads, lean, forms, cuda_graphs)
+        self.backend, self.backend_notes = _open(backend, bundle, update, threads, lean, forms)
         for name, note in self.backend_notes.items():
             logger.info("backend %s is not taken: %s", name, note)
 
@@ -207,7 +205,6 @@ def load(
     lean: bool = False,
     budget: int | None = None,
     forms: str = "fast",
-    cuda_graphs: bool = False,
 ) -> Model:
     """Load a bundle.
 
@@ -226,8 +223,6 @@ def load(
             TXL_DEPLOY_BUDGET says, or half a gigabyte and 64 bytes for each byte of weights. Weights are not counted.
         forms: fast, what the CPU runs fastest: steps whose states of idle sequences the loop keeps itself, the same to
             the bit; or plain, the graphs as they lie in the bundle.
-        cuda_graphs: have ONNX Runtime record programs as CUDA graphs, where backend cuda runs them; it was not measured
-            yet. TensorRT's are recorded without it. Where a program cannot be recorded, `backend.description` says why.
 
     Raises:
         BundleError: the bundle is missing, altered, inconsistent or too new, it was replaced again and again, or its
@@ -240,9 +235,7 @@ def load(
         raise UsageError(f"budget is {shown(budget)}, expected bytes that a step may take, or None for the default")
     model = undisturbed(
         bundle_path(path),
-        lambda folder: Model(
-            read_bundle(folder, verify_files, budget), backend, threads, update, lean, forms, cuda_graphs
-        ),
+        lambda folder: Model(read_bundle(folder, verify_files, budget), backend, threads, update, lean, forms),
     )
     seconds = time.monotonic() - started
     logger.info("loaded %s in %.2f s: %r, %s", path, seconds, model, model.backend.description)
@@ -250,17 +243,16 @@ def load(
 
 
 def _open(
-    name: str, bundle: Bundle, update: str | None, threads: int | None, lean: bool, forms: str, cuda_graphs: bool
+    name: str, bundle: Bundle, update: str | None, threads: int | None, lean: bool, forms: str
 ) -> tuple[Backend, dict[str, str]]:
     """The backend that was asked for, or the best that opens the bundle; and why others were not taken."""
     notes: dict[str, str] = {}
     if name != "cpu":
         from txl_runtime.device import choosing
 
-        opener = partial(choosing.open_device, cuda_graphs=True) if cuda_graphs else choosing.open_device
         if name != "auto":
-            return opener(name, bundle, update), notes
-        device, notes = choosing.choose_device(bundle, update, opener)
+            return choosing.open_device(name, bundle, update), notes
+        device, notes = choosing.choose_device(bundle, update)
         if device is not None:
             return device, notes
     try:

@@ -113,7 +113,9 @@ class SelftestResult:
 
 
 def run_selftest(model: Model) -> SelftestResult:
-    """Replay the bundle's vectors with 1 … B live sequences; with all of them where they have to run together.
+    """Replay the bundle's vectors with 1 … B live sequences, and with each B that engines are built for.
+
+    Sequences that have to run together all run.
 
     Raises:
         BundleError: the bundle holds no usable vectors.
@@ -121,9 +123,9 @@ def run_selftest(model: Model) -> SelftestResult:
     vectors = model.bundle.selftest()
     names = ("outputs", "state") if "tokens" not in vectors else ("logprobs", "memory")
     rungs = rung(model.manifest.precision, model.backend.name)
-    batch = model.batch_size
+    batch, sizes = model.batch_size, model.manifest.batch_sizes
     limits = [float("inf") if limit is None else limit for limit in (rungs.logprobs, rungs.memory)]
-    streams = tuple(sorted({1, 2, batch // 2, batch} & set(range(1, batch + 1))))
+    streams = tuple(sorted({1, 2, batch // 2, batch, *sizes} & set(range(1, batch + 1))))
     if not model.manifest.can.run_apart:
         streams = (batch,)
     rows: dict[str, Array] = {}
@@ -137,7 +139,8 @@ def run_selftest(model: Model) -> SelftestResult:
             errors.append(_replay(model, vectors, b, rows))
             if "reached/logprobs" in vectors:
                 errors[-1] += (_further(rows, vectors),)
-        errors.append((_shortcuts(model, vectors, {program.kind for program in model.backend.programs}),))
+        kinds = {program.kind for program in model.backend.programs}
+        errors += [(_shortcuts(model, vectors, kinds, b),) for b in (batch, *sizes)]
         steps = len(vectors["length"])
     except (KeyError, IndexError, TypeError, ValueError) as error:  # a stream's UsageError is a ValueError
         raise BundleError(f"{model.bundle.path}: stored vectors do not fit ({error}); export the model again") from None
@@ -278,24 +281,24 @@ def relative_difference(found: Array, expected: Array, nats: bool = False) -> fl
     return float(np.nan_to_num(np.where(found == expected, 0, apart), nan=np.inf).max(initial=0))
 
 
-def _shortcuts(model: Model, vectors: Mapping[str, Array], kinds: Set[str]) -> float:
+def _shortcuts(model: Model, vectors: Mapping[str, Array], kinds: Set[str], b: int) -> float:
     """Engines have programs of their own for scores and for prompts: largest difference from what the others say."""
     if model.manifest.tokens is None or not kinds & {"score", "last", "next"}:
         return 0.0
     name = model.manifest.tokens.name
-    tokens = vectors[f"input/{name}"][int(np.argmax(vectors["length"]))]
+    tokens = vectors[f"input/{name}"][int(np.argmax(vectors["length"]))][:b]
     worst, columns = 0.0, tokens.shape[1]
     if "score" in kinds and columns > 1:
-        logprobs = model.stream().feed(tokens[:, :-1])
+        logprobs = model.stream(b).feed(tokens[:, :-1])
         expected = -np.take_along_axis(logprobs, tokens[:, 1:, None].astype(np.int64), axis=2)[..., 0]
-        worst = _largest(model.stream().score(tokens), expected)
+        worst = _largest(model.stream(b).score(tokens), expected)
     if kinds & {"last", "next"}:
         for ids in (tokens, tokens[:, :1]):
-            loop, counts = model.open_loop(), np.full(len(ids), ids.shape[1], np.int32)
+            loop, counts = model.stream(b).loop, np.full(len(ids), ids.shape[1], np.int32)
             given = {name: ids.astype(np.int32), "temperature": np.full(len(ids), WARM, np.float32)}
             result = loop.run(given, counts, "next")
             parts, row = result.parts(), result.last()
-            worst = max(worst, _largest(row, model.stream().step(ids)[:, -1]))
+            worst = max(worst, _largest(row, model.stream(b).step(ids)[:, -1]))
             if parts is not None:
                 worst = max(worst, *(_largest(*pair) for pair in parts.against(row, WARM)))
     return worst

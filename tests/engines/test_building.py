@@ -11,15 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
-import onnx
-import onnxruntime
 import pytest
 import small_graphs
-from onnx import TensorProto, helper
+from onnx import helper
 from support import cli
 from txl_engines import building
-from txl_engines.adapting import restamp
 from txl_engines.building import CompiledEngines
 from txl_engines.bundles import build_bundle
 from txl_engines.checking import read_graph
@@ -33,7 +29,7 @@ from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.device.engines.files import bundle_engines, describe_engine
 from txl_runtime.device.engines.library import load_library
 from txl_runtime.device.engines.sidecar import differences, read_sidecar
-from txl_runtime.errors import BackendError, BundleError, UsageError
+from txl_runtime.errors import BundleError, UsageError
 from txl_runtime.listener import Silent
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has no wheel for this platform or Python")
@@ -267,81 +263,6 @@ def test_the_ring_is_updated_in_place(dtype: int, tmp_path):
     assert built.layers.fused_attention == (dtype != small_graphs.FLOAT)
 
 
-@pytest.mark.slow
-def test_restamped_graphs_are_the_same_functions_of_an_older_opset(make_bundle):
-    for options in ({}, {"memory": "hidden"}, {"config": {"cutoffs": (20, 40), "vocab_size": 60}}):
-        bundle = open_bundle(make_bundle(verify=False, **options))
-        for described in bundle.manifest.programs:
-            if described.kind not in ("logprobs", "last", "score") or described.update != "rolled":
-                continue
-            model = onnx.load(bundle.file(described.file))
-            older = restamp(model, 17)
-            assert [entry.version for entry in older.opset_import] == [17]
-            for node in model.graph.node:
-                if node.op_type == "Split":  # equal parts: the older definition takes no number of them
-                    node.attribute.remove(next(entry for entry in node.attribute if entry.name == "num_outputs"))
-            assert older.graph == model.graph
-            onnx.checker.check_model(older, full_check=True)
-
-
-def _split(whole: int, parts: tuple[int, int]) -> onnx.ModelProto:
-    return small_graphs.model(
-        [helper.make_node("Split", ["a"], ["b", "c"], name="the_split", num_outputs=2, axis=-1)],
-        [small_graphs.value("a", [1, whole])],
-        [small_graphs.value(name, [1, length]) for name, length in zip("bc", parts, strict=True)],
-    )
-
-
-def test_a_split_into_equal_parts_is_the_same_in_the_older_opset():
-    newer = _split(4, (2, 2))
-    older = restamp(newer, 17)
-    onnx.checker.check_model(older, full_check=True)
-    given = {"a": np.arange(4, dtype=np.float32)[None]}
-    for before, after in zip(_run(newer, given), _run(older, given), strict=True):
-        np.testing.assert_array_equal(before, after)
-
-
-def test_a_reduction_over_constant_axes_is_the_same_in_the_older_opset():
-    axes = onnx.numpy_helper.from_array(np.array([1], np.int64), "axes")
-    newer = small_graphs.model(
-        [helper.make_node("ReduceMax", ["a", "axes"], ["b"], keepdims=0, noop_with_empty_axes=0)],
-        [small_graphs.value("a", [2, 3])],
-        [small_graphs.value("b", [2])],
-        [axes],
-    )
-    older = restamp(newer, 17)
-    assert list(older.graph.node[0].input) == ["a"]
-    onnx.checker.check_model(older, full_check=True)
-    given = {"a": np.arange(6, dtype=np.float32).reshape(2, 3)}
-    np.testing.assert_array_equal(_run(newer, given)[0], _run(older, given)[0])
-
-
-def _run(model: onnx.ModelProto, given: dict[str, np.ndarray]) -> list[np.ndarray]:
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return list(session.run(None, given))
-
-
-def test_what_an_older_opset_does_not_have_is_refused_by_node():
-    relu = small_graphs.model(
-        [helper.make_node("Gelu", ["a"], ["b"], name="the_gelu")],
-        [small_graphs.value("a", [2])],
-        [small_graphs.value("b", [2])],
-        opset=20,
-    )
-    with pytest.raises(BackendError, match="node 'the_gelu' is Gelu, which opset 17 lacks; use a newer TensorRT"):
-        restamp(relu, 17)
-    split = _split(3, (2, 1))
-    with pytest.raises(BackendError, match="node 'the_split' is Split with attribute num_outputs, which opset 17"):
-        restamp(split, 17)
-    mean = small_graphs.model(
-        [helper.make_node("ReduceMean", ["a", "axes"], ["b"], name="the_mean")],
-        [small_graphs.value("a", [2]), small_graphs.value("axes", [1], TensorProto.INT64)],
-        [small_graphs.value("b", [1])],
-    )
-    with pytest.raises(BackendError, match="node 'the_mean' is ReduceMean with 2 inputs, which opset 17"):
-        restamp(mean, 17)
-
-
 def test_attentions_are_counted_in_the_graph():
     graph = small_graphs.ring()
     checked = read_graph(graph.SerializeToString(), small_graphs.program(graph), Path(), 24)
@@ -373,6 +294,21 @@ I/O Tensors:
     assert read_layers("nothing of the kind").kernels is None
 
 
+def test_what_the_compiler_s_loop_does_on_the_host_is_no_kernel():
+    """Places, counters and jumps, as a build of nn.GRU with 32 positions lists them."""
+    place, state = (
+        f"{{ Name: a, Dimensions: [{size}], Datatype: {kind} }}" for size, kind in ((1, "Int64"), (8, "Float"))
+    )
+    listing = f"""Layers:
+Name: init_hvar^10308i64_myl0_26, LayerType: memset, Inputs: [], Constants: [], Outputs: [ {place}], TacticName:
+Name: cleared_myl0_27, LayerType: memset, Inputs: [], Constants: [], Outputs: [ {state}], TacticName:
+Name: adv_off^hvar^10308i64_myl0_52, LayerType: add, Inputs: [ {place}], Constants: [], Outputs: [ {place}], TacticName:
+Name: clp___mye2569_myl0_68, LayerType: cjmp, Inputs: [ {place}], Constants: [], Outputs: [], TacticName:
+Name: node_matmul_myl0_70, LayerType: gemm, Inputs: [ {state}], Constants: [], Outputs: [ {state}], TacticName:
+"""
+    assert read_layers(listing).kernels == 2
+
+
 REGION = "Name: {ForeignNode[layer.0.norm.../layer.1.norm]}, LayerType: Myelin, Inputs: [], Outputs: []"
 PLAIN = "Name: product, LayerType: gemm, Inputs: [], Outputs: []"
 MHA = "Name: _gemm_mha_v2_myl0_6, LayerType: kgen, Inputs: [], Outputs: []"
@@ -389,7 +325,7 @@ MHA = "Name: _gemm_mha_v2_myl0_6, LayerType: kgen, Inputs: [], Outputs: []"
     ],
 )
 def test_a_list_that_hides_kernels_says_nothing_of_attention(rows, doubt):
-    """TensorRT 8.6 compiles parts of a graph as one region each, of whose kernels it lists none."""
+    """A part of a graph that is compiled as one region, of whose kernels none is listed."""
     report = read_layers("\n".join(("Layers:", *rows)))
     assert len(report.rows) == len(rows)
     doubts = building._doubts(Outcome(layers=report), 1, "fp16")
@@ -414,7 +350,7 @@ def test_the_real_library_builds_engines_that_have_to_be_given_their_memory():
     compiler, trt = Compiler(library), library.module
     parsed = compiler.parse(small_graphs.ring(length=1).SerializeToString(), "")
     watched = Watched(parsed.builder)
-    plan = compiler.build(dataclasses.replace(parsed, builder=watched), (86,), True, lambda: None)
+    plan = compiler.build(dataclasses.replace(parsed, builder=watched), (86,), lambda: None)
     assert plan is not None
     assert watched.made[0].get_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
     assert not watched.made[0].get_flag(trt.BuilderFlag.TF32)

@@ -192,7 +192,7 @@ STRIPPED = """
 from txl_engines import compiler
 from txl_engines import worker
 
-def build(self, parsed, gpus, half, on_step):
+def build(self, parsed, gpus, on_step):
     config = parsed.builder.create_builder_config()
     config.set_flag(self.library.module.BuilderFlag.REFIT)
     config.set_flag(self.library.module.BuilderFlag.STRIP_PLAN)

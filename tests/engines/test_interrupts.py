@@ -27,7 +27,7 @@ import os, pathlib, time
 from txl_engines import compiler
 from txl_engines import worker
 
-def build(self, parsed, gpus, half, on_step):
+def build(self, parsed, gpus, on_step):
     pathlib.Path(os.environ["TXL_TEST_PID"]).write_text(str(os.getpid()))
     while True:
         time.sleep(0.06)

@@ -17,7 +17,7 @@ from small_graphs import INT32, model, program, value
 from stand_ins.operators import TABLE, kernels, lacking, table
 from step_models import MODELS
 from support import cli
-from txl_engines.adapting import restamp, without_clip, without_elu
+from txl_engines.adapting import without_clip, without_elu
 from txl_engines.checking import read_graph
 from txl_engines.composing import compose, whole_programs
 from txl_export import InputSpec, StateSpec, StepSpec
@@ -27,8 +27,6 @@ from txl_runtime.bundle.tables import Program
 NEWEST = ("onnxruntime-cuda 1.31.1", "tensorrt 10.15", "tensorrt-rtx 1.7.1")
 OLDER = ("onnxruntime-cuda 1.23.2", "tensorrt 10.1")
 """Know no ring."""
-OLDEST = "tensorrt 8.6"
-"""Has no bfloat16, and gets graphs of opset 18 as ones of 17."""
 FAMILY: dict[str, dict[str, Any]] = {
     "plain": {},
     "adaptive": {"config": {"cutoffs": (20, 40)}},
@@ -56,10 +54,8 @@ def graphs(bundle: Bundle, update: str) -> list[tuple[Program, onnx.ModelProto]]
     return [(item, onnx.load_model_from_string(compose(bundle, item))) for item in programs]
 
 
-def libraries(update: str, precision: str) -> tuple[str, ...]:
-    if update == "ring":
-        return NEWEST
-    return (*NEWEST, *OLDER, *(() if precision == "bf16" else (OLDEST,)))
+def libraries(update: str) -> tuple[str, ...]:
+    return NEWEST if update == "ring" else (*NEWEST, *OLDER)
 
 
 @pytest.mark.parametrize(("name", "precision"), CASES)
@@ -69,13 +65,11 @@ def test_every_node_has_a_kernel_everywhere(make_bundle, name, precision):
     for update in bundle.manifest.updates:
         for item, graph in graphs(bundle, update):
             kinds.add(item.kind)
-            needed, asked = kernels(graph), libraries(update, precision)
+            needed, asked = kernels(graph), libraries(update)
             if precision == "fp32":  # the CPU has no arithmetic of bfloat16, and casts around that of float16
                 asked = (*asked, "onnxruntime-cpu 1.31.1")
             for library in asked:
                 assert not lacking(needed, library), f"{library} lacks operators of {item.name}"
-            if OLDEST in asked:
-                restamp(graph, 17)
     assert {"logprobs", "score"} <= kinds
     assert ("next" if name == "large vocabulary" else "last") in kinds
 
@@ -104,7 +98,7 @@ def clipped(opset: int = 18) -> onnx.ModelProto:
 
 def test_a_clip_of_whole_numbers_is_named_as_lacking():
     wanted = ["the.clip: Clip (T=int32) of opset 18"]
-    for library in ("onnxruntime-cuda 1.31.1", "onnxruntime-cuda 1.23.2", "tensorrt 8.6", "tensorrt 10.15"):
+    for library in ("onnxruntime-cuda 1.31.1", "onnxruntime-cuda 1.23.2", "tensorrt 10.1", "tensorrt 10.15"):
         assert lacking(kernels(clipped()), library) == wanted
     assert not lacking(kernels(clipped()), "tensorrt-rtx 1.7.1"), "it takes what is documented nowhere"
 

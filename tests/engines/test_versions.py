@@ -9,14 +9,13 @@ from types import SimpleNamespace
 import onnx
 import pytest
 import small_graphs
-from onnx import helper
 from stand_ins.tensorrt import VERSIONS, fake
 from txl_engines.building import CompiledEngines, check_gpus, ring_works
 from txl_engines.bundles import choose_update
 from txl_engines.worker import BuildRequest, Outcome, check_engine, compile_graph
 from txl_runtime.device.engines import library as libraries
 from txl_runtime.device.engines.library import Library, load_library
-from txl_runtime.device.engines.sidecar import RECIPE, RTX_RECIPE, WEAK_RECIPE
+from txl_runtime.device.engines.sidecar import RECIPE, RTX_RECIPE
 from txl_runtime.errors import BackendError, BundleError, UsageError
 
 
@@ -40,13 +39,12 @@ def walk(tmp_path: Path) -> Callable[..., Outcome]:
             file="small.onnx",
             program=described,
             gpus=maker.gpus,
-            half=precision == "fp16",
             scatters=checked.scatters,
         )
         steps: list[None] = []
         out = tmp_path / "small.engine"
         outcome = compile_graph(request, checked.data, lib, lambda: out, lambda: steps.append(None))
-        assert len(steps) == (3 if lib.facts.progress else 0)
+        assert len(steps) == 3
         assert (tmp_path / "small.engine").read_bytes().startswith(b"engine ")
         return outcome
 
@@ -65,89 +63,13 @@ def test_a_graph_goes_all_the_way(name: str, walk):
     assert record.verbosity == "DETAILED"
     assert record.set == (["REQUIRE_USER_ALLOCATION"] if lib.facts.portable else [])
     assert record.gpus == ({0: "SM86", 1: "SM120"} if lib.facts.portable else {})
-    flags = lib.module.NetworkDefinitionCreationFlag
-    wanted = flags.STRONGLY_TYPED if lib.facts.strongly_typed else flags.EXPLICIT_BATCH
-    assert record.network_flags == 1 << int(wanted)
-    opset = next(entry.version for entry in onnx.load_model_from_string(record.data).opset_import)
-    assert opset == (17 if name == "trt860" else 18), "8.6 knows opsets up to 17"
-
-
-@pytest.mark.parametrize("name", VERSIONS)
-def test_half_precision_is_a_flag_only_where_types_are_not_the_graph_s(name: str, walk):
-    lib, record = library(name)
-    graph = small_graphs.product(small_graphs.HALF, small_graphs.HALF)
-    walk(lib, graph, "fp16")
-    expected = {"trt860": ["FP16", "OBEY_PRECISION_CONSTRAINTS"], "rtx171": ["REQUIRE_USER_ALLOCATION"]}
-    assert record.set == expected.get(name, [])
-    assert record.kept == record.bound == [], "the graph has no float32"
-
-
-def mixed() -> onnx.ModelProto:
-    """fp16 with what stays float32 between casts, whole numbers, constants of both types, and a norm in fp16."""
-    nodes = [
-        helper.make_node("MatMul", ["a", "b"], ["product"]),
-        helper.make_node("Cast", ["product"], ["wide"], to=small_graphs.FLOAT),
-        helper.make_node("Softmax", ["wide"], ["shares"], axis=-1),
-        helper.make_node("LogSoftmax", ["shares"], ["logs"], axis=-1),
-        helper.make_node("ReduceSum", ["logs", "axes"], ["total"], keepdims=1),
-        helper.make_node("Add", ["total", "small"], ["sum"]),
-        helper.make_node("TopK", ["logs", "one"], ["best", "where"], axis=-1),
-        helper.make_node("Cast", ["where"], ["place"], to=small_graphs.INT32),
-        helper.make_node("Cast", ["sum"], ["narrow"], to=small_graphs.HALF),
-        helper.make_node("Add", ["product", "narrow"], ["moved"]),
-        helper.make_node("LayerNormalization", ["moved", "gain", "shift"], ["normed"], axis=-1),
-    ]
-    half, whole = small_graphs.HALF, small_graphs.FLOAT
-    constants = [
-        helper.make_tensor("axes", onnx.TensorProto.INT64, [1], [-1]),
-        helper.make_tensor("one", onnx.TensorProto.INT64, [1], [1]),
-        helper.make_tensor("small", whole, [1], [1e-12]),
-        helper.make_tensor("gain", half, [4], [1.0] * 4),
-        helper.make_tensor("shift", half, [4], [0.0] * 4),
-    ]
-    inputs = [small_graphs.value("a", [2, 4], half), small_graphs.value("b", [4, 4], half)]
-    outputs = [small_graphs.value("normed", [2, 4], half), small_graphs.value("best", [2, 1], whole)]
-    outputs += [small_graphs.value("place", [2, 1], small_graphs.INT32)]
-    return small_graphs.model(nodes, inputs, outputs, constants, opset=17)
-
-
-@pytest.mark.parametrize("name", VERSIONS)
-def test_what_the_graph_has_in_float32_stays_so_where_types_are_weak(name: str, walk):
-    """The softmax within a LogSoftmax too, which has no name; never casts, whole numbers, or what is fp16."""
-    lib, record = library(name)
-    recipes = [CompiledEngines(lib, precision).recipe for precision in ("fp16", "fp32")]
-    newest = RTX_RECIPE if name == "rtx171" else RECIPE
-    assert recipes == [WEAK_RECIPE if name == "trt860" else newest, newest], "what was built before is built again"
-    walk(lib, mixed(), "fp16")
-    if name != "trt860":
-        assert record.kept == record.bound == []
-        assert not hasattr(record, "statistics")
-        return
-    assert set(record.kept) == {
-        "small",
-        "shares",
-        "(Unnamed Layer* 8) [SoftMax]_output",
-        "logs",
-        "total",
-        "sum",
-        "best",
-    }
-    assert len(record.bound) == len(record.kept)
-    assert {"shares", "(Unnamed Layer* 8) [SoftMax]_output", "logs", "total", "sum", "best"} <= set(record.bound)
-    assert record.statistics == "FLOAT", "of the norm, which itself is fp16"
-    walk(lib, mixed(), "fp32")
-    assert record.set == ["FP16", "OBEY_PRECISION_CONSTRAINTS"], "only where the precision is fp16"
-
-
-@pytest.mark.parametrize("name", VERSIONS)
-def test_bf16_is_refused_where_there_is_none(name: str, walk):
-    lib, _ = library(name)
-    graph = small_graphs.product(small_graphs.BF16, small_graphs.BF16)
-    if name == "trt860":
-        with pytest.raises(BackendError, match=r"precision is bf16, tensorrt 8\.6\.0 has none; export it again"):
-            walk(lib, graph, "bf16")
-    else:
-        walk(lib, graph, "bf16")
+    assert record.network_flags == 1 << int(lib.module.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+    maker = CompiledEngines(lib, "bf16")
+    assert maker.recipe == (RTX_RECIPE if name == "rtx171" else RECIPE)
+    half, bf16 = (small_graphs.product(kind, kind) for kind in (small_graphs.HALF, small_graphs.BF16))
+    walk(lib, half, "fp16")
+    walk(lib, bf16, "bf16")
+    assert record.set == (["REQUIRE_USER_ALLOCATION"] * 3 if lib.facts.portable else []), "types are the graph's"
 
 
 @pytest.mark.parametrize("name", VERSIONS)

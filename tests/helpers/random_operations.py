@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from stand_ins.cuda import open_library
 from stand_ins.driver import FakeDriver
-from stand_ins.engine import DeviceArray, StandInBackend, open_stand_in
+from stand_ins.engine import StandInBackend, open_stand_in
 from step_models import FEATURES, MODELS
 from txl_engines import given_weights
 from txl_runtime import Model, Stream
@@ -187,11 +187,6 @@ class Play:
     def tokens(self, b: int, length: int) -> Ids:
         return self.draws.integers(0, self.model.vocab_size or 1, (b, length)).astype(np.int32)
 
-    def there(self, tokens: Ids) -> Any:
-        """Tokens, now and then on the device."""
-        assert isinstance(self.model.backend, StandInBackend)
-        return DeviceArray(self.model.backend.device, tokens) if self.draws.random() < 0.2 else tokens
-
     def do_run(self, pair: Pair) -> None:
         inputs, counts = self.segment(pair.ours.batch_size)
         self.same(*(stream.run(inputs, counts) for stream in pair.both))
@@ -215,16 +210,13 @@ class Play:
             self.same(found.outputs(), expected.outputs())
 
     def start(self, pair: Pair) -> tuple[Any, Any]:
-        """One segment that is on its way; on the device its tokens may be there already, and nobody else has them."""
+        """One segment that is on its way."""
         inputs, counts = self.segment(pair.ours.batch_size)
-        given = dict(inputs)
-        if "tokens" in inputs and (there := pair.ours.loop.resident(self.there(inputs["tokens"]))) is not None:
-            given["tokens"] = there
-        return pair.ours.loop.run(given, counts), pair.theirs.loop.run(inputs, counts)
+        return pair.ours.loop.run(inputs, counts), pair.theirs.loop.run(inputs, counts)
 
     def do_step(self, pair: Pair) -> None:
         inputs, counts = self.segment(pair.ours.batch_size)
-        ours = pair.ours.step(self.there(inputs["tokens"]), counts)
+        ours = pair.ours.step(inputs["tokens"], counts)
         self.same({"step": ours}, {"step": pair.theirs.step(inputs["tokens"], counts)})
 
     def do_feed(self, pair: Pair) -> None:
@@ -236,14 +228,14 @@ class Play:
         b, columns = pair.ours.batch_size, self.number(1, 9)
         tokens, last = self.tokens(b, columns), self.draws.random() < 0.3
         lengths = self.draws.integers(0, columns + 1, b) if self.draws.random() < 0.6 else None
-        ours = pair.ours.feed(self.there(tokens), lengths, last)
+        ours = pair.ours.feed(tokens, lengths, last)
         self.same({"feed": ours}, {"feed": pair.theirs.feed(tokens, lengths, last)})
 
     def do_score(self, pair: Pair) -> None:
         columns = self.number(2, 9)
         tokens = self.tokens(pair.ours.batch_size, columns)
         lengths = self.draws.integers(0, columns + 1, len(tokens)) if self.draws.random() < 0.6 else None
-        ours = pair.ours.score(self.there(tokens), lengths)
+        ours = pair.ours.score(tokens, lengths)
         self.same({"nll": ours}, {"nll": pair.theirs.score(tokens, lengths)})
 
     def do_generate(self, pair: Pair) -> None:

@@ -94,15 +94,6 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(cuda_context.Current, "__enter__", lambda self: None)
 
 
-@fault("tokens on the device are let go of before they are read", (("plain", "ring"), ("counting", "replace")))
-def _(patch: pytest.MonkeyPatch) -> None:
-    def send(before: Any, self: Any, *arguments: Any) -> None:
-        before(self, *arguments)
-        self._resident = None
-
-    _around(patch, loop.DeviceLoop, "_send", send)
-
-
 @fault("a piece of a result is read before it is there", STEPS)
 def _(patch: pytest.MonkeyPatch) -> None:
     def take(self: Any, found: Any, which: int, start: int, size: int) -> None:
@@ -194,7 +185,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 @fault("a record does not have the copy in")
 def _(patch: pytest.MonkeyPatch) -> None:
     def put(self: Any) -> None:
-        if not self.sent and not self.call.runs:
+        if not self.call.runs:
             self.call.inputs.send(self.call.queue)
         self.call.engine()
         self.fetch()
@@ -214,8 +205,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 @fault("results are copied before the program ran")
 def _(patch: pytest.MonkeyPatch) -> None:
     def put(self: Any) -> None:
-        if not self.sent:
-            self.call.inputs.send(self.call.queue)
+        self.call.inputs.send(self.call.queue)
         self.fetch()
         self.call.engine()
 
@@ -226,8 +216,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     def put(self: Any) -> None:
         self.call.engine()
-        if not self.sent:
-            self.call.inputs.send(self.call.queue)
+        self.call.inputs.send(self.call.queue)
         self.fetch()
 
     patch.setattr(call._Work, "put", put)
@@ -235,10 +224,10 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @fault("the record of another set of results is replayed")
 def _(patch: pytest.MonkeyPatch) -> None:
-    def find(self: Any, before: Any, parts: Any, staged: Any, sent: bool) -> Any:
-        key = (before, (), sent)
+    def find(self: Any, before: Any, parts: Any, staged: Any) -> Any:
+        key = (before, ())
         if key not in self._made:
-            self._made[key] = call.Step(before, parts, staged, sent, None)
+            self._made[key] = call.Step(before, parts, staged, None)
         return self._made[key]
 
     patch.setattr(call.Steps, "find", find)

@@ -41,16 +41,10 @@ const char *told(void) {
     return said;
 }
 
-/* While a stream records, nothing is done, and what would wait or make memory spoils the record. */
-static int recording, spoilt, to_spoil;
-void spoil(void) { to_spoil = 1; } /* the next record, as a call from another thread does */
-static int forbidden(const char *name) { count(name); return recording ? spoilt = cudaErrorStreamCaptureUnsupported : 0; }
-
 #define DOES(name) int name(void) { return count(#name); }
-#define WAITS(name) int name(void) { return forbidden(#name); }
 #define MAKES(name) int name(void **made) { *made = calloc(1, 64); return count(#name); }
 #define TAKES(name) \
-    int name(void **made, size_t size) { *made = aligned_alloc(256, (size + 511) & ~255UL); return forbidden(#name); }
+    int name(void **made, size_t size) { *made = aligned_alloc(256, (size + 511) & ~255UL); return count(#name); }
 #define FREES(name) int name(void *given) { free(given); return count(#name); }
 #define SAYS(name, value) int name(int *out) { *out = value; return count(#name); }
 #define WORDS(name) const char *name(void) { count(#name); return #name; }
@@ -60,10 +54,10 @@ DOES(__cudaPushCallConfiguration) DOES(__cudaPopCallConfiguration) DOES(__cudaLa
 void **__cudaRegisterFatBinary(void *binary) { static void *held; return &held; }
 
 DOES(cudaLaunchKernel) DOES(cudaLaunchKernelExC) DOES(cudaLaunchCooperativeKernel) DOES(cudaLaunchHostFunc)
-DOES(cudaGetLastError) DOES(cudaPeekAtLastError) DOES(cudaSetDevice) WAITS(cudaDeviceSynchronize)
+DOES(cudaGetLastError) DOES(cudaPeekAtLastError) DOES(cudaSetDevice) DOES(cudaDeviceSynchronize)
 DOES(cudaFuncSetAttribute) DOES(cudaKernelSetAttributeForDevice) DOES(cudaLibraryUnload) DOES(cuTensorMapEncodeTiled)
-DOES(cudaEventRecord) DOES(cudaEventRecordWithFlags) WAITS(cudaEventSynchronize) WAITS(cudaStreamSynchronize)
-DOES(cudaStreamWaitEvent) MAKES(cudaGraphInstantiate)
+DOES(cudaEventRecord) DOES(cudaEventRecordWithFlags) DOES(cudaEventSynchronize) DOES(cudaStreamSynchronize)
+DOES(cudaStreamWaitEvent) DOES(cudaGraphInstantiate) DOES(cudaStreamBeginCapture) DOES(cudaStreamEndCapture)
 DOES(cudaGraphLaunch) DOES(cudaGraphDestroy) DOES(cudaGraphExecDestroy) DOES(cudaMemPoolDestroy)
 DOES(cudaMemPoolSetAttribute) DOES(cudaMemPoolTrimTo) DOES(cudaMemcpyFromSymbol) DOES(cudaMemcpy2DAsync)
 FREES(cudaEventDestroy) FREES(cudaStreamDestroy) FREES(cudaFree) FREES(cudaFreeAsync) FREES(cudaFreeHost)
@@ -77,16 +71,7 @@ int cudaMemcpy(void *to, const void *from, size_t size, int kind) { return copy(
 int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind) { return copy(__func__, to, from, size, kind); }
 int cudaMemset(void *to, int value, size_t size) { memset(to, value, size); return count("cudaMemset"); }
 int cudaMemsetAsync(void *to, int value, size_t size) { memset(to, value, size); return count("cudaMemsetAsync"); }
-int cudaStreamIsCapturing(void *stream, int *out) { *out = recording; return count("cudaStreamIsCapturing"); }
-int cudaStreamBeginCapture(void *stream, int mode) {
-    recording = 1, spoilt = to_spoil, to_spoil = 0;
-    return count(mode == cudaStreamCaptureModeGlobal ? "cudaStreamBeginCapture global" : "cudaStreamBeginCapture");
-}
-int cudaStreamEndCapture(void *stream, void **made) {
-    recording = 0, *made = spoilt ? NULL : calloc(1, 64);
-    count("cudaStreamEndCapture");
-    return spoilt ? cudaErrorStreamCaptureInvalidated : 0;
-}
+int cudaStreamIsCapturing(void *stream, int *out) { *out = 0; return count("cudaStreamIsCapturing"); }
 int cudaEventElapsedTime(float *out) { *out = 0; return count("cudaEventElapsedTime"); }
 int cudaMemGetInfo(size_t *unused, size_t *all) { *unused = *all = 1UL << 34; return count("cudaMemGetInfo"); }
 int cudaMemPoolGetAttribute(void *pool, int what, unsigned long long *out) { *out = 0; return count(__func__); }

@@ -1,12 +1,11 @@
 """What ONNX Runtime's real CUDA provider does with the programs of bundles, over the libraries of `cuda_libraries.c`.
 
-    python -m stand_ins.cuda_provider LIBCUDA COUNTING BUNDLE:RULE[+graphs]...
+    python -m stand_ins.cuda_provider LIBCUDA COUNTING BUNDLE:RULE...
 
 It opens each bundle as the runtime does, from whichever folders Python imports from; only the driver is the stand-in.
 Prints JSON: for each bundle and rule and each program the bytes of memory that it updates in place, which tensors are
 not on the device, which nodes are not, and what was called of the libraries while it was tied to memory, in its first
-run and in its third. With graphs, also: in the first run at other memory, in the next one of another thread, and in the
-first two at further memory where the record is spoilt.
+run and in its third.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,20 +30,17 @@ def main() -> None:
     ctypes.CDLL(libcuda)  # the driver is found by its name, wherever it is
     found = {}
     for each in asked:
-        path, _, rest = each.rpartition(":")
-        rule, _, graphs = rest.partition("+")
+        path, _, rule = each.rpartition(":")
         device = cuda.Device(Driver(FakeDriver(eager=True, unified=True)))
         onnxruntime_cuda.open_cuda = lambda device=device: device
-        backend = onnxruntime_cuda.open_onnxruntime_cuda(open_bundle(Path(path)), rule, bool(graphs))
+        backend = onnxruntime_cuda.open_onnxruntime_cuda(open_bundle(Path(path)), rule)
         library = ctypes.CDLL(counting)
         library.told.restype = ctypes.c_char_p
-        found[each] = {
-            name: seen(executable, backend, library, bool(graphs)) for name, executable in backend.executables.items()
-        }
+        found[each] = {name: seen(executable, backend, library) for name, executable in backend.executables.items()}
     print(json.dumps(found))
 
 
-def seen(executable: Any, backend: Any, library: Any, graphs: bool) -> dict[str, Any]:
+def seen(executable: Any, backend: Any, library: Any) -> dict[str, Any]:
     """One program."""
 
     def calls() -> dict[str, int]:
@@ -70,25 +65,16 @@ def seen(executable: Any, backend: Any, library: Any, graphs: bool) -> dict[str,
         (session.get_outputs(), session.get_output_memory_infos()),
     )
     places = {item.name: info.name for items, infos in sides for item, info in zip(items, infos, strict=True)}
-    blocks, further = memory(), [memory(), memory()] if graphs else []
-    more = {}
+    blocks = memory()
     with backend.device.current():
         calls()
         launch = tied(blocks)
         bound, runs = calls(), [run(launch) for _ in range(3)]
-        if graphs:
-            other = tied(further[0])
-            more = {"other": run(other)}
-            with ThreadPoolExecutor(1) as threads:
-                more["thread"] = threads.submit(run, other).result()
-            spoilt = tied(further[1])
-            library.spoil()
-            more |= {"spoilt": run(spoilt), "after": run(spoilt)}
     parts = session.get_provider_graph_assignment_info()
     nodes = [node.op_type for part in parts if part.ep_name != "CUDAExecutionProvider" for node in part.get_nodes()]
     off = {name: place for name, place in places.items() if place != "Cuda"}
     size = sum(tensor_bytes(spec) for spec in program.outputs if spec.name in executable.in_place)
-    return {"memory": size, "off": off, "nodes": nodes, "bound": bound, "first": runs[0], "again": runs[2]} | more
+    return {"memory": size, "off": off, "nodes": nodes, "bound": bound, "first": runs[0], "again": runs[2]}
 
 
 if __name__ == "__main__":

@@ -178,17 +178,6 @@ class FakeDriver(Functions):
             except ViolationError as error:
                 self.violations.append(f"{name}: {error}")
 
-    def wait_for_others(self, stream: int) -> None:
-        """Make a stream wait for somebody's event, as the owner of an array does who hands it over to that stream."""
-        with self._lock:
-            try:
-                found = self._find(stream, Stream)
-                if found.recording is not None:
-                    raise ViolationError("waiting for somebody's event was recorded")
-                self.scheduler.push(found, Task("", int))
-            except (ViolationError, Refused) as error:
-                self.violations.append(f"an array's owner: {error!r}")
-
     def here(self, what: str, made_in: int | None = None) -> int:
         """The context in which a library makes or uses something; one that is missing or another is a violation."""
         try:

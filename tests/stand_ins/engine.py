@@ -207,34 +207,6 @@ class StandInBackend(DeviceBackend):
         super().__init__(*arguments)
 
 
-class DeviceArray:
-    """Somebody else's array on the stand-in device, as DLPack hands it over."""
-
-    def __init__(self, device: Device, values: NDArray[Any]) -> None:
-        with device.current():
-            self.block = device.allocate(max(values.nbytes, 1))
-        self._driver = next(driver for driver in FakeDriver.made if driver.memory.around(self.block.address))
-        self._bytes = self._driver.memory.view(self.block.address, self.block.size)
-        self.array = self._bytes[: values.nbytes].view(values.dtype).reshape(values.shape)
-        self.array[...] = values
-        self._where = device.dlpack
-        self.asked_for: list[int | None] = []
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self._where
-
-    def __dlpack__(self, stream: int | None = None) -> Any:
-        self.asked_for.append(stream)
-        if stream is not None:
-            self._driver.wait_for_others(stream)
-        capsule = self.array.__dlpack__()
-        get = ctypes.pythonapi.PyCapsule_GetPointer
-        get.restype, get.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-        data = ctypes.c_void_p.from_address(get(capsule, b"dltensor"))  # the first member of what the capsule holds
-        data.value = self.block.address + int(self.array.ctypes.data) - int(self._bytes.ctypes.data)
-        return capsule
-
-
 def refuse(message: str) -> Callable[..., Any]:
     """Something that fails as an engine does."""
 

@@ -33,7 +33,6 @@ from stand_ins.tensorrt import VERSIONS, fake
 VERSION = "TXL_STAND_IN_TENSORRT"
 """The environment variable that chooses a version of `VERSIONS`."""
 DOCUMENTED = {
-    "trt860": (17, "tensorrt 8.6"),
     "trt10.0.1": (20, "tensorrt 10.1"),
     "trt10.13.0.35": (24, "tensorrt 10.1"),
 }

@@ -4,16 +4,10 @@ A node runs on the device where the table of kernels has a row for it, else on t
 reader runs, one that nobody reads on the CPU, and an output where it is made. What is bound to an input of the CPU is
 copied when it is bound, and never again. Everything is computed by the real ONNX Runtime on copies, in the queue that
 the session was given, and `run_with_iobinding` returns when that queue is done, unless it is told not to wait.
-
-Where `enable_cuda_graph` is set, the first call with a `gpu_graph_id` in a thread runs twice, records once in CUDA's
-strictest mode and replays; later calls with that id and thread replay it, whatever they bind. A session with a node on
-the CPU is refused then, and a version that replays from memory given back may not be asked for it.
 """
 
 from __future__ import annotations
 
-import ctypes
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,13 +24,11 @@ from txl_runtime.device import choosing, onnxruntime_cuda
 from txl_runtime.device.backend import DeviceBackend
 
 from stand_ins.driver import FakeDriver
-from stand_ins.driver_statuses import GLOBAL
 from stand_ins.engine import open_fake_device
 from stand_ins.operators import kernels, table
 
 CUDA = "CUDAExecutionProvider"
 CPU = "CPUExecutionProvider"
-ELSEWHERE = f"by the user  as all compute graph nodes have not been partitioned to the {CUDA}"
 SIZES = {16: 2}
 """Bytes of the types that NumPy has no name for."""
 
@@ -50,8 +42,6 @@ class StandInOrt:
 
     Attributes:
         preloaded: where the libraries of CUDA were looked for; None is beside ONNX Runtime.
-        while_recording: called while a session records.
-        replays_what_is_there: false for versions before 1.31.1.
     """
 
     SessionOptions = onnxruntime.SessionOptions
@@ -61,8 +51,6 @@ class StandInOrt:
     def __init__(self, driver: FakeDriver, library: str = "onnxruntime-cuda 1.31.1") -> None:
         self.driver, self.library, self.__version__ = driver, library, library.split()[-1]
         self.preloaded: list[str | None] = []
-        self.while_recording: Callable[[], object] = int
-        self.replays_what_is_there = True
 
     def get_available_providers(self) -> list[str]:
         return [CUDA, CPU]
@@ -86,8 +74,6 @@ class Session:
         self.made_in, self.device = ort.driver.here("a session"), int(settings["device_id"])
         ort.driver.set_device(self.device)
         self.make_memory()
-        self.recording = settings.get("enable_cuda_graph", "0") == "1"
-        self.graphs: dict[tuple[int, int], ctypes.c_void_p] = {}
         self.real = onnxruntime.InferenceSession(graph, options, providers=[CPU])
         self.get_inputs, self.get_outputs = self.real.get_inputs, self.real.get_outputs
         model = onnx.load_model_from_string(graph)
@@ -99,10 +85,6 @@ class Session:
                 self.left.append(SimpleNamespace(name=node.name, op_type=node.op_type))
             for name in (*node.input, *node.output):
                 self.places.setdefault(name, "Cuda" if on_device else "Cpu")
-        if self.recording:
-            assert ort.replays_what_is_there, "a replay reads pointers from memory that is somebody else's by then"
-            if self.left:
-                raise RuntimeError(f"This session cannot use the graph capture feature as requested {ELSEWHERE}")
 
     def make_memory(self) -> None:
         """For weights, and what runs need."""
@@ -125,33 +107,7 @@ class Session:
         return Binding(self)
 
     def run_with_iobinding(self, binding: Binding, options: Any) -> None:
-        waits = options.get_run_config_entry("disable_synchronize_execution_providers") != "1"
-        if not self.recording or (number := int(options.get_run_config_entry("gpu_graph_id") or 0)) < 0:
-            binding.run(waits)
-            return
-        key = threading.get_ident(), number
-        if key not in self.graphs:
-            binding.run(wait=False)
-            binding.run(wait=False)
-            self.graphs[key] = self._record(lambda: binding.run(wait=False))
-        self._call("cuGraphLaunch", self.graphs[key].value, self.stream)
-        if waits:
-            self._call("cuStreamSynchronize", self.stream)
-
-    def _record(self, work: Callable[[], None]) -> ctypes.c_void_p:
-        graph, made = ctypes.c_void_p(), ctypes.c_void_p()
-        self._call("cuStreamSynchronize", self.stream)
-        self._call("cuStreamBeginCapture_v2", self.stream, GLOBAL)
-        self.ort.while_recording()
-        work()
-        self._call("cuStreamEndCapture", self.stream, ctypes.byref(graph))
-        self._call("cuGraphInstantiateWithFlags", ctypes.byref(made), graph.value, 0)
-        self._call("cuGraphDestroy", graph.value)
-        return made
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        if status := getattr(self.ort.driver, name)(*arguments):
-            raise RuntimeError(f"CUDA failure {status}: {name}")
+        binding.run(options.get_run_config_entry("disable_synchronize_execution_providers") != "1")
 
 
 class Binding:
@@ -205,7 +161,6 @@ def opened(
     update: str | None = None,
     change: Callable[[StandInOrt], object] = id,
     driver: FakeDriver | None = None,
-    cuda_graphs: bool = False,
 ) -> DeviceBackend:
     """As on a machine with a GPU; `change` is shown what stands in for the package onnxruntime."""
     driver = driver or FakeDriver()
@@ -214,7 +169,7 @@ def opened(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(onnxruntime_cuda, "import_onnxruntime", lambda: ort)
         patch.setattr(onnxruntime_cuda, "open_cuda", lambda: open_fake_device(driver))
-        return onnxruntime_cuda.open_onnxruntime_cuda(open_bundle(path), update, cuda_graphs)
+        return onnxruntime_cuda.open_onnxruntime_cuda(open_bundle(path), update)
 
 
 def load_with(path: Path, backend: Any, monkeypatch: pytest.MonkeyPatch) -> Any:

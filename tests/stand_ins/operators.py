@@ -43,10 +43,7 @@ def _parameters(operator: str, opset: int) -> tuple[str, ...]:
 
 
 def kernels(model: onnx.ModelProto) -> list[tuple[onnx.NodeProto, Kernel]]:
-    """Every node of a graph and the row of the table that it needs.
-
-    The table begins at opset 18; a graph of 17, as TensorRT 8.6 gets it, has the same operators.
-    """
+    """Every node of a graph and the row of the table that it needs. The table begins at opset 18."""
     opset = next(entry.version for entry in model.opset_import if not entry.domain)
     graph = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True).graph
     types: dict[str, Any] = {

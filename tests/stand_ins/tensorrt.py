@@ -1,4 +1,4 @@
-"""Stand-ins for seven versions of TensorRT: every class and enum of a version has the members of its list, no others.
+"""Stand-ins for six versions of TensorRT: every class and enum of a version has the members of its list, no others.
 
 They parse (with onnx), "build" (bytes that hold the graph's hash) and log as the real ones do. So the code that calls
 them can be run for each version without a library or a GPU.
@@ -17,7 +17,6 @@ import onnx
 
 MEMBERS = Path(__file__).parents[1] / "fixtures" / "tensorrt_api"  # `support` needs PyTorch
 VERSIONS = {
-    "trt860": ("tensorrt", "8.6.0"),
     "trt10.0.1": ("tensorrt", "10.0.1"),
     "trt10.13.0.35": ("tensorrt", "10.13.0.35"),
     "trt10.16.1.11": ("tensorrt", "10.16.1.11"),
@@ -27,16 +26,7 @@ VERSIONS = {
 }
 DTYPES = {1: "FLOAT", 10: "HALF", 16: "BF16", 6: "INT32", 7: "INT64", 9: "BOOL", 11: "FLOAT"}
 
-LAYERS = {
-    "TensorScatter": "KV_CACHE_UPDATE",
-    "MatMul": "MATRIX_MULTIPLY",
-    "Cast": "CAST",
-    "Softmax": "SOFTMAX",
-    "LogSoftmax": "UNARY",
-    "ReduceSum": "REDUCE",
-    "LayerNormalization": "NORMALIZATION",
-    "TopK": "TOPK",
-}
+LAYERS = {"TensorScatter": "KV_CACHE_UPDATE", "MatMul": "MATRIX_MULTIPLY"}
 """The layers that operators become, as far as tests look at them; others are SHUFFLE here."""
 
 
@@ -62,12 +52,11 @@ class _Severity(enum.IntEnum):
 def fake(name: str, record: SimpleNamespace | None = None) -> Any:
     """A module with one version's members.
 
-    `record` hears what is asked of it: flags, gpus, data, steps; by the names of layers what stays float32, in `kept`,
-    and of their outputs, in `bound`.
+    `record` hears what is asked of it: flags, gpus, data, steps.
     """
     classes, enums = read_members(name)
     record = record if record is not None else SimpleNamespace()
-    record.set, record.cleared, record.gpus, record.kept, record.bound = [], [], {}, [], []
+    record.set, record.cleared, record.gpus = [], [], {}
     module_name, version = VERSIONS[name]
     trt = ModuleType(module_name)
     trt.__version__ = version
@@ -126,56 +115,24 @@ def _behaviour(trt: Any, record: SimpleNamespace) -> dict[str, dict[str, Any]]:
         return True
 
     def network_layers(model: onnx.ModelProto) -> list[Any]:
-        """A constant for each initializer; a layer for each node, but two for a LogSoftmax, the first without a name.
-
-        What a weakly typed library says of a tensor's type before it has built the network is of no use to anybody: it
-        is FLOAT for every constant, and for whatever has a name in the graph, if it is a real number.
-        """
+        """A constant for each initializer, and a layer for each node."""
         inferred = onnx.shape_inference.infer_shapes(model).graph
         kinds = {value.name: value.type.tensor_type.elem_type for value in (*inferred.value_info, *inferred.output)}
-        weak = not hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
 
         def layer(kind: str, name: str, outputs: list[tuple[str, int]]) -> Any:
-            types = [real(dtype, weak and (kind == "CONSTANT" or "Unnamed" not in said)) for said, dtype in outputs]
+            types = [getattr(trt.DataType, DTYPES[dtype]) for _, dtype in outputs]
             tensors = [make("ITensor", name=said, dtype=dtype) for (said, _), dtype in zip(outputs, types, strict=True)]
-            kind = kind if hasattr(trt.LayerType, kind) else "SHUFFLE"
-            given = {"type": getattr(trt.LayerType, kind), "name": name, "num_outputs": len(outputs)}
-            return make(
-                "ILayer", **given, get_output=lambda place: tensors[place], _kinds=[kind for _, kind in outputs]
-            )
-
-        def real(dtype: int, weak: bool) -> Any:
-            name = DTYPES[dtype]
-            return trt.DataType.FLOAT if weak and name == "HALF" else getattr(trt.DataType, name, trt.DataType.INT32)
+            kind = getattr(trt.LayerType, kind if hasattr(trt.LayerType, kind) else "SHUFFLE")
+            return make("ILayer", type=kind, name=name, num_outputs=len(outputs), get_output=lambda at: tensors[at])
 
         layers = [
             layer("CONSTANT", tensor.name, [(f"(Unnamed Layer* {index}) [Constant]_output", tensor.data_type)])
             for index, tensor in enumerate(model.graph.initializer)
         ]
         for node in model.graph.node:
-            if node.op_type == "LogSoftmax":
-                unnamed = f"(Unnamed Layer* {len(layers)}) [SoftMax]_output"
-                layers.append(layer("SOFTMAX", unnamed, [(unnamed, kinds[node.output[0]])]))
-            name = node.name or node.output[0]
             outputs = [(output, kinds[output]) for output in node.output if output]
-            layers.append(layer(LAYERS.get(node.op_type, "SHUFFLE"), name, outputs))
+            layers.append(layer(LAYERS.get(node.op_type, "SHUFFLE"), node.name or node.output[0], outputs))
         return layers
-
-    def set_precision(layer: Any, dtype: Any) -> None:
-        assert dtype == trt.DataType.FLOAT, f"{layer.name}: fp16 is chosen by the flag"
-        assert layer.type != trt.LayerType.CAST, f"{layer.name}: the precision of a cast"
-        assert onnx.TensorProto.FLOAT in layer._kinds, f"{layer.name}: float32 where the graph has none"
-        record.kept.append(layer.name)
-
-    def set_output_type(layer: Any, place: int, dtype: Any) -> None:
-        assert dtype == trt.DataType.FLOAT, f"{layer.name}: fp16 is chosen by the flag"
-        assert layer.type != trt.LayerType.CAST, f"{layer.name}: what a cast returns is what it casts to"
-        assert layer._kinds[place] == onnx.TensorProto.FLOAT, f"{layer.name}: output {place} is no float32"
-        record.bound.append(layer.get_output(place).name)
-
-    def set_compute_precision(layer: Any, dtype: Any) -> None:
-        assert layer.type == trt.LayerType.NORMALIZATION, f"{layer.name} is no norm"
-        record.statistics = dtype.name
 
     def parser_init(parser: Any, net: Any, logger: Any) -> None:
         parser._network = net
@@ -226,8 +183,6 @@ def _behaviour(trt: Any, record: SimpleNamespace) -> dict[str, dict[str, Any]]:
             "build_serialized_network": build,
         },
         "OnnxParser": {"__init__": parser_init, "parse": parse, "num_errors": 0},
-        "ILayer": {"precision": property(None, set_precision), "set_output_type": set_output_type},
-        "INormalizationLayer": {"compute_precision": property(None, set_compute_precision)},
         "IBuilderConfig": {
             "set_flag": lambda config, flag: record.set.append(flag.name),
             "clear_flag": lambda config, flag: record.cleared.append(flag.name),

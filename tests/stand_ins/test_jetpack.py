@@ -23,7 +23,7 @@ def library(monkeypatch: pytest.MonkeyPatch, version: str) -> Library:
 
 def built(found: Library, graph: onnx.ModelProto) -> bytes:
     compiler = Compiler(found)
-    return bytes(compiler.build(compiler.parse(graph.SerializeToString(), "small.onnx"), (), False, lambda: None))
+    return bytes(compiler.build(compiler.parse(graph.SerializeToString(), "small.onnx"), (), lambda: None))
 
 
 def clipped() -> onnx.ModelProto:

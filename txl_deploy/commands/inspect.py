@@ -32,7 +32,7 @@ from txl_deploy.extras import require, require_export
 RECORDED = {
     "loop": "with the copies around it, so that a step is one launch",
     "engine": "by itself: it was built in an older way; build it again",
-    None: "by ONNX Runtime, where a bundle is loaded with cuda_graphs=True",
+    None: "by nobody",
 }
 """How an engine's work becomes a CUDA graph, by who records it."""
 

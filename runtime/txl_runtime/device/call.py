@@ -54,14 +54,12 @@ class _Work(NamedTuple):
     """What one step puts into the queue, piece by piece."""
 
     call: DeviceCall
-    sent: bool
     fetches: Sequence[tuple[Part, int]]
 
     def put(self) -> None:
         """All of it."""
         call = self.call
-        if not self.sent:
-            call.inputs.send(call.queue)
+        call.inputs.send(call.queue)
         call.engine()
         self.fetch()
 
@@ -80,14 +78,13 @@ class Step:
         call: whose.
         parts: of results, by their tensors' names.
         staged: where they arrive.
-        sent: whether all inputs are on the device by then; else what is staged is sent.
         bare: the steps that fetch nothing; None for those themselves.
 
     Attributes:
         arrived: views of the parts, by their names, good from when a step is done until the loop's next one.
     """
 
-    def __init__(self, call: DeviceCall, parts: Mapping[str, Part], staged: Raw, sent: bool, bare: Step | None) -> None:
+    def __init__(self, call: DeviceCall, parts: Mapping[str, Part], staged: Raw, bare: Step | None) -> None:
         fetches: list[tuple[Part, int]] = []
         self.arrived: dict[str, Array] = {}
         start = 0
@@ -95,7 +92,7 @@ class Step:
             self.arrived[name] = part.view(staged[start:])
             fetches = _joined(fetches, part, host_address(staged) + start)
             start += aligned(part.size)
-        self._call, self._bare, self._work = call, bare, _Work(call, sent, fetches)
+        self._call, self._bare, self._work = call, bare, _Work(call, fetches)
         self._again = False
         self._quick: Launch | None = None
 
@@ -138,19 +135,19 @@ class Steps:
     """All steps of a loop's calls."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[DeviceCall, tuple[tuple[str, Part], ...], bool], Step] = {}
+        self._made: dict[tuple[DeviceCall, tuple[tuple[str, Part], ...]], Step] = {}
 
-    def find(self, call: DeviceCall, parts: Mapping[str, Part], staged: Raw, sent: bool) -> Step:
+    def find(self, call: DeviceCall, parts: Mapping[str, Part], staged: Raw) -> Step:
         """The steps of a call that fetch these parts, see `Step`."""
-        key = (call, tuple(parts.items()), sent)
+        key = (call, tuple(parts.items()))
         if key not in self._made:
-            bare = self.find(call, {}, staged, sent) if parts else None
-            self._made[key] = Step(call, parts, staged, sent, bare)
+            bare = self.find(call, {}, staged) if parts else None
+            self._made[key] = Step(call, parts, staged, bare)
         return self._made[key]
 
     def forget(self) -> None:
         """Let go of all of them: results will arrive elsewhere."""
-        for call, _, _ in self._made:
+        for call, _ in self._made:
             call.recording.records = 0
         self._made.clear()
 

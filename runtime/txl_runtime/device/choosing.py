@@ -12,10 +12,13 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.device.engines.library_features import how_to_install
 from txl_runtime.device.gpu import gpu_name, shows_gpu
 from txl_runtime.errors import BackendError, BundleError, TxlError, one_line
+from txl_runtime.streaming.state import initial_values
 
 if TYPE_CHECKING:
     from txl_runtime.device.backend import DeviceBackend
@@ -28,10 +31,8 @@ NO_GPU = "no usable CUDA driver was found, expected an NVIDIA GPU and its driver
 Opener = Callable[[str, Bundle, "str | None"], "DeviceBackend"]
 
 
-def open_device(name: str, bundle: Bundle, update: str | None, cuda_graphs: bool = False) -> DeviceBackend:
+def open_device(name: str, bundle: Bundle, update: str | None) -> DeviceBackend:
     """Open a bundle with a backend of `DEVICES`; `update` is the rule asked for, or None for the best there is.
-
-    With `cuda_graphs`, ONNX Runtime records its programs; the others record theirs anyway.
 
     Raises:
         BackendError: the backend is not installed, there is no GPU, or it cannot run the bundle.
@@ -40,19 +41,42 @@ def open_device(name: str, bundle: Bundle, update: str | None, cuda_graphs: bool
     if reason := missing(name, bundle, insisting=True):
         raise BackendError(f"backend {name} cannot run here: {reason}; or use --backend cpu")
     with _errors_of(name):
-        if name == "cuda":
-            from txl_runtime.device.onnxruntime_cuda import open_onnxruntime_cuda
+        backend = _opened(name, bundle, update)
+        if name == "cuda":  # the others' libraries hold an engine against the GPU when they load it
+            run_smallest(backend, bundle)
+        return backend
 
-            return open_onnxruntime_cuda(bundle, update, cuda_graphs)
-        from txl_runtime.device.engines.opening import open_engines
 
-        return open_engines(bundle, "rtx" if name == "rtx" else "tensorrt", update)
+def _opened(name: str, bundle: Bundle, update: str | None) -> DeviceBackend:
+    if name == "cuda":
+        from txl_runtime.device.onnxruntime_cuda import open_onnxruntime_cuda
+
+        return open_onnxruntime_cuda(bundle, update)
+    from txl_runtime.device.engines.opening import open_engines
+
+    return open_engines(bundle, "rtx" if name == "rtx" else "tensorrt", update)
+
+
+def run_smallest(backend: DeviceBackend, bundle: Bundle) -> None:
+    """Run the smallest program on zeros: a session opens without a kernel, and may have none for this GPU.
+
+    It runs twice, as it is and recorded: what an engine compiles at first use is kept after the second run.
+
+    Raises:
+        BackendError: it does not run here.
+    """
+    manifest = backend.fitting(bundle.manifest, 1)
+    b, length = manifest.batch_size, min(manifest.segment_lengths)
+    inputs = {entry.name: np.zeros(entry.sizes(b, length), entry.dtype) for entry in manifest.given}
+    loop = backend.open_loop(manifest, initial_values(bundle))
+    for _ in range(2):
+        loop.run(inputs, np.full(b, length, np.int32), commit=False).outputs()
 
 
 def choose_device(
-    bundle: Bundle, update: str | None, opener: Opener = open_device
+    bundle: Bundle, update: str | None, opener: Opener = _opened
 ) -> tuple[DeviceBackend | None, dict[str, str]]:
-    """The best backend of `DEVICES` that opens the bundle, if any does, and why those before it were not taken."""
+    """The best backend of `DEVICES` that runs the bundle, if any does, and why those before it were not taken."""
     notes = {}
     for name in DEVICES:
         if reason := missing(name, bundle):
@@ -60,7 +84,9 @@ def choose_device(
             continue
         try:
             with _errors_of(name):
-                return opener(name, bundle, update), notes
+                backend = opener(name, bundle, update)
+                run_smallest(backend, bundle)
+                return backend, notes
         except (BackendError, BundleError) as error:
             notes[name] = str(error)
     return None, notes

@@ -26,7 +26,6 @@ from txl_runtime.errors import BackendError
 
 Work = Callable[[], None]
 """Puts something into a queue."""
-DLPACK_CUDA = 2
 MEMORY_KHZ, MEMORY_BITS = 36, 37
 """CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE and _GLOBAL_MEMORY_BUS_WIDTH."""
 WIDEST = 2**31 - 1
@@ -63,15 +62,11 @@ class Event:
 
     def __init__(self, context: Context, flags: int) -> None:
         self.handle = _own(self, context, "cuEventCreate", "cuEventDestroy_v2", flags)
-        self._driver, self._synchronize = context.driver, context.driver.cuEventSynchronize
+        self._synchronize = context.driver.cuEventSynchronize
 
     def wait(self) -> None:
         """Return when the work before the place where it was last recorded is done; at once where it never was."""
-        if self._driver.strict_records:
-            with self._driver.beside_records():
-                self._synchronize(self.handle)
-        else:
-            self._synchronize(self.handle)
+        self._synchronize(self.handle)
 
 
 class Queue:
@@ -210,7 +205,7 @@ class Device:
 
     Attributes:
         title: for people.
-        dlpack: its kind in DLPack's numbers, and which of its kind.
+        ordinal: which of those that are visible.
     """
 
     def __init__(self, driver: Driver, ordinal: int = 0) -> None:
@@ -224,7 +219,7 @@ class Device:
         self.title = device_title(driver, ordinal)
         if count.value > 1:
             self.title += f" (GPU {ordinal} of the {count.value} that are visible)"
-        self.dlpack = (DLPACK_CUDA, ordinal)
+        self.ordinal = ordinal
         # Who waits for an event keeps a core busy and hears sooner, or on a board, whose cores are few, sleeps.
         self._flags = EVENTS[device_number(driver, ordinal, INTEGRATED) != 0]
         self._context = Context(driver, ordinal)
@@ -239,16 +234,9 @@ class Device:
         """
         return Current(self._context)
 
-    def expect_strict_records(self) -> None:
-        """From now on no wait for an event is refused by what another thread records, or spoils it.
-
-        That takes two calls of the driver a wait. It is for libraries that record in CUDA's strictest mode.
-        """
-        self._context.driver.strict_records = True
-
     def bandwidth(self) -> float | None:
         """GB/s of its memory by the driver's figures; None without them, and on a Jetson, where they are wrong."""
-        driver, (_, ordinal) = self._context.driver, self.dlpack
+        driver, ordinal = self._context.driver, self.ordinal
         try:
             numbers = [device_number(driver, ordinal, number) for number in (INTEGRATED, MEMORY_KHZ, MEMORY_BITS)]
         except BackendError:

@@ -132,7 +132,6 @@ class Driver:
 
     Attributes:
         forked: whether this is a child of the process that opened the driver. CUDA does not work there.
-        strict_records: whether a library of this process records in CUDA's strictest mode, which refuses waits.
     """
 
     if TYPE_CHECKING:
@@ -140,7 +139,7 @@ class Driver:
         def __getattr__(self, name: str) -> Call: ...
 
     def __init__(self, library: Any) -> None:
-        self.forked = self.strict_records = False
+        self.forked = False
         self._library = library
         self._functions = {name: _function(library, name) for name in SIGNATURES}
         for name, function in self._functions.items():

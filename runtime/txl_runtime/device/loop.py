@@ -15,13 +15,12 @@ from txl_runtime.device.blocks import Inputs, Part, Results
 from txl_runtime.device.call import DeviceCall, Step, Steps, open_blocks, room_for
 from txl_runtime.device.cuda import Device, Queue
 from txl_runtime.device.cuda_context import Lock
-from txl_runtime.device.dlpack import DeviceTokens, device_tokens, fetch_tokens, lie_on
 from txl_runtime.device.interface import Executable
 from txl_runtime.device.placements import DevicePlacement, open_placements
 from txl_runtime.device.staging import Staging
 from txl_runtime.device.tail import Tail
 from txl_runtime.streaming.best_words import BestWords
-from txl_runtime.streaming.loop import LoopState, Resident
+from txl_runtime.streaming.loop import LoopState
 from txl_runtime.streaming.outputs import SegmentResult, StreamSoftmax, WholeSoftmax, idle_result
 from txl_runtime.streaming.programs import Programs, Shapes, Want
 from txl_runtime.streaming.state import Initial
@@ -29,8 +28,8 @@ from txl_runtime.types import Array, Floats, Ids
 
 SHORTCUTS = {"last": 1, "next": 1, "score": 2}
 """The kinds of programs that return what is wanted itself, and how many axes their first result has of [b, T]."""
-Key = tuple[Want, int, int, int, Shapes, str]
-"""Of a segment: what is wanted, its length, b, the side that is read, the shapes there, and which input is resident."""
+Key = tuple[Want, int, int, int, Shapes]
+"""Of a segment: what is wanted, its length, b, the side that is read, and the shapes there."""
 
 
 @dataclass
@@ -161,9 +160,6 @@ class DeviceLoop(LoopState):
         self._calls: dict[tuple[str, int], DeviceCall] = {}
         self._steps, self._routes, self._found = Steps(), dict[Hashable, _Route](), dict[Key, _Route]()
         self._settling: str | None = None
-        self._resident: DeviceTokens | None = None  # what a step on its way reads
-        tokens = manifest.tokens
-        self._tokens = tokens.name if tokens is not None and tokens.shape == ("B", "L") else ""
         weakref.finalize(self, self._tail.drain).atexit = False  # work that nobody waited for still needs the memory
         with lock:
             opened = open_placements(device, queue, self._tail, states, initial, self.counters)
@@ -176,55 +172,34 @@ class DeviceLoop(LoopState):
         """Per program and side of the memory: "recorded", or why its steps are put in one by one."""
         return {f"{name}, side {side}": call.recording.said for (name, side), call in self._calls.items()}
 
-    def resident(self, tokens: Any) -> DeviceTokens | None:
-        """See `Loop`. Whoever owns the tokens makes the queue wait for them: that must not come into a record."""
-        if type(tokens) is np.ndarray or not self._tokens or not lie_on(tokens, self._device.dlpack):
-            return None
-        with self._lock, self._device.current():
-            return device_tokens(tokens, self._queue.handle)
-
-    def fetch(self, tokens: Resident) -> Ids:
-        """See `Loop`."""
-        assert isinstance(tokens, DeviceTokens)
-        with self._lock, self._device.current():
-            return fetch_tokens(tokens, self._queue)
-
     def finish(self) -> None:
         """Return when everything that this loop put into the queue is done."""
         self._tail.wait()
-        self._resident = None
         if self._settling is not None:
             program, self._settling = self._settling, None
             self._settled(program)
 
-    def run(
-        self, inputs: Mapping[str, Array | Resident], counts: Ids, want: Want = "rows", commit: bool = True
-    ) -> SegmentResult:
+    def run(self, inputs: Mapping[str, Array], counts: Ids, want: Want = "rows", commit: bool = True) -> SegmentResult:
         """See `Loop`."""
         self.finish()  # what is on its way reads and writes what this step will
-        given: Mapping[str, Any] = inputs  # all are arrays but tokens that are on the device
-        there: Any = given.get(self._tokens)
-        length, targets = self._programs.length_of(given), given.get("targets")
+        length, targets = self._programs.length_of(inputs), inputs.get("targets")
         if not self.count(counts):
             width = self.output.clusters[-1][1]
             return idle_result(self.manifest, self.output, width, counts, length, targets)
-        sent = isinstance(there, DeviceTokens)
         side, growing = self.counters.side, self._growing
         shapes = () if growing is None else growing.shapes[side]
-        key = want, length, len(counts), side, shapes, self._tokens if sent else ""
-        route = self._found.get(key) or self._find_route(key, given)
-        step = route.step or self._find_step(route, sent)
+        key = want, length, len(counts), side, shapes
+        route = self._found.get(key) or self._find_route(key, inputs)
+        step = route.step or self._find_step(route)
         for name, staged, whole in route.reads:
             if whole is not None:
                 whole.fill(0)
-            staged[...] = given[name]
+            staged[...] = inputs[name]
         for staged, count in route.counts:
             staged[...] = count
         call = route.call
         with self._lock:
             with self._tail:
-                if sent:
-                    self._send(call.inputs, there)
                 step()
             if growing is not None:
                 growing.shapes[1 - side] = route.after
@@ -241,25 +216,15 @@ class DeviceLoop(LoopState):
         with self._lock:
             super().commit()
 
-    def _send(self, inputs: Inputs, tokens: DeviceTokens) -> None:
-        """Send what is staged, and then put ids that are on the device in their place."""
-        self._resident = tokens
-        (rows, columns), host = tokens.shape, inputs.host[self._tokens]
-        if host.shape != tokens.shape:
-            host.fill(0)
-        inputs.send(self._queue)
-        place = inputs.addresses[self._tokens]
-        self._queue.copy(place, tokens.address, 4 * columns, rows, 4 * host.shape[1], tokens.pitch)
-
     def _find_route(self, key: Key, inputs: Mapping[str, Any]) -> _Route:
         """The way of segments like this one; nothing may be on its way."""
-        want, length, b, side, _, resident = key
+        want, length, b, side, _ = key
         shapes = tuple(shape for placement in self.placements for shape in placement.shapes[side])
         program = self._programs.find(want, length, shapes)
         call = self._tie(program, side)
         host = call.inputs.host
-        given = {name: np.shape(value) for name, value in inputs.items() if name in host and name != resident}
-        which = program.name, side, b, length, resident, *given
+        given = {name: np.shape(value) for name, value in inputs.items() if name in host}
+        which = program.name, side, b, length, *given
         if which not in self._routes:
             staged = ((name, host[name][tuple(map(slice, shape))], host[name]) for name, shape in given.items())
             reads = tuple((name, part, None if part.shape == whole.shape else whole) for name, part, whole in staged)
@@ -294,7 +259,7 @@ class DeviceLoop(LoopState):
         fits = self.staging.fits(room_for({name: parts[name] for name in others}))
         return frozenset(others) if fits else frozenset()
 
-    def _find_step(self, route: _Route, sent: bool) -> Step:
+    def _find_step(self, route: _Route) -> Step:
         """The step that brings what was asked for so far, as much of it as may arrive with a step."""
         parts: dict[str, Part] = {}
         for name, part in route.parts.items():
@@ -304,7 +269,7 @@ class DeviceLoop(LoopState):
             self._steps.forget()
             for other in self._routes.values():
                 other.step = None
-        step = self._steps.find(route.call, parts, self.staging.arrived, sent)
+        step = self._steps.find(route.call, parts, self.staging.arrived)
         features, route.rows = self.manifest.logprobs, None
         if features is not None and features.name in parts and route.kind not in SHORTCUTS:
             route.rows = features.axes.rows(step.arrived[features.name])

@@ -8,6 +8,7 @@ once, when it is bound, and never again. So such a program is refused.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
 import os
 import sys
@@ -23,8 +24,8 @@ from txl_runtime.device.cuda import Device, Queue, open_cuda
 from txl_runtime.device.dtypes import stored_type
 from txl_runtime.device.engines.files import checked_engines, find_engines
 from txl_runtime.device.engines.sidecar import COMPOSED
+from txl_runtime.device.gpu import gpu_name, platform_name
 from txl_runtime.device.interface import Executable, Launch
-from txl_runtime.device.onnxruntime_graphs import ENABLE, Runs, too_old
 from txl_runtime.errors import BackendError, BundleError, one_line
 from txl_runtime.guard.external_data import values_read
 from txl_runtime.guard.graph_check import Budget, check_graph, imported_opset
@@ -35,13 +36,22 @@ PROVIDER = "CUDAExecutionProvider"
 BFLOAT16 = 16
 """ONNX's number of the type, which NumPy has no name for."""
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
-ERROR, FATAL = 3, 4
+WITHOUT_WAITING = "disable_synchronize_execution_providers"
+ERROR = 3
 """From which severity on ONNX Runtime prints what it says."""
 ADVICE = "build it again with `txl-deploy build --target cuda`"
+KERNELS = {
+    ("1.31.1", "linux-x86_64"): "75, 80, 86, 89, 90, 120",
+    ("1.31.1", "linux-aarch64"): "89, 90, 120, 121",
+}
+"""By version and platform, the compute capabilities that pip's onnxruntime-gpu has machine code for; it has none that a
+driver could compile for others. It says why nothing runs, once nothing does: who built that version has other code."""
+NO_KERNEL = "no kernel image"
 UNFIT_FUSION = "SkipLayerNorm"
 """What ONNX Runtime before 1.24 makes of layer norms in bf16 too, for which it has no such operator."""
 LIBRARIES = ("bin", "bin/*") if sys.platform == "win32" else ("lib",)
 """Where a package of NVIDIA's keeps its libraries."""
+CUDNN = "cudnn64_9.dll" if sys.platform == "win32" else "libcudnn.so.9"
 
 
 class OrtExecutable(Executable):
@@ -50,8 +60,11 @@ class OrtExecutable(Executable):
     # ONNX Runtime may allocate and wait in a run, which cannot be recorded from outside.
     recordable = False
 
-    def __init__(self, session: Any, program: Program, rings: Mapping[str, str], place: str, runs: Runs) -> None:
-        self._session, self.program, self._place, self._runs = session, program, place, runs
+    def __init__(self, ort: Any, session: Any, program: Program, rings: Mapping[str, str], place: str) -> None:
+        self._version = str(ort.__version__)
+        self._session, self.program, self._place, self._options = session, program, place, ort.RunOptions()
+        # The queue orders what comes before and after; who reads results waits for their place in it.
+        self._options.add_run_config_entry(WITHOUT_WAITING, "1")
         # TensorScatter works in place wherever its output is its input, so a ring's memory has to be one buffer.
         self.in_place = rings
 
@@ -61,7 +74,18 @@ class OrtExecutable(Executable):
             binding.bind_input(spec.name, self._place, 0, _element(spec), spec.fixed, addresses[spec.name])
         for spec in program.outputs:
             binding.bind_output(spec.name, self._place, 0, _element(spec), spec.fixed, addresses[spec.name])
-        return self._runs.tie(binding, tuple(addresses[spec.name] for spec in (*program.inputs, *program.outputs)))
+        run, options, version = self._session.run_with_iobinding, self._options, self._version
+
+        def launch() -> None:
+            try:
+                run(binding, options)
+            except Exception as error:  # ONNX Runtime raises its own kinds, one per status code
+                said = one_line(error)
+                if NO_KERNEL in said:
+                    raise BackendError(without_kernels(version)) from None
+                raise BackendError(f"program {program.name} failed in ONNX Runtime: {said}") from None
+
+        return launch
 
 
 class OrtSessions:
@@ -73,29 +97,14 @@ class OrtSessions:
         providers: of ONNX Runtime; the first, with its settings, is the one that is wanted.
         place: where the addresses are that programs will be bound to, "cuda"; tests say "cpu".
         missed: which of CUDA's libraries could not be loaded, in words; empty where all could.
-        cuda_graphs: whether ONNX Runtime is to record the programs, as far as it can.
-
-    Attributes:
-        unrecorded: why programs are not recorded that were to be, by their names, or "all".
     """
 
-    def __init__(
-        self,
-        ort: Any,
-        bundle: Bundle,
-        providers: Sequence[Any],
-        place: str,
-        missed: str = "",
-        cuda_graphs: bool = False,
-    ) -> None:
+    def __init__(self, ort: Any, bundle: Bundle, providers: Sequence[Any], place: str, missed: str = "") -> None:
         self._ort, self._bundle, self._place = ort, bundle, place
-        (self._wanted, self._settings), *self._others = providers
-        self._missed = missed
+        self._wanted, self._providers, self._missed = providers[0][0], providers, missed
         self._sessions: dict[str, Any] = {}
         self._budget = Budget(bundle.manifest.weight_bytes, bundle.budget)
         self.version = str(ort.__version__)
-        old = too_old(self.version) if cuda_graphs else ""
-        self._cuda_graphs, self.unrecorded = cuda_graphs and not old, {"all": old} if old else {}
 
     def executable(self, program: Program, graph: bytes) -> OrtExecutable:
         """A program, ready to be bound to addresses; `graph` is its ONNX file's bytes.
@@ -116,9 +125,7 @@ class OrtSessions:
         self._check_places(program.name, session, values_read(graph))
         states = self._bundle.manifest.states_of(program.update)
         rings = {state.output: state.input for state in states if state.slots is not None}
-        recording = self._cuda_graphs and program.name not in self.unrecorded
-        runs = Runs(self._ort, session, program.name, recording)
-        return OrtExecutable(session, program, rings, self._place, runs)
+        return OrtExecutable(self._ort, session, program, rings, self._place)
 
     def elsewhere(self, provider: str) -> dict[str, list[str]]:
         """Nodes of each program that a provider does not run, where this ONNX Runtime can tell."""
@@ -151,13 +158,12 @@ class OrtSessions:
 
     def _open(self, program: Program, graph: bytes) -> Any:
         try:
-            session = self._session(program.name, graph)
+            session = self._session(graph)
         except Exception as error:  # ONNX Runtime raises its own kinds, one per status code
             said = one_line(error).replace(str(self._bundle.path), "")
             if any(word in said.casefold() for word in ("cuda", "cudnn", "cublas")):
-                raise BackendError(
-                    f"ONNX Runtime could not start {self._wanted}: {said}; {self._requirements()}"
-                ) from None
+                needed = self._requirements("cudnn" in said.casefold())
+                raise BackendError(f"ONNX Runtime could not start {self._wanted}: {said}; {needed}") from None
             wanted = wanted_version(imported_opset(graph)["ai.onnx"], self.version, program.update)
             able = wanted or f"a graph ONNX Runtime can load; {ADVICE}"
             raise BundleError(f"{self._bundle.path}: {program.name}: {said}; expected {able}") from None
@@ -167,21 +173,13 @@ class OrtSessions:
             )
         return session
 
-    def _session(self, name: str, graph: bytes) -> Any:
-        if self._cuda_graphs:
-            try:
-                return self._made(graph, {ENABLE: "1"}, FATAL)
-            except Exception as error:  # control flow, say, or nodes elsewhere; any other fault is told below
-                self.unrecorded[name] = one_line(error)
-        return self._made(graph, {}, ERROR)
-
-    def _made(self, graph: bytes, more: Mapping[str, str], severity: int) -> Any:
+    def _session(self, graph: bytes) -> Any:
         options = self._ort.SessionOptions()
-        options.log_severity_level = severity
+        options.log_severity_level = ERROR
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         options.add_session_config_entry(WEIGHTS_FOLDER, os.fsencode(self._bundle.folder.place))
         # Without its own fallback, which prints, and tries again on the CPU.
-        arguments = {"providers": [(self._wanted, self._settings | more), *self._others], "enable_fallback": False}
+        arguments = {"providers": [*self._providers], "enable_fallback": False}
         try:
             return self._ort.InferenceSession(graph, options, **arguments)
         except Exception as error:
@@ -189,18 +187,23 @@ class OrtSessions:
                 raise
         return self._ort.InferenceSession(graph, options, **arguments, disabled_optimizers=[f"{UNFIT_FUSION}Fusion"])
 
-    def _requirements(self) -> str:
-        """What the CUDA provider needs, and what to do where it does not start."""
-        built = str(getattr(self._ort, "cuda_version", "") or "")
-        version = f"CUDA {built.partition('.')[0]}" if built else "the CUDA it was built for"
+    def _requirements(self, cudnn: bool = False) -> str:
+        """What the CUDA provider needs, cuDNN for one, and what to do where it does not start."""
+        major = str(getattr(self._ort, "cuda_version", "") or "").partition(".")[0]
+        if cudnn:
+            return (
+                f"expected cuDNN 9, which this model's steps need; {CUDNN} was looked for {_searched()}; "
+                f"pip install nvidia-cudnn-cu{major or 13}"
+            )
+        version = f"CUDA {major}" if major else "the CUDA it was built for"
         said = f" ({self._missed})" if self._missed else ""
         return (
             f"expected a driver that runs {version}, and its libraries{said}; pip install 'onnxruntime-gpu[cuda,cudnn]'"
         )
 
 
-def open_onnxruntime_cuda(bundle: Bundle, update: str | None = None, cuda_graphs: bool = False) -> DeviceBackend:
-    """Open a bundle's graphs for ONNX Runtime on the GPU of this machine; it records them with `cuda_graphs`.
+def open_onnxruntime_cuda(bundle: Bundle, update: str | None = None) -> DeviceBackend:
+    """Open a bundle's graphs for ONNX Runtime on the GPU of this machine.
 
     Raises:
         BackendError: there are none, ONNX Runtime has no CUDA provider, or it does not start.
@@ -209,12 +212,10 @@ def open_onnxruntime_cuda(bundle: Bundle, update: str | None = None, cuda_graphs
     find_engines(bundle, "cuda", update)  # before any library is loaded
     ort = import_onnxruntime()
     device = open_cuda()
-    if cuda_graphs:
-        device.expect_strict_records()
     queue = device.queue()
     options = {"device_id": "0", "use_tf32": "0", "user_compute_stream": str(queue.handle)}
     providers = [(PROVIDER, options), "CPUExecutionProvider"]
-    sessions = OrtSessions(ort, bundle, providers, "cuda", preload_libraries(ort), cuda_graphs)
+    sessions = OrtSessions(ort, bundle, providers, "cuda", preload_libraries(ort))
     return load_onnxruntime(sessions, bundle, device, queue, update, PROVIDER)
 
 
@@ -229,9 +230,18 @@ def load_onnxruntime(
     if elsewhere := sessions.elsewhere(provider):
         names = [node for nodes in elsewhere.values() for node in nodes]
         said = f"; {len(names)} nodes run on the CPU: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
-    said += "".join(f"; without CUDA graphs: {name} ({why})" for name, why in sessions.unrecorded.items())
     description = f"ONNX Runtime {sessions.version} on {device.title}{said}"
     return DeviceBackend("cuda", description, device, queue, executables)
+
+
+def without_kernels(version: str) -> str:
+    """Why an onnxruntime-gpu runs nothing on this GPU, and what does."""
+    held = KERNELS.get((version, platform_name()))
+    expected = f"one of SM {held}, which this wheel has code for" if held else "one that it was built for"
+    return (
+        f"onnxruntime {version} has no kernels for {gpu_name()}, expected {expected}; use --backend tensorrt or rtx "
+        "with engines that `txl-deploy build` makes, or an onnxruntime-gpu that is built for this GPU"
+    )
 
 
 def preload_libraries(ort: Any) -> str:
@@ -247,19 +257,39 @@ def preload_libraries(ort: Any) -> str:
     # last call tells what is nowhere, and nothing is loaded twice where all is in one place.
     for folders in ([""], *places):
         for folder in folders:
-            printed = io.StringIO()
-            lines = [line for line in lines if os.sep in line]  # a file that is there, and why it does not load
-            with contextlib.redirect_stdout(printed):
-                try:
-                    ort.preload_dlls(directory=folder or None)
-                except Exception as error:  # it is a help; whether the provider starts is asked afterwards
-                    lines.append(f"Failed: {one_line(error)}")
-            lines += [line.strip() for line in printed.getvalue().splitlines() if line.startswith("Failed")]
+            lines = _preloaded(ort, folder, [line for line in lines if os.sep in line])
         if not lines:
-            return ""
-    searched = ", ".join(folder for folders in places for folder in folders)
-    searched = searched or f"no nvidia/*/{LIBRARIES[0]} is in any folder of sys.path"
-    return f"{'; '.join(lines[:2])}; looked beside onnxruntime, where the system looks, and in: {searched}"
+            break
+    # From 1.31 on nothing is said of cuDNN, which few models need; it may lie in a place of its own.
+    for folder in (folder for folders in places for folder in folders):
+        if any(Path(folder).glob("*cudnn*")) and not _is_loaded(CUDNN):
+            _preloaded(ort, folder, [], cuda=False)
+    return f"{'; '.join(lines[:2])}; looked {_searched()}" if lines else ""
+
+
+def _preloaded(ort: Any, folder: str, said: list[str], **which: bool) -> list[str]:
+    """Have ONNX Runtime load libraries from a folder; `said`, and which failed."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        try:
+            ort.preload_dlls(directory=folder or None, **which)
+        except Exception as error:  # it is a help; whether the provider starts is asked afterwards
+            said.append(f"Failed: {one_line(error)}")
+    return said + [line.strip() for line in printed.getvalue().splitlines() if line.startswith("Failed")]
+
+
+def _is_loaded(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+def _searched() -> str:
+    found = ", ".join(folder for folders in pip_folders() for folder in folders)
+    found = found or f"no nvidia/*/{LIBRARIES[0]} is in any folder of sys.path"
+    return f"beside onnxruntime, where the system looks, and in: {found}"
 
 
 def pip_folders() -> list[list[str]]:

@@ -13,19 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from txl_runtime.bundle.axes import Axes
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Program, axes_of
-from txl_runtime.errors import UsageError
 from txl_runtime.host.engine import Engine
 from txl_runtime.host.growing import Growing
 from txl_runtime.host.placements import HostPlacement, Replaced, open_placements
 from txl_runtime.host.softmax import open_output
-from txl_runtime.streaming.loop import LoopState, Resident
+from txl_runtime.streaming.loop import LoopState
 from txl_runtime.streaming.outputs import SegmentResult, idle_result
 from txl_runtime.streaming.programs import Programs, Shapes, Want, features_of
 from txl_runtime.streaming.state import Initial
@@ -88,20 +87,9 @@ class HostLoop(LoopState):
         self._routes: dict[Key, _Route] = {}
         self.clear(np.arange(manifest.batch_size))
 
-    def resident(self, tokens: Any) -> None:
-        """See `Loop`; there is nothing that is not read as an array."""
-        return
-
-    def fetch(self, tokens: Resident) -> Ids:
-        """See `Loop`; there is nothing to fetch, since `resident` finds nothing."""
-        raise UsageError(f"tokens are a {type(tokens).__name__}, expected an array in the host's memory")
-
-    def run(
-        self, inputs: Mapping[str, Array | Resident], counts: Ids, want: Want = "rows", commit: bool = True
-    ) -> SegmentResult:
+    def run(self, inputs: Mapping[str, Array], counts: Ids, want: Want = "rows", commit: bool = True) -> SegmentResult:
         """See `Loop`. What the result has is a view of what the program returned."""
-        given: Mapping[str, Any] = inputs  # arrays alone, since `resident` finds nothing
-        length, targets, rows = self._programs.length_of(given), given.get("targets"), self.count(counts)
+        length, targets, rows = self._programs.length_of(inputs), inputs.get("targets"), self.count(counts)
         if not rows:
             return idle_result(self._manifest, self.output, self._width, counts, length, targets)
         if not self.leading:
@@ -114,7 +102,7 @@ class HostLoop(LoopState):
         for name, part, whole in route.reads:
             if whole is not None:
                 whole.fill(0)
-            part[...] = given[name]
+            part[...] = inputs[name]
         route.call()
         if route.kept:
             self._keep(route.kept, rows)

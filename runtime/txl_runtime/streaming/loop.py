@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import numpy as np
 
@@ -22,17 +22,6 @@ from txl_runtime.types import Array, Floats, Ids, Indices
 
 if TYPE_CHECKING:
     from txl_runtime.streaming.best_words import BestWords
-
-
-class Resident(Protocol):
-    """Token ids [b, T] that already lie where a loop keeps its memory."""
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """B and T."""
-
-    def __getitem__(self, key: tuple[slice, slice]) -> Resident:
-        """Some columns of all rows; nothing is copied."""
 
 
 class Result(Protocol):
@@ -75,19 +64,7 @@ class Loop(Protocol):
     def heads(self) -> Ids:
         """Where each sequence stands in a ring, [B]: rounding depends on it, so a snapshot keeps it. Else zeros."""
 
-    def resident(self, tokens: Any) -> Resident | None:
-        """The tokens, if they lie in this loop's memory already; None for everything else.
-
-        Raises:
-            UsageError: they do, but not as int32 [b, T].
-        """
-
-    def fetch(self, tokens: Resident) -> Ids:
-        """A copy on the host of tokens that `resident` found."""
-
-    def run(
-        self, inputs: Mapping[str, Array | Resident], counts: Ids, want: Want = "rows", commit: bool = True
-    ) -> Result:
+    def run(self, inputs: Mapping[str, Array], counts: Ids, want: Want = "rows", commit: bool = True) -> Result:
         """Run one segment in the smallest program that holds it. One in which nothing counts does nothing.
 
         The state after it is committed in one assignment: whatever interrupts this call, the state is the one before

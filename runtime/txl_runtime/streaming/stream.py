@@ -14,9 +14,7 @@ from txl_runtime.errors import UsageError
 from txl_runtime.streaming.carried import CarriedState
 from txl_runtime.streaming.checks import (
     as_array,
-    check_columns,
     check_flag,
-    check_lengths,
     check_tokens,
     cut_at,
     is_text,
@@ -26,7 +24,7 @@ from txl_runtime.streaming.checks import (
 )
 from txl_runtime.streaming.feeding import feed_arrays
 from txl_runtime.streaming.inputs import Segments, check_segment, require_tokens, strict_cuts, token_inputs
-from txl_runtime.streaming.loop import Closed, Loop, Resident, Result
+from txl_runtime.streaming.loop import Closed, Loop, Result
 from txl_runtime.streaming.outputs import DrawCount, SegmentResult
 from txl_runtime.streaming.programs import Want
 from txl_runtime.types import Array, Floats, Ids
@@ -49,10 +47,6 @@ class Stream(CarriedState):
     `run` and `feed` take arrays by name, whatever the model. `step`, `feed`, `score` and `generate` take token ids, of
     a model that reads nothing else and returns log-probabilities. In place of ids these take text, where the bundle has
     a vocabulary: a str for a single sequence, or a list of b.
-
-    Where the memory lies on a device, `step` and `feed` also take tokens that are on that device already (DLPack, int32
-    [b, T]). Those are not brought to the host to be checked: the graph takes an id beyond the vocabulary for the
-    nearest one.
 
     Attributes:
         draws: what `generate` drew so far, and how many tails of the softmax that took.
@@ -182,7 +176,7 @@ class Stream(CarriedState):
             UsageError: as `step`; or the model has no state after every token.
         """
         self._require("score")
-        tokens, lengths = self._on_host(tokens, lengths)
+        tokens, lengths = self._encoded(tokens, lengths)
         ids, counts = check_tokens(tokens, self._b, self._vocab_size, lengths)
         steps, fed = ids.shape[1] - 1, np.maximum(counts - 1, 0)
         result, counted = zeros((self._b, steps)), np.arange(steps) < fed[:, None]
@@ -202,7 +196,7 @@ class Stream(CarriedState):
         """
         from txl_runtime.streaming.attention import attend
 
-        return attend(*self._on_host(tokens, lengths), self._manifest, self._b, self._ready(), self._look)
+        return attend(*self._encoded(tokens, lengths), self._manifest, self._b, self._ready(), self._look)
 
     def generate(
         self,
@@ -243,7 +237,7 @@ class Stream(CarriedState):
             UsageError: at once, for a bad prompt or option, or a model that cannot generate.
         """
         self._require("generate")
-        prompt, lengths = self._on_host(prompt, lengths)
+        prompt, lengths = self._encoded(prompt, lengths)
         found = as_array(prompt, "prompt tokens")
         if found.ndim == 1 and self._b == 1:
             found = found[None]
@@ -302,7 +296,7 @@ class Stream(CarriedState):
         fed = running if self._can.run_apart else np.ones_like(running)
         self._latest = self._ready().run({**self._inputs(token[:, None]), **heat}, fed.astype(np.int32), "next")
 
-    def _feed_last(self, ids: Ids | Resident, counts: Ids, want: Want, more: Mapping[str, Array]) -> Result:
+    def _feed_last(self, ids: Ids, counts: Ids, want: Want, more: Mapping[str, Array]) -> Result:
         """Feed checked tokens; a result that has each sequence's last position that counts as its last."""
         latest: Floats | None = None
         for first, last, segment_counts in self._cuts(ids.shape[1], counts):
@@ -332,34 +326,22 @@ class Stream(CarriedState):
         if not self._fluent:
             require_tokens(self._manifest, what)
 
-    def _inputs(self, ids: Ids | Resident) -> Mapping[str, Array | Resident]:
+    def _inputs(self, ids: Ids) -> Mapping[str, Array]:
         """Checked tokens as the model declares them."""
         if self._fluent:
             return {self._fluent: ids}
-        assert isinstance(ids, np.ndarray), "only a fluent model's tokens stay on a device"
         return token_inputs(self._manifest, ids)
 
     def _tokens(
         self, what: str, tokens: ArrayLike, lengths: ArrayLike | None, most: int | None = None
-    ) -> tuple[Ids | Resident, Ids]:
-        """Checked tokens [b, T] and lengths [b]; those that are on the loop's device stay there. See `check_tokens`."""
+    ) -> tuple[Ids, Ids]:
+        """Checked tokens [b, T] and lengths [b]; text is encoded. See `check_tokens`."""
         self._require(what)
-        if is_text(tokens):
-            tokens, lengths = self._on_host(tokens, lengths)
-        there = self.loop.resident(tokens)
-        if there is not None and not self._fluent:
-            tokens, there = self.loop.fetch(there), None
-        if there is None:
-            return check_tokens(tokens, self._b, self._vocab_size, lengths, most=most)
-        check_columns(there.shape[1], most, "tokens")
-        if there.shape[0] != self._b or there.shape[1] < 1:
-            raise UsageError(
-                f"tokens have shape {list(there.shape)}, expected [{self._b}, T] with T at least 1; one row per stream"
-            )
-        return there, check_lengths(lengths, self._b, there.shape[1])
+        tokens, lengths = self._encoded(tokens, lengths)
+        return check_tokens(tokens, self._b, self._vocab_size, lengths, most=most)
 
-    def _on_host(self, tokens: ArrayLike, lengths: ArrayLike | None) -> tuple[ArrayLike, ArrayLike | None]:
-        """Tokens that the host can read, and lengths: text is encoded, what lies on a device is brought here."""
+    def _encoded(self, tokens: ArrayLike, lengths: ArrayLike | None) -> tuple[ArrayLike, ArrayLike | None]:
+        """Token ids and lengths; text is encoded."""
         if is_text(tokens):
             from txl_runtime.streaming.texts import encoded
 
@@ -367,10 +349,9 @@ class Stream(CarriedState):
             if not counts.any():
                 raise UsageError("tokens are text without a token, expected at least one token; leave the call out")
             return ids, counts
-        there = self.loop.resident(tokens)
-        return tokens if there is None else self.loop.fetch(there), lengths
+        return tokens, lengths
 
-    def _logprobs(self, ids: Ids | Resident, counts: Ids, out: Floats) -> None:
+    def _logprobs(self, ids: Ids, counts: Ids, out: Floats) -> None:
         """One segment of checked tokens; log-probabilities of counted rows into out [b, T, V], which holds zeros."""
         loop = self._ready()
         loop.output.counted(loop.run(self._inputs(ids), counts).rows(), counts, out)

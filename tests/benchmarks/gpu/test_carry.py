@@ -58,6 +58,28 @@ def test_what_was_cut_comes_out_again_and_wheels_are_unpacked(pieces: Path) -> N
     assert files(pieces.parent / "site") == expected
 
 
+def images(*capabilities: int) -> bytes:
+    """A set of images as a library holds it, each with as many bytes of its number as that says."""
+    made = b"".join(carry.IMAGE.pack(2, 257, 64, sm, sm).ljust(64, b"h") + bytes([sm]) * sm for sm in capabilities)
+    return carry.FATBIN.pack(carry.MAGIC, 1, 16, len(made)) + made
+
+
+def test_the_code_of_one_gpu_is_carried_and_all_else_stays(tmp_path: Path) -> None:
+    """A set without code for it stays whole: its kernels may be for all by another way."""
+    library = (
+        b"before" + images(80, 90, 120) + b"between" + images(75, 80) + carry.FATBIN.pack(carry.MAGIC, 1, 16, 10**9)
+    )
+    (tmp_path / "wheels").mkdir()
+    with zipfile.ZipFile(tmp_path / "wheels" / "own-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("own/lib.so", library)
+        wheel.writestr("own/__init__.py", images(80, 90))
+    assert carry.main(["split", str(tmp_path / "wheels"), "--out", str(tmp_path / "pieces"), "--only-sm", "90"]) == 0
+    assert join(tmp_path / "pieces") == 0
+    found = files(tmp_path / "site")
+    expected = library.replace(bytes([80]) * 80, bytes(80), 1).replace(bytes([120]) * 120, bytes(120))
+    assert found == {"own/lib.so": expected, "own/__init__.py": images(80, 90)}
+
+
 def change(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1] + b"?")
 
@@ -108,7 +130,7 @@ def test_a_name_that_leads_out_is_refused(name: str, pieces: Path, capsys: pytes
     with zipfile.ZipFile(pieces.parent / "bad.whl", "w") as wheel:
         wheel.writestr(zipfile.ZipInfo("own-1.data/purelib/../../out"), "")
     with pytest.raises(carry.CarryError, match="leads out"):
-        carry._unpack(pieces.parent / "bad.whl", pieces.parent / "site")
+        list(carry._members(pieces.parent / "bad.whl"))
     assert not (pieces.parent / "out").exists()
     assert not (pieces.parent / "site").exists()
 

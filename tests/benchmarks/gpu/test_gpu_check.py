@@ -234,6 +234,8 @@ def test_every_bundle_is_exported_before_it_is_run() -> None:
     bundles = {item.bundle for item in gpu_items.plan(given)}
     given.update = "rolled"
     assert not bundles & {item.bundle for item in gpu_items.plan(given)}, "verify takes the best rule there is"
+    given.update, given.memory = None, 3800
+    assert not bundles & {item.bundle for item in gpu_items.plan(given)}
     given.prepare = True
     assert [item.kind for item in gpu_items.plan(given)] == ["export"] * 4
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -28,11 +29,9 @@ from gpu_journal import Found, Journal
 from stand_ins.cuda import run_engines
 from stand_ins.driver import FakeDriver
 from stand_ins.engine import open_fake_device
-from stand_ins.onnxruntime import opened
 from stand_ins.tensorrt import fake
 from txl_engines import given_weights
 from txl_runtime import load
-from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.device import choosing
 from txl_runtime.device.engines import files as engine_files
 from txl_runtime.device.engines.files import find_engines
@@ -102,7 +101,7 @@ def test_its_order_is_that_of_what_it_tells_and_its_limits_fit_ten_minutes() -> 
     items = gpu_items.plan(given)
     assert [item.name for item in items] == [
         *("smoke", "exercise", "exercise-fp16", "sanitizer", "host", "nodes"),
-        *("export-fp32-b1", "cuda-fp32-b1", "cuda-graphs-fp32-b1", "rtx-fp32-b1", "rtx-alone-fp32-b1"),
+        *("export-fp32-b1", "rtx-fp32-b1", "rtx-alone-fp32-b1", "cuda-fp32-b1"),
         *("torch-fp32-b1", "torch-compiled-fp32-b1"),
     ]
     assert [item.name for item in items if item.behind] == ["export-fp32-b1"]
@@ -201,6 +200,69 @@ def test_a_failing_export_costs_nothing_else(contact: Callable[..., Any], tmp_pa
         assert "out/steps/good/program.jsonl" in tar.getnames()
 
 
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a checkout")
+def test_the_plan_for_a_machine_without_a_network_fits_what_such_a_machine_gives() -> None:
+    """900 seconds with 90 of its start, 600 a command, and 64 MiB a call with the checkout, all as the page says."""
+    page = (ROOT / "docs" / "gpu-check.md").read_text()
+    (plan,) = re.findall(r"^## A machine without a network\n(.*?)^## ", page, re.DOTALL | re.MULTILINE)
+    budgets = [int(seconds) for seconds in re.findall(r"--budget (\d+)", plan)]
+    assert budgets == [300, 210]
+    assert 90 + sum(budgets) + 3 * 30 + 150 <= 900, "each call may take half a minute more, and something fails"
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    tree = sum((ROOT / name).lstat().st_size for name in listed.split("\0") if (ROOT / name).exists())
+    (mib,) = re.findall(r"choices=range\(1, 1025\).*default=(\d+)", (FOLDER / "carry.py").read_text())
+    assert tree + int(mib) * 2**20 + 2**20 < 64 * 2**20
+
+
+def test_on_windows_a_process_that_hangs_is_ended_and_one_that_was_interrupted_ends_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ctrl-C reaches all processes at a console there, and `Popen.send_signal` takes no SIGINT."""
+
+    class Process:
+        def __init__(self, hangs: bool) -> None:
+            self.hangs, self.ended, self.code = hangs, 0, None
+
+        def poll(self) -> int | None:
+            return self.code
+
+        def wait(self, seconds: float) -> None:
+            if self.hangs and not self.ended:
+                raise subprocess.TimeoutExpired("program", seconds)
+            self.code = 130
+
+        def terminate(self) -> None:
+            self.ended += 1
+
+        def send_signal(self, asked: int) -> None:
+            if asked != signal.SIGTERM:
+                raise ValueError(f"Unsupported signal: {asked}")
+            self.terminate()
+
+    monkeypatch.setattr(gpu_items, "os", SimpleNamespace(name="nt"))
+    for request, hangs, ended in ((signal.SIGINT, False, 0), (signal.SIGINT, True, 1), (signal.SIGTERM, True, 1)):
+        process: Any = Process(hangs)
+        gpu_items._end(process, request)
+        assert (process.ended, process.code) == (ended, 130)
+
+
+def test_rtx_has_the_time_of_what_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels are compiled when it opens, which nobody has timed; an RTX PC seldom has the others."""
+    monkeypatch.setattr(gpu_items, "gpu_name", lambda: "Fake RTX, SM 86")
+    monkeypatch.setattr(gpu_items, "missing", lambda name, *_, **__: "" if name == "rtx" else "not installed")
+    given = gpu_check.parsed(["--out", str(tmp_path)])
+    items = {item.engine: item for item in gpu_items.plan(given) if item.kind != "program"}
+    shutil.copytree(BUNDLES[1], items["rtx"].bundle)
+    runner = gpu_items.Runner(given, {})
+    runner._left = [items[name] for name in ("rtx", "rtx-alone", "cuda", "torch", "torch-compiled")]
+    lent, own = runner._limit(items["rtx"]), items["rtx"].limit
+    assert own is not None
+    assert lent == own + (items["cuda"].limit or 0)
+    monkeypatch.setattr(gpu_items, "missing", lambda *_, **__: "")
+    assert runner._limit(items["rtx"]) == own
+    assert runner._limit(items["torch-compiled"]) is None
+
+
 def test_the_archive_has_results_only_and_of_a_long_file_its_end(tmp_path: Path) -> None:
     out = tmp_path / "out"
     (out / "steps" / "one").mkdir(parents=True)
@@ -278,22 +340,6 @@ def timed(path: Path, folder: Path, engine: str) -> dict[str, Found]:
     return found
 
 
-def test_onnx_runtime_is_timed_with_and_without_cuda_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drivers: list[FakeDriver] = []
-
-    def open_device(_: str, bundle: Any, rule: str | None, cuda_graphs: bool = False) -> Any:
-        drivers.append(FakeDriver())
-        return opened(bundle.path, rule, driver=drivers[-1], cuda_graphs=cuda_graphs)
-
-    monkeypatch.setattr(choosing, "open_device", open_device)
-    path = Path(shutil.copytree(BUNDLES[1], tmp_path / "a.txl"))
-    for engine in ("cuda", "cuda-graphs"):
-        timed(path, tmp_path, engine)
-    assert [driver.calls["cuGraphLaunch"] > 20 for driver in drivers] == [False, True]
-    built = {engine.program.kind for engine in find_engines(open_bundle(path), "cuda")}
-    assert built == {"logprobs"}, "what `txl-deploy build` makes of it, and no more"
-
-
 def test_rtx_is_timed_with_records_of_the_loop_and_its_own_and_with_weights_shared_and_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,8 +375,7 @@ def test_pytorch_runs_a_model_that_could_not_be_exported(monkeypatch: pytest.Mon
     monkeypatch.setattr(gpu_competitors, "weights_of_bundle", gpu_competitors.weights_of_bundle)  # put back afterwards
     monkeypatch.setattr(gpu_worker, "large", lambda vocabulary: shape(2, 16, 2, 8, 32, vocabulary))
     monkeypatch.setattr(gpu_worker, "LENGTH", 4)
-    monkeypatch.setattr(gpu_worker, "MEMORY", 8)
-    bundle = gpu_worker.unexported(argparse.Namespace(vocabulary=60, batch=2))
+    bundle = gpu_worker.unexported(argparse.Namespace(vocabulary=60, batch=2, memory=8))
     tokens = np.zeros((bundle.manifest.batch_size, bundle.manifest.segment_lengths[0] + 1), np.int32)
     forms = (gpu_competitors.EAGER, gpu_competitors.RELEASED)
     rivals = [gpu_competitors.TorchOnGpu(bundle, form, "cpu") for form in forms]
@@ -379,12 +424,9 @@ def test_the_first_contact_is_rehearsed_on_the_stand_in(tmp_path: Path) -> None:
     }
     absent = "-fp32-b1: not run: it needs onnx-ir, onnxscript; put what is missing into --site"
     assert results["left_out"] == [
-        "smoke: tokens of PyTorch, PyTorch's device not run: PyTorch was built without CUDA",
+        "smoke: PyTorch's device not run: PyTorch was built without CUDA",
         f"export{absent}",
-        *(
-            f"{name}-fp32-b1: not run: its bundle was not exported"
-            for name in ("cuda", "cuda-graphs", "rtx", "rtx-alone")
-        ),
+        *(f"{name}-fp32-b1: not run: its bundle was not exported" for name in ("rtx", "rtx-alone", "cuda")),
         f"torch{absent}",
         f"torch-compiled{absent}",
     ]
@@ -421,7 +463,7 @@ def test_the_page_s_commands_do_what_they_say_as_typed(tmp_path: Path) -> None:
     assert done.stdout.count("done: 0") == len(typed) == done.stdout.count("done: "), done.stdout + done.stderr
     assert (home / "site" / "own").is_file()
     assert {path.name for path in elsewhere.glob("*.tar.gz")} == {
-        f"{name}.tar.gz" for name in ("gpu-check", "cuda", "batch-1", "half")
+        f"{name}.tar.gz" for name in ("gpu-check", "first", "cuda", "batch-1", "half")
     }
     assert " skipped" in done.stdout
     assert "error" not in done.stdout.lower(), done.stdout

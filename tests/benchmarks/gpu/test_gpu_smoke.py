@@ -39,11 +39,21 @@ def smoke(folder: Path | None = None, seed: int | None = 0) -> tuple[dict[str, A
 def test_every_check_passes_on_the_stand_in(seed: int | None, tmp_path: Path) -> None:
     found, library = smoke(tmp_path, seed)
     assert {name: item.reason for name, item in found.items() if item.state == FAILED} == {}
-    assert {name for name, item in found.items() if item.state == NOT_RUN} == {"tokens of PyTorch", "PyTorch's device"}
-    assert len(found) == 18
+    assert {name for name, item in found.items() if item.state == NOT_RUN} == {"PyTorch's device"}
+    assert len(found) == 17
     library.check()
     assert [item.name for item in read_found(tmp_path / "gpu_smoke.jsonl")] == list(found), "a line for each"
-    assert f"{len(found) - 2} ok, 0 FAILED, 0 ended, 2 not run" in (tmp_path / "gpu_smoke.md").read_text()
+    assert f"{len(found) - 1} ok, 0 FAILED, 0 ended, 1 not run" in (tmp_path / "gpu_smoke.md").read_text()
+
+
+def test_a_driver_that_spills_into_the_host_s_memory_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NVIDIA's does under Windows, and in WSL2: it gives more than it says there is."""
+
+    def info(self: Any, free: Any, total: Any) -> None:
+        free._obj.value, total._obj.value = max(0, self.capacity // 2 - self.memory.used()), self.capacity // 2
+
+    monkeypatch.setattr(FakeDriver, "cuMemGetInfo_v2", info)
+    assert {item.state for item in smoke()[0].values()} == {OK, NOT_RUN}
 
 
 def dropped(*_: Any, **__: Any) -> None:
@@ -102,7 +112,7 @@ def test_a_fault_is_found_and_the_other_checks_go_on(fault: str, monkeypatch: py
     library.violations.clear()
     failed = {key for key, item in found.items() if item.state == FAILED}
     assert expected <= failed
-    assert len(found) == 18, "every check has a line"
+    assert len(found) == 17, "every check has a line"
     assert found["device"].state == OK
 
 

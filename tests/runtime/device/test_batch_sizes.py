@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from stand_ins.engine import open_stand_in
+from stand_ins.onnxruntime import load_with, opened
+from txl_engines.bundles import build_bundle
 from txl_engines.composing import whole_programs
+from txl_engines.recording import record_pass
 from txl_runtime import BackendError, Model, UsageError, load
 from txl_runtime.bundle.open_batch import smaller
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.device import choosing
+from txl_runtime.device.engines.files import find_engines
+from txl_runtime.selftest import run_selftest
 
 B, V = 3, 60
 updates = pytest.mark.parametrize("update", ["ring", "rolled"])
@@ -88,3 +95,18 @@ def test_engines_without_the_largest_b_are_refused_where_they_are_needed(several
     assert device.stream(1).step(tokens(1, 2, 0)).shape == (1, 2, V)
     with pytest.raises(BackendError, match=r"has engines for B 1, expected some for 3; build the engines again"):
         device.stream(2)
+
+
+def test_a_self_test_that_passed_is_noted_for_the_programs_of_every_b(make_bundle, tmp_path, monkeypatch):
+    """And runs them all: people stream with B 1."""
+    path = Path(shutil.copytree(make_bundle(config={}, batch_size=(4, B, 1)), tmp_path / "a.txl"))
+    build_bundle(path, "cuda")
+    backend, ran = opened(path), set[str]()
+    for name, item in backend.executables.items():
+        monkeypatch.setattr(item, "prepare", lambda *at, name=name, tie=item.prepare: ran.add(name) or tie(*at))
+    model = load_with(path, backend, monkeypatch)
+    run_selftest(model).require()
+    assert set(record_pass(model)) == ran == set(backend.executables)
+    engines = find_engines(open_bundle(path), "cuda")
+    assert len(engines) == 12, "two lengths, last and score, of three B"
+    assert {engine.sidecar.verified_on[-1] for engine in engines} == {"self-test on Fake RTX, SM 86"}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stand_ins.driver import FakeDriver
 from stand_ins.engine import open_stand_in
 from txl_runtime import BackendError, BundleError, UsageError, load
 from txl_runtime.bundle.reading import open_bundle
@@ -62,6 +63,31 @@ def test_auto_takes_cuda_and_says_why_where_it_does_not_open(make_bundle, monkey
     found, notes = choosing.choose_device(open_bundle(path), None, refused)
     assert found is None
     assert notes["cuda"] == "reads tokens outside of cuda"
+
+
+@pytest.mark.parametrize("update", ["ring", "rolled"])
+def test_auto_takes_a_backend_only_after_its_smallest_program_has_run_there(make_bundle, monkeypatch, update):
+    """Sessions of ONNX Runtime open without a kernel, and the first step finds that there is none for this GPU."""
+    bundle = open_bundle(make_bundle(batch_size=B, config={}))
+    monkeypatch.setattr(choosing, "missing", lambda name, bundle, **_: "")
+    drivers: list[FakeDriver] = []
+
+    def refused(*_: Any) -> Any:
+        return raising(BackendError("no kernel image is available"))
+
+    def opener(name: str, bundle: Any, update: str | None) -> Any:
+        drivers.append(FakeDriver())
+        backend = open_stand_in(bundle, update, name, driver=drivers[-1])
+        for item in backend.executables.values() if name == "rtx" else ():
+            monkeypatch.setattr(item, "prepare", refused)
+        return backend
+
+    found, notes = choosing.choose_device(bundle, update, opener)
+    assert found is not None
+    assert (found.name, notes) == ("tensorrt", {"rtx": "no kernel image is available"})
+    tied = {item.program.segment_length for item in found.executables.values() if item.prepared}  # type: ignore[attr-defined]
+    assert tied == {1}
+    assert drivers[1].captured == 1, "it was recorded as well"
 
 
 # --- CUDA starts only where it can be of use ----------------------------------------------------------------------

@@ -422,8 +422,8 @@ def test_the_first_of_several_devices_is_taken_and_said():
     machine = Machine(devices=3)
     assert machine.device.title == "Fake RTX, SM 86 (GPU 0 of the 3 that are visible)"
     assert Machine().device.title == "Fake RTX, SM 86"
-    assert machine.device.dlpack == (2, 0)
-    assert Device(machine.driver, 2).dlpack == (2, 2)
+    assert machine.device.ordinal == 0
+    assert Device(machine.driver, 2).ordinal == 2
 
 
 def test_two_devices_work_side_by_side():

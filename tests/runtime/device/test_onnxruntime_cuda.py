@@ -27,7 +27,7 @@ from txl_engines.recording import record_pass
 from txl_runtime import BackendError, BundleError, load
 from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.reading import open_bundle
-from txl_runtime.device import onnxruntime_cuda
+from txl_runtime.device import choosing, onnxruntime_cuda
 from txl_runtime.device.engines.files import find_engines
 from txl_runtime.guard.external_data import values_read
 from txl_runtime.selftest import run_selftest
@@ -276,7 +276,11 @@ def test_a_library_that_is_missing_is_told_when_the_provider_does_not_start(buil
             BackendError,
             "could not start CUDAExecutionProvider: CUDA f",
         ),
-        ("cuDNN is unavailable", BackendError, r"expected a driver that runs CUDA 13"),
+        (
+            "cuDNN is unavailable",
+            BackendError,
+            r"expected cuDNN 9, which this model's steps need; .* pip install nvidia-cudnn-cu13$",
+        ),
         (
             "Unsupported model IR version: 99",
             BundleError,
@@ -326,6 +330,30 @@ def test_a_fusion_that_has_no_kernel_is_left_out(built):
     assert tried == [None, ["SkipLayerNormFusion"]] * 4
 
 
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [("1.31.1", "one of SM 89, 90, 120, 121, which this wheel has code for"), ("9.9", "one that it was built for")],
+)
+def test_a_wheel_without_kernels_for_this_gpu_is_refused_by_name_when_it_is_opened(
+    built, monkeypatch, version, expected
+):
+    """A Jetson Orin with pip's wheel for aarch64. Who built that version for an Orin is not refused."""
+    monkeypatch.setattr(onnxruntime_cuda, "gpu_name", lambda: "Orin, SM 87")
+    monkeypatch.setattr(onnxruntime_cuda, "platform_name", lambda: "linux-aarch64")
+    monkeypatch.setattr(choosing, "missing", lambda *_, **__: "")
+    backend = opened(built("ring"), change=lambda ort: setattr(ort, "__version__", version))
+    monkeypatch.setattr(onnxruntime_cuda, "open_onnxruntime_cuda", lambda *_: backend)
+    assert load(built("ring"), backend="cuda").backend is backend
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("CUDA error cudaErrorNoKernelImageForDevice:no kernel image is available for execution")
+
+    monkeypatch.setattr(Session, "run_with_iobinding", fail)
+    wanted = f"onnxruntime {version} has no kernels for Orin, SM 87, expected {expected}; use --backend tensorrt"
+    with pytest.raises(BackendError, match=wanted):
+        load(built("ring"), backend="cuda")
+
+
 def test_preloading_that_fails_is_no_error(monkeypatch):
     def fail(**_: object) -> None:
         raise RuntimeError("The directory does not exist!")
@@ -367,6 +395,7 @@ import onnxruntime
 from txl_runtime.device.onnxruntime_cuda import preload_libraries
 onnxruntime.cuda_version = {version!r}
 print(preload_libraries(onnxruntime))
+print(*sorted({{line.split()[-1] for line in open("/proc/self/maps") if "cudnn" in line or "cublasLt" in line}}))
 """
 LAYOUTS = {
     "12.8": {
@@ -395,8 +424,11 @@ def test_libraries_of_cuda_are_found_in_whichever_folder_pip_put_them(tmp_path, 
     def preloaded(*places: Path) -> str:
         code = SPLIT.format(places=["", *map(str, places)], version=version)
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
-        return done.stdout.strip()
+        said, loaded = done.stdout.splitlines()
+        found[:] = [Path(file).relative_to(tmp_path).parts[0] for file in loaded.split()]
+        return said
 
+    found: list[str] = []
     for package, names in LAYOUTS[version].items():
         folder = tmp_path / "site" / "nvidia" / package / "lib"
         folder.mkdir(parents=True)
@@ -405,6 +437,11 @@ def test_libraries_of_cuda_are_found_in_whichever_folder_pip_put_them(tmp_path, 
             subprocess.run(command, check=True, cwd=folder)
     shutil.copytree(tmp_path / "site" / "nvidia", tmp_path / "nvidia")  # where the process stands: nobody looks there
     assert preloaded(tmp_path / "site") == ""
+    assert found == ["site", "site"]
+    shutil.copytree(tmp_path / "site" / "nvidia", tmp_path / "image" / "nvidia")
+    shutil.rmtree(tmp_path / "site" / "nvidia" / "cudnn")
+    assert preloaded(tmp_path / "site", tmp_path / "image") == ""
+    assert found == ["image", "site"], "cuDNN from where it is, and nothing twice"
     missing = preloaded(tmp_path / "elsewhere")
     assert re.search(
         rf"Failed to load libcublasLt\.so\.{version[:2]}: .*no nvidia/\*/lib is in any .*sys\.path", missing

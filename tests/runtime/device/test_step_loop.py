@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import step_models
 from stand_ins.driver_statuses import LAUNCH_FAILED
-from stand_ins.engine import DeviceArray, open_stand_in
+from stand_ins.engine import open_stand_in
 from step_models import FEATURES, MODELS, VOCABULARY, B
 from support import interrupted
 from txl_runtime import BackendError, Model, UsageError, load
@@ -167,8 +167,7 @@ def test_tokens_are_fed_scored_and_continued_as_on_the_cpu(opened):
     ours, theirs = (model.stream() for model in opened("counting"))
     tokens = draw_inputs("counting", np.random.default_rng(0), B, 9)["tokens"]
     assert_same({"nll": ours.score(tokens)}, {"nll": theirs.score(tokens)})
-    there = DeviceArray(ours.loop._device, tokens)
-    assert_same({"fed": ours.feed(there)}, {"fed": theirs.feed(tokens)})
+    assert_same({"fed": ours.feed(tokens)}, {"fed": theirs.feed(tokens)})
     drawn = [list(stream.generate(tokens, 5, seed=1)) for stream in (ours, theirs)]
     assert np.array_equal(*drawn)
     assert_same(ours.state(), theirs.state())
@@ -266,29 +265,6 @@ def test_loops_give_their_memory_back(opened):
     del result
     driver.drain()
     assert driver.memory.used() == 0
-
-
-def test_tokens_on_the_device_are_taken_from_there(opened):
-    ours, theirs = opened("counting")
-    one, other, draws = ours.open_loop(), theirs.open_loop(), np.random.default_rng(0)
-    for columns in (1, 4, 3, 2):
-        host = draw_inputs("counting", draws, 2, columns)["tokens"]
-        there = one.resident(DeviceArray(ours.backend.device, host))
-        assert one.fetch(there).tobytes() == host.tobytes()
-        counts = np.array([columns, columns // 2], np.int32)
-        assert_same(one.run({"tokens": there}, counts).outputs(), other.run({"tokens": host}, counts).outputs())
-    assert opened("recurrent")[0].open_loop().resident(DeviceArray(ours.backend.device, host)) is None
-
-
-def test_padding_beside_tokens_on_the_device_is_zero_whatever_stood_there(opened):
-    stream = opened("counting")[0].stream()
-    loop: Any = stream.loop
-    for columns, ids in ((4, 5), (2, 7)):
-        there = DeviceArray(loop._device, np.full((B, columns), ids, np.int32))
-        stream.feed(np.full((B, 4), 3, np.int32))
-        stream.feed(there)
-        staged = loop._calls["step-4", loop.counters.side ^ 1].inputs.host["tokens"]
-        assert columns == 4 or not staged.any(), "what the tokens do not cover is sent from here"
 
 
 def test_a_segment_that_no_program_takes_is_refused_with_the_lengths_there_are(opened):

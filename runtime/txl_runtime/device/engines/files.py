@@ -94,6 +94,8 @@ def find_engines(
 def check_identity(bundle: Bundle, engine: EngineFile, version: str, target: Target) -> None:
     """Hold an engine against this bundle, the library that is installed, this platform and this GPU.
 
+    TensorRT-RTX runs what it built under any system, as NVIDIA says; its own check of the header has the last word.
+
     Raises:
         BackendError: it was made for something else; every difference is named.
     """
@@ -104,7 +106,7 @@ def check_identity(bundle: Bundle, engine: EngineFile, version: str, target: Tar
         found,
         flavour=FLAVOURS[target],
         version=version,
-        platform=ANYWHERE if target == "cuda" else platform_name(),
+        platform=platform_name() if target == "tensorrt" else ANYWHERE,
         precision=bundle.manifest.precision,
         device=found.device if found.device is None else gpu_model(),
         onnx=found.onnx if graph is None else graph.sha256,

@@ -1,8 +1,8 @@
-"""One of NVIDIA's two inference libraries, imported: TensorRT (8.6, 10.x, 11.x) or TensorRT-RTX.
+"""One of NVIDIA's two inference libraries, imported: TensorRT (10.x, 11.x) or TensorRT-RTX.
 
 What a version has is read from `library_features`, never asked of the library. Only this module, `running` and
 `txl_engines.compiler` touch the libraries' objects. They hold them under one name per class (`runtime`, `engine`,
-`context`, …), which a test uses to check every member that is named there against the member lists of seven versions.
+`context`, …), which a test uses to check every member that is named there against the member lists of six versions.
 
 Two habits of the libraries shape these modules: a failure is a return value, and a process has one logger, the first
 that it was given.

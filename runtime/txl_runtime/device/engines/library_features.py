@@ -1,7 +1,7 @@
 """What each version of TensorRT and TensorRT-RTX has. This table is the only place that asks for a version number.
 
 A row holds from its version to the next row's. `NEEDS` names the members that not every version has, and the fact
-that says which do; a test holds both against the member lists of seven versions.
+that says which do; a test holds both against the member lists of six versions.
 """
 
 from __future__ import annotations
@@ -30,9 +30,6 @@ class LibraryFeatures:
     Attributes:
         target, since: which library, and the first version that the row is true for.
         opset: the newest ONNX opset that its parser is made for. The parser takes graphs of newer ones silently.
-        strongly_typed: the types of the graph are the types of the engine. Elsewhere flags ask for a precision.
-        bfloat16: it has the type.
-        progress: the builder tells its progress, and can be cancelled through that.
         ring: TensorScatter becomes an update in place (KV_CACHE_UPDATE).
         reads_in_place: an attention of one position that is given as ONNX's Attention reads a ring where it is. Told
             from the kernels of engines that were built; of the others nobody has looked.
@@ -43,17 +40,9 @@ class LibraryFeatures:
     target: Compiled
     since: tuple[int, int]
     opset: int
-    strongly_typed: bool
-    bfloat16: bool
-    progress: bool
     ring: bool
     reads_in_place: bool = False
     gpus: tuple[int, ...] = ()
-
-    @property
-    def weakly_typed(self) -> bool:
-        """Precision is asked for by flags."""
-        return not self.strongly_typed
 
     @property
     def portable(self) -> bool:
@@ -64,53 +53,32 @@ class LibraryFeatures:
 RTX_GPUS = (75, 80, 86, 89, 120, 121)
 
 FACTS: tuple[LibraryFeatures, ...] = (
-    LibraryFeatures("tensorrt", (8, 6), opset=17, strongly_typed=False, bfloat16=False, progress=False, ring=False),
-    LibraryFeatures("tensorrt", (10, 0), opset=20, strongly_typed=True, bfloat16=True, progress=True, ring=False),
-    LibraryFeatures("tensorrt", (10, 9), opset=22, strongly_typed=True, bfloat16=True, progress=True, ring=False),
-    LibraryFeatures("tensorrt", (10, 13), opset=24, strongly_typed=True, bfloat16=True, progress=True, ring=False),
-    LibraryFeatures("tensorrt", (10, 15), opset=24, strongly_typed=True, bfloat16=True, progress=True, ring=True),
-    LibraryFeatures("tensorrt", (11, 0), opset=25, strongly_typed=True, bfloat16=True, progress=True, ring=True),
-    LibraryFeatures(
-        "rtx",
-        (1, 7),
-        opset=24,
-        strongly_typed=True,
-        bfloat16=True,
-        progress=True,
-        ring=True,
-        reads_in_place=True,
-        gpus=RTX_GPUS,
-    ),
+    LibraryFeatures("tensorrt", (10, 0), opset=20, ring=False),
+    LibraryFeatures("tensorrt", (10, 9), opset=22, ring=False),
+    LibraryFeatures("tensorrt", (10, 13), opset=24, ring=False),
+    LibraryFeatures("tensorrt", (10, 15), opset=24, ring=True),
+    LibraryFeatures("tensorrt", (11, 0), opset=25, ring=True),
+    LibraryFeatures("rtx", (1, 7), opset=24, ring=True, reads_in_place=True, gpus=RTX_GPUS),
 )
 
 NEEDS: dict[str, str] = {
-    "BuilderFlag.FP16": "weakly_typed",
-    "BuilderFlag.OBEY_PRECISION_CONSTRAINTS": "weakly_typed",
     "BuilderFlag.REQUIRE_USER_ALLOCATION": "portable",
     "ComputeCapability.__members__": "portable",
     "CudaGraphStrategy.DISABLED": "portable",
     "CudaGraphStrategy.WHOLE_GRAPH_CAPTURE": "portable",
     "EngineInvalidityDiagnostics.__members__": "portable",
     "EngineValidity.INVALID": "portable",
-    "ExecutionContextAllocationStrategy.USER_MANAGED": "portable",
     "IAttention.decomposable": "reads_in_place",
     "IAttentionInputLayer.attention": "reads_in_place",
     "IAttentionInputLayer.get_input": "reads_in_place",
     "IAttentionInputLayer.set_input": "reads_in_place",
     "IBuilderConfig.num_compute_capabilities": "portable",
-    "IBuilderConfig.progress_monitor": "progress",
     "IBuilderConfig.set_compute_capability": "portable",
     "ICudaEngine.create_runtime_config": "portable",
     "ICudaEngine.device_memory_size_v2": "portable",
     "ICudaEngine.get_aliased_input_tensor": "ring",
     "IExecutionContext.is_stream_capturable": "portable",
     "IExecutionContext.set_device_memory": "portable",
-    "ILayer.precision": "weakly_typed",
-    "ILayer.set_output_type": "weakly_typed",
-    "INormalizationLayer.compute_precision": "weakly_typed",
-    "IProgressMonitor.phase_finish": "progress",
-    "IProgressMonitor.phase_start": "progress",
-    "IProgressMonitor.step_complete": "progress",
     "IRuntimeCache.deserialize": "portable",
     "IRuntimeCache.serialize": "portable",
     "IRuntimeConfig.create_runtime_cache": "portable",
@@ -118,8 +86,6 @@ NEEDS: dict[str, str] = {
     "IRuntimeConfig.set_execution_context_allocation_strategy": "portable",
     "IRuntimeConfig.set_runtime_cache": "portable",
     "LayerType.ATTENTION_INPUT": "reads_in_place",
-    "NetworkDefinitionCreationFlag.EXPLICIT_BATCH": "weakly_typed",
-    "NetworkDefinitionCreationFlag.STRONGLY_TYPED": "strongly_typed",
     "Runtime.engine_header_size": "portable",
     "Runtime.get_engine_validity": "portable",
 }

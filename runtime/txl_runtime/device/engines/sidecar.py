@@ -29,10 +29,9 @@ MOST_BYTES = 1 << 24
 MOST_OFFSET = (1 << 63) - 1
 """In a file."""
 ADVICE = "build the engine again with `txl-deploy build`"
-RECIPE, WEAK_RECIPE, RTX_RECIPE = 2, 3, 4
-"""Count changes of how engines are built from the same graph; part of an engine's identity. The second is that of fp16
-engines by a library whose networks are weakly typed: since 3, what the graph has in float32 is computed so. The third
-is that of TensorRT-RTX: since 4, an engine makes no device memory while it runs, so others can record its work."""
+RECIPE, RTX_RECIPE = 2, 4
+"""Count changes of how engines are built from the same graph; part of an engine's identity. The second is that of
+TensorRT-RTX: since 4, an engine makes no device memory while it runs, so others can record its work."""
 
 Target = Literal["rtx", "tensorrt", "cuda"]
 """The backends that load engines."""
@@ -90,7 +89,8 @@ class Identity(Struct, frozen=True, kw_only=True):
         compute_capabilities: the GPUs that it was asked for; empty for the library's default or the GPU at hand.
         device: the GPU that it was built on, where it runs on no other; None where any GPU will do. Up to 0.8.0 it is
             written without the number of multiprocessors, and then not held against one.
-        platform: operating system and processor, or `ANYWHERE`.
+        platform: operating system and processor, or `ANYWHERE`. Up to 0.8.0 engines of TensorRT-RTX have one too, which
+            is not held against them.
         program, kind, segment_length, update, inputs, outputs: the `Program`.
         precision: of the bundle.
         onnx: SHA-256 of the graph that it was made of.
@@ -147,7 +147,7 @@ class Sidecar(Struct, frozen=True, kw_only=True):
         sha256, bytes: of the engine file.
         seconds: that the build took.
         weight_bytes: of the weights out of the bundle's file that the engine holds itself; None up to 0.8.0.
-        kernels: layers that start work on the device; None where nothing lists them all.
+        kernels: layers that start work on the device, those of a loop once; None where nothing lists them all.
         layers: each layer's name and kind, in the order they run.
         attention_layers, fused_attention: attentions in the graph, and those that became one kernel each.
         fused_kernels: their names.
@@ -259,7 +259,7 @@ def differences(found: Identity, wanted: Identity) -> list[str]:
     reasons = []
     for name in Identity.__struct_fields__:
         has, wants = getattr(found, name), getattr(wanted, name)
-        uncounted = name == "device" and str(wants).startswith(f"{has}, ")
+        uncounted = wants == ANYWHERE if name == "platform" else name == "device" and str(wants).startswith(f"{has}, ")
         if has != wants and not uncounted:
             words = WORDS.get(name, f"has {name} {{found}}, asked for is {{wanted}}")
             words = WORDS.get(f"{name} of {wanted.flavour}", words)

@@ -18,7 +18,7 @@ import pytest
 from stand_ins.cuda import FAULTS, run_engines
 from stand_ins.driver import FakeDriver
 from stand_ins.engine import open_fake_device, recording_elsewhere
-from stand_ins.tensorrt import fake
+from stand_ins.tensorrt import VERSIONS, fake
 from txl_engines import build_bundle, given_weights
 from txl_engines.recording import record_pass
 from txl_runtime import BackendError, BundleError, load
@@ -32,7 +32,8 @@ from txl_runtime.device.engines import files as engine_files
 from txl_runtime.device.engines.files import check_identity, find_engines
 from txl_runtime.device.engines.library import Library
 from txl_runtime.device.engines.opening import load_engines, open_engines
-from txl_runtime.device.engines.sidecar import Target, with_weights
+from txl_runtime.device.engines.sidecar import Target, differences, with_weights
+from txl_runtime.device.gpu import platform_name
 from txl_runtime.selftest import run_selftest
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has no wheel for this platform")
@@ -119,6 +120,7 @@ def as_tensorrt(path: Path, place: Path, version: str, device: str = MODEL) -> P
                 "version": version,
                 "compute_capabilities": [],
                 "device": device,
+                "platform": platform_name(),
             }
             (copy / moved).write_bytes(msgspec.json.encode(sidecar))
         manifest["files"][moved] = {"size": (copy / moved).stat().st_size, "sha256": file_sha256(copy / moved)}
@@ -130,13 +132,12 @@ def as_tensorrt(path: Path, place: Path, version: str, device: str = MODEL) -> P
 
 
 @both
-@pytest.mark.parametrize("name", ["rtx171", "trt860", "trt10.0.1", "trt10.13.0.35", "trt10.16.1.11", "trt114a"])
+@pytest.mark.parametrize("name", ["rtx171", "trt10.0.1", "trt10.13.0.35", "trt10.16.1.11", "trt114a"])
 def test_engines_of_every_version_stream_as_the_cpu_does(built, here, tmp_path, monkeypatch, name, update):
     path = built(update)
     if not name.startswith("rtx"):
-        versions = {"trt860": "8.6.0", "trt114a": "11.4.0.106"}
-        path = as_tensorrt(path, tmp_path / "other.txl", versions.get(name, name.removeprefix("trt")))
-    if update == "ring" and name in ("trt860", "trt10.0.1", "trt10.13.0.35"):
+        path = as_tensorrt(path, tmp_path / "other.txl", VERSIONS[name][1])
+    if update == "ring" and name in ("trt10.0.1", "trt10.13.0.35"):
         backend, _, _ = opened(path, name)
         stream = load_with(path, backend, monkeypatch).stream()
         with pytest.raises(BackendError, match="overlaps"):  # such an engine cannot have been built there
@@ -446,6 +447,20 @@ def test_an_engine_of_another_version_is_refused_by_name(built, here):
 def test_an_engine_for_another_gpu_is_refused_by_name(built, monkeypatch):
     monkeypatch.setattr(engine_files, "gpu_name", lambda: "Fake, SM 120")
     assert "was built for SM 86, the GPU here is SM 120" in refusal(built("ring"))
+
+
+def test_engines_of_rtx_run_under_another_system_and_those_of_tensorrt_do_not(built, here, tmp_path, monkeypatch):
+    """NVIDIA says so: built on a Linux server, shipped to PCs with Windows. 0.8.0 wrote a platform to either."""
+    rtx, tensorrt = built("ring"), as_tensorrt(built("ring"), tmp_path / "tensorrt.txl", "10.3.0")
+    monkeypatch.setattr(engine_files, "platform_name", lambda: "win32-amd64")
+    engine = find_engines(open_bundle(rtx), "rtx")[0]
+    assert engine.sidecar.identity.platform == "any"
+    of_before = msgspec.structs.replace(engine.sidecar.identity, platform=platform_name())
+    for identity in (engine.sidecar.identity, of_before):
+        sidecar = msgspec.structs.replace(engine.sidecar, identity=identity)
+        check_identity(open_bundle(rtx), engine._replace(sidecar=sidecar), "1.7.1.116", "rtx")
+    assert differences(of_before, engine.sidecar.identity) == [], "and `build` keeps it"
+    assert f"was built for {platform_name()}, this is win32-amd64" in refusal(tensorrt, "10.3.0", "tensorrt")
 
 
 def test_an_engine_of_a_gpu_of_another_size_is_refused_though_it_has_the_same_name(built, tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ import pytest
 from stand_ins.cuda import run_engines
 from stand_ins.driver import FakeDriver
 from stand_ins.engine import open_fake_device
-from stand_ins.tensorrt import fake
+from stand_ins.tensorrt import VERSIONS, fake
 from step_models import FEATURES, MODELS, VOCABULARY, B
 from txl_engines import build_bundle
 from txl_runtime import BackendError, load
@@ -112,13 +112,12 @@ def run_both(kind: str, pair: tuple[Any, Any], turns: int) -> None:
 
 @pytest.mark.slow
 @every
-@pytest.mark.parametrize("name", ["rtx171", "trt860", "trt10.0.1", "trt10.16.1.11", "trt114a"])
+@pytest.mark.parametrize("name", ["rtx171", "trt10.0.1", "trt10.16.1.11", "trt114a"])
 def test_engines_of_every_version_compute_what_the_cpu_does(built, tmp_path, monkeypatch, kind, name):
     monkeypatch.setattr(engine_files, "gpu_model", lambda: GPU)
     path, cuda = built(kind, "rtx"), FakeDriver()
     if not name.startswith("rtx"):
-        versions = {"trt860": "8.6.0", "trt114a": "11.4.0.106"}
-        path = as_tensorrt(path, tmp_path / "other.txl", versions.get(name, name.removeprefix("trt")))
+        path = as_tensorrt(path, tmp_path / "other.txl", VERSIONS[name][1])
     backend = opened(path, name, cuda)
     pair = loops(path, backend)
     run_both(kind, pair, 40)
