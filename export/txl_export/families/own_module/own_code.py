@@ -12,12 +12,13 @@ from functools import cache
 from pathlib import Path
 from types import TracebackType
 
+import torch
 from txl_runtime.errors import TxlError, UsageError, one_line, some
 
 _OURS = Path(__file__).resolve().parents[2]
 _PYTHONS = tuple(Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
 """Where Python's own modules and installed packages are."""
-_TORCH = Path(sysconfig.get_path("platlib")).resolve() / "torch"
+_TORCH = Path(torch.__file__).resolve().parent
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 """Folders of packages; an environment may read those of the system besides its own."""
 _FLOAT_INDICES = re.compile(
