@@ -71,9 +71,7 @@ class ExportOptions:
     ] = ()
     memory_length: Annotated[int | None, Flag("M, memory rows per layer.")] = None
     clamp_length: Annotated[int | None, Flag("Largest distance told apart; 0 for no clamp.")] = None
-    extended_length: Annotated[
-        int | None, Flag("0: run without the extended context (ext_len) that the model was trained with.")
-    ] = None
+    extended_length: Annotated[int | None, Flag("0: run without the extended context (ext_len) of training.")] = None
     same_length: Annotated[
         bool | None, Flag("Every query sees equally many keys.", None, "--same-length/--no-same-length")
     ] = None
@@ -102,12 +100,8 @@ class ExportOptions:
     verify: Annotated[bool, Flag("Compare with PyTorch before naming it.", None, "--verify/--no-verify")] = True
     force: Annotated[bool, Flag("Replace an existing bundle.", None, "--force")] = False
     vocabulary: Annotated[str | Path | None, Flag("Vocabulary file, where the checkpoint has none.", _File)] = None
-    specials: Annotated[
-        str | None, Flag("Words that stand in front of the vocabulary's list, which lacks them: '<S>,<pad>'.")
-    ] = None
-    missing_words: Annotated[bool, Flag("The vocabulary has no word for the last ids.", None, "--missing-words")] = (
-        False
-    )
+    specials: Annotated[str | None, Flag("Words that the vocabulary's list lacks in front: '<S>,<pad>'.")] = None
+    missing_words: Annotated[bool, Flag("The last ids have no word.", None, "--missing-words")] = False
     boundary_token: Annotated[
         int | None, Flag("Id that separates texts; an empty prompt is it. (default the vocabulary's end of a line)")
     ] = None

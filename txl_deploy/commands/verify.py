@@ -29,9 +29,7 @@ def run(
     adapter: Annotated[str | None, like_export("adapter")] = None,
     config: Annotated[Path | None, like_export("config")] = None,
     weights: Annotated[Path | None, like_export("weights")] = None,
-    vocabulary: Annotated[
-        Path | None, typer.Option("--vocabulary", help="The vocabulary to compare the bundle's with, as for export.")
-    ] = None,
+    vocabulary: Annotated[Path | None, typer.Option("--vocabulary", help="To compare the bundle's with.")] = None,
     text: Annotated[Path | None, like_export("text")] = None,
     tokens: Annotated[Path | None, like_export("tokens")] = None,
     segments: Annotated[int | None, typer.Option("--segments", help="Segments of the longest chain.")] = None,

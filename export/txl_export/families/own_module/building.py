@@ -109,10 +109,8 @@ def write_step(
     for entry in plan.spec.states:
         if entry.dtype == "int64":
             heard.warn(f"state {entry.name} is int32 in the bundle: beyond {2**31 - 1} it begins again at {-(2**31)}")
-    kept = [
-        one.name for one in plan.spec.states if one.initial is ... and f"initial.{one.name}" in plan.initial_tensors
-    ]
-    if kept:
+    left_out = {f"initial.{entry.name}": entry.name for entry in plan.spec.states if entry.initial is ...}
+    if kept := [name for tensor, name in left_out.items() if tensor in plan.initial_tensors]:
         heard.warn(
             f"state {some(kept)}: the first values are those of the module's attribute, so model_id is new; bundles "
             "made by older versions start at zeros, and what they saved is not taken"

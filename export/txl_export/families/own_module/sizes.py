@@ -91,13 +91,10 @@ def initial_value(spec: StepSpec, entry: StateSpec) -> float | Tensor | None:
         value = found
     if not isinstance(value, (Tensor, np.ndarray)):
         raise UsageError(f"{origin} a {type(value).__name__}, expected a number, a tensor, a parameter's name or None")
-    given = torch.as_tensor(value).detach()
-    tensor = given.to(TORCH[in_bundle(entry.dtype)])
-    if entry.dtype != "float32" and not torch.equal(tensor.to(given.dtype), given):
-        raise UsageError(
-            f"{origin} a tensor that holds what is no {in_bundle(entry.dtype)}, expected values that are the same as "
-            f"{in_bundle(entry.dtype)}, which a bundle has; give initial="
-        )
+    given, kind = torch.as_tensor(value).detach(), in_bundle(entry.dtype)
+    tensor = given.to(TORCH[kind])
+    if kind != "float32" and not torch.equal(tensor.to(given.dtype), given):
+        raise UsageError(f"{origin} a tensor that holds what is no {kind}, expected {kind}; give initial=")
     batch = entry.axes.batch
     if batch is not None and tensor.dim() == len(entry.shape) and tensor.shape[batch] == 1:
         tensor = tensor.squeeze(batch)

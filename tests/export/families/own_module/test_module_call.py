@@ -181,7 +181,7 @@ def test_a_state_starts_as_its_attribute_holds_it_unless_initial_says_otherwise(
         (torch.eye(3), {}, r"its attribute kept holds different values for 3 sequences, .*; give initial="),
         (torch.ones(4), {}, r"starts as its attribute kept, a tensor of 4, expected one that broadcasts over 3"),
         (KEPT, {"grows": 1}, r"grows from no rows, and its attribute kept holds values .*; give initial=0.0"),
-        (KEPT + 0.5, {"dtype": "int32"}, r"holds what is no int32, expected values that are the same as int32"),
+        (KEPT + 0.5, {"dtype": "int32"}, r"holds what is no int32, expected int32; give"),
         (KEPT.long() << 40, {"dtype": "int64"}, r"holds what is no int32"),
     ],
 )

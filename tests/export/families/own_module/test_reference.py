@@ -174,10 +174,10 @@ class Masked(nn.Module):
         return h * 2, h
 
 
-def test_a_flag_may_be_false_for_long_and_a_mask_without_which_there_are_no_numbers_may_not():
+def test_a_flag_has_a_value_for_long_with_which_there_are_numbers_and_more_depends_on_the_state():
     flags = [InputSpec("begin", ("B",), "bool"), InputSpec("mask", ("B", "L"), "bool")]
     spec = StepSpec(Masked(), [InputSpec("x", ("B", "L", 4)), *flags], [StateSpec("h", ("B", 4))], ["y"])
-    assert ModuleReference(planned(spec, (16,))).flags == {"begin"}
+    assert ModuleReference(planned(spec, (16,))).flags == {"begin": False, "mask": True}
 
 
 def test_a_sample_of_one_number_is_given_as_one():
