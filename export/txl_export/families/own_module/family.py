@@ -187,7 +187,7 @@ def verify(request: VerifyRequest, heard: Listener) -> Parity:
                 "the bundle's own vectors are replayed; --module FILE.py:FUNCTION or --adapter NAME compares it with "
                 "the module"
             )
-            return replay_vectors(opener, heard)
+            return replay_vectors(opener, manifest.precision, heard)
         if whose := whose_code(request.module):
             heard.warn(f"{whose} is run on this machine")
         spec, name = read_source(request.module, request.weights)
