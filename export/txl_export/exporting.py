@@ -196,7 +196,7 @@ def _finite(found: SelftestResult) -> bool:
 
 def _selftest(folder: Path, manifest: Manifest, rounding: bool = False) -> SelftestResult:
     with runnable(folder, manifest, "cpu", rounding) as runs:
-        return run_selftest(txl_runtime.load(runs, "cpu"))
+        return run_selftest(txl_runtime.load(runs, "cpu"), manifest.precision)
 
 
 def _require(result: SelftestResult, prepared: Prepared, manifest: Manifest, folder: Path) -> None:

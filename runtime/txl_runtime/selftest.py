@@ -112,17 +112,21 @@ class SelftestResult:
         }
 
 
-def run_selftest(model: Model) -> SelftestResult:
+def run_selftest(model: Model, precision: str | None = None) -> SelftestResult:
     """Replay the bundle's vectors with 1 … B live sequences, and with each B that engines are built for.
 
     Sequences that have to run together all run.
+
+    Args:
+        model: of the bundle, or of a copy in float32 that rounds as the bundle does.
+        precision: the bundle's, where the model is of a copy.
 
     Raises:
         BundleError: the bundle holds no usable vectors.
     """
     vectors = model.bundle.selftest()
     names = ("outputs", "state") if "tokens" not in vectors else ("logprobs", "memory")
-    rungs = rung(model.manifest.precision, model.backend.name)
+    rungs = rung(precision or model.manifest.precision, model.backend.name)
     batch, sizes = model.batch_size, model.manifest.batch_sizes
     limits = [float("inf") if limit is None else limit for limit in (rungs.logprobs, rungs.memory)]
     streams = tuple(sorted({1, 2, batch // 2, batch, *sizes} & set(range(1, batch + 1))))

@@ -139,7 +139,7 @@ def verify(request: VerifyRequest, heard: Listener) -> tuple[Parity, None]:
         opener = partial(load_bundle, folder, "cpu" if emulated else backend, engine_threads(manifest, request.threads))
         if request.checkpoint is None:
             heard.warn("the bundle's own vectors are replayed; --checkpoint FILE.onnx compares it with the file")
-            return replay_vectors(opener, heard), None
+            return replay_vectors(opener, manifest.precision, heard), None
         told, first = manifest.family, read_weight_file(bundle.file(manifest.weights))
         starts = {port: first[name].numpy() for port, name in told["initial"].items()}
         choices = Choices(told["states"], told["fix"], told["open"], starts, told["batch_axes"])

@@ -190,7 +190,7 @@ def verify(request: VerifyRequest, heard: Listener) -> tuple[Parity, bytes | Non
                 "the bundle's own vectors are replayed; --module FILE.py:FUNCTION or --adapter NAME compares it with "
                 "the module"
             )
-            return replay_vectors(opener, heard), None
+            return replay_vectors(opener, manifest.precision, heard), None
         if whose := whose_code(request.module):
             heard.warn(f"{whose} is run on this machine")
         spec, name = read_source(request.module, request.weights)

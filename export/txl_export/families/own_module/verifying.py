@@ -113,12 +113,14 @@ def _listed(table: Mapping[str, tuple[Any, ...]]) -> str:
     return ", ".join(f"{name} {' × '.join(map(str, facts))}".rstrip() for name, facts in table.items()) or "none"
 
 
-def replay_vectors(open_model: Callable[[], Model], listener: Listener | None = None) -> Parity:
+def replay_vectors(
+    open_model: Callable[[], Model], precision: str | None = None, listener: Listener | None = None
+) -> Parity:
     """What can be said of a bundle without the module: whether it still computes what its vectors say."""
     heard = listener or Silent()
     heard.stage("replay stored vectors")
     model = open_model()
-    result = run_selftest(model)
+    result = run_selftest(model, precision)
     gates = tuple(
         Gate(f"stored {name} max abs (relative)", value, result.limits[name], value <= result.limits[name])
         for name, value in result.largest.items()
