@@ -210,8 +210,8 @@ def reached(model: Model, vectors: Mapping[str, Array]) -> list[float]:
             most[kind] = float(sizes.max(initial=most[kind]))
     if len(found) != 2 or not all(0 <= one <= size for one, size in zip(found, most.values(), strict=True)):
         raise BundleError(
-            f"{model.bundle.path}: stored vectors do not fit (reached is {found}, expected 0 … {most['output']:.3g} and "
-            f"0 … {most['state']:.3g}); export the model again"
+            f"{model.bundle.path}: stored vectors do not fit (reached is {found}, expected 0 … {most['output']:.3g} "
+            f"and 0 … {most['state']:.3g}); export the model again"
         )
     return found
 
