@@ -23,7 +23,7 @@ Both have, below float32, what was reached where the bundle was made: there is n
 become twice as far away. Half precision is rounded there after every operator, as a device does that fuses none.
 
     reached    float64 [2]: the largest differences of log-probabilities and memory, or of outputs and state; no more
-               than the largest log-probability in nats, and 1 where they are relative
+               than the largest value stored of each, and 1 where they are relative
 
 A Transformer-XL in half precision is judged row by row as well. A largest difference hides a fault in few rows; and the
 memory of a layer has been rounded by the layers below it alone, so that a fault there stands out ("rows" of `LIMITS`):
@@ -202,15 +202,20 @@ def reached(model: Model, vectors: Mapping[str, Array]) -> list[float]:
     """How far outputs and state were from the reference where the bundle was made, of vectors as those of any step.
 
     Raises:
-        BundleError: it is no number from 0 to what the model answers at all: then anything would pass.
+        BundleError: it is no number from 0 to the largest stored value: then anything would pass.
     """
     logprobs, found = model.manifest.logprobs, [float(value) for value in vectors["reached"].ravel()]
-    sizes = np.abs(np.zeros(0) if logprobs is None else vectors[f"output/{logprobs.name}"])
-    most = float(sizes[sizes < limit_of("mask")].max(initial=1))  # in nats; else relative to the largest value
-    if len(found) != 2 or not (0 <= found[0] <= most and 0 <= found[1] <= 1):
+    nats = "" if logprobs is None else f"output/{logprobs.name}"
+    most = dict.fromkeys(("output", "state"), float32_limit())
+    for name, values in vectors.items():
+        if (kind := name.partition("/")[0]) in most and values.dtype.kind == "f":
+            sizes = np.abs(values)
+            sizes = sizes[sizes < limit_of("mask")] if name == nats else np.fmin(sizes, 1)  # those are relative
+            most[kind] = float(sizes.max(initial=most[kind]))
+    if len(found) != 2 or not all(0 <= one <= size for one, size in zip(found, most.values(), strict=True)):
         raise BundleError(
-            f"{model.bundle.path}: stored vectors do not fit (reached is {found}, expected 0 … {most:.3g} and 0 … 1); "
-            "export the model again"
+            f"{model.bundle.path}: stored vectors do not fit (reached is {found}, expected 0 … {most['output']:.3g} "
+            f"and 0 … {most['state']:.3g}); export the model again"
         )
     return found
 

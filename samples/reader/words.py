@@ -122,8 +122,12 @@ def self_test(bundle: Bundle, rule: str | None = None) -> dict[str, tuple[float,
         place = v["positions"][..., None] * bundle.outputs[name]["shape"][-1] + v["columns"]
         v |= {f"place/{name}": place.reshape(steps, B, -1), f"output/{name}": v["logprobs"].reshape(steps, B, -1)}
     reached = np.zeros(2) if bundle.manifest["precision"] == "fp32" else v["reached"]
-    sizes = np.abs(v[f"output/{name}"] if name else np.zeros(1))
-    most = [sizes[sizes < 1000].max(initial=1), 1]
+    most = [1e-4, 1e-4]
+    for key, values in v.items():
+        if values.dtype.kind == "f" and key.startswith(("output/", "state/", "memory/")):
+            sizes, side = np.abs(values), not key.startswith("output/")
+            sizes = sizes[sizes < 1000] if key == f"output/{name}" else np.fmin(sizes, 1)
+            most[side] = max(most[side], sizes.max(initial=0))
     need(bool(((reached >= 0) & (reached <= most)).all()), "What these vectors reached is no difference.")
     limits = (1e-4 + 2 * reached).tolist()
     found: dict[str, tuple[float, float]] = {}

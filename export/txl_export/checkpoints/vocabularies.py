@@ -99,16 +99,19 @@ def _behind(front: tuple[str, ...], words: Words) -> Words:
 def differences(bundle: Bundle, given: bytes, source: str, heard: Listener) -> list[str]:
     """Places where a bundle's vocabulary or boundary token is not a given one's: "id 10: bundle 'w11', module 'w10'".
 
-    What an export is given beside a vocabulary is no difference, and `heard` is told of it: words in front of its list,
-    and a boundary token that stands in the command that the bundle notes.
+    What an export is given beside a vocabulary is no difference where it stands in the command that the bundle notes,
+    and `heard` is told of it: words in front of the list, and a boundary token.
 
     Raises:
         BundleError: what was given is no vocabulary of this model; `source` says whose it is.
     """
     manifest, ours = bundle.manifest, bundle.vocabulary()
     theirs = decode_vocabulary(given, manifest.vocab_size, source)
-    if isinstance(ours, Words) and isinstance(theirs, Words) and len(ours) > len(theirs):
-        front = ours.symbols[: len(ours) - len(theirs)]
+    command = manifest.provenance.get("command")
+    noted = command.get("arguments") if isinstance(command, Mapping) else None
+    options = dict(pairwise(noted)) if isinstance(noted, list) and all(isinstance(one, str) for one in noted) else {}
+    front = tuple(options["--specials"].split(",")) if "--specials" in options else ()
+    if front and isinstance(theirs, Words) and len(front) + len(theirs) <= manifest.vocab_size:
         heard.warn(f"not compared: {some([*map(repr, front)])} in front of the words of the {source} (--specials)")
         theirs = _behind(front, theirs)
     own, other = msgspec.to_builtins(ours), msgspec.to_builtins(theirs)
@@ -117,9 +120,7 @@ def differences(bundle: Bundle, given: bytes, source: str, heard: Listener) -> l
     pairs += [(f"id {number}", *pair) for number, pair in enumerate(words)]
     pairs += [(name, value, other.get(name)) for name, value in own.items()]
     boundary, token = boundary_of(msgspec.json.encode(theirs), manifest.vocab_size), manifest.boundary_token
-    command = manifest.provenance.get("command")
-    noted = command.get("arguments") if isinstance(command, Mapping) else None
-    if token != boundary and isinstance(noted, list) and ("--boundary-token", str(token)) in pairwise(noted):
+    if token != boundary and options.get("--boundary-token") == str(token):
         heard.warn(f"not compared: boundary token {token}, {boundary} by the {source} (--boundary-token)")
     else:
         pairs.append(("boundary_token", token, boundary))

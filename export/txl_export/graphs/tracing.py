@@ -244,7 +244,7 @@ def _built(build: Callable[..., Any], **options: Any) -> Any:
 def int32_indices(graph: ir.Graph) -> None:
     """Give Gather and GatherElements int32 indices: drop the casts to int64, narrow the constants.
 
-    TensorRT 8.6 has no int64, and the indices are the largest constants in the file.
+    The indices are the largest constants in the file, and a device takes int32 as it is.
     """
 
     def narrow(constant: ir.Value) -> ir.Value:

@@ -87,14 +87,20 @@ private:
         return *found;
     }
 
-    // How far the bundle was off where it was made. More than the model answers at all would let anything pass.
+    // How far the bundle was off where it was made. More than the largest stored value would let anything pass.
     [[nodiscard]] double reached(int side) const {
-        double most = 1;
-        if (const auto *logprobs = side ? nullptr : m_.logprobs()) {
-            const auto &stored = array(text_ ? "logprobs" : "output/" + logprobs->name);
-            for (std::int64_t i = 0; i < stored.size(); ++i)
-                if (const auto size = std::abs(stored.number(i)); size < MASK) most = std::max(most, size);
-        }
+        double most = ROUNDING;
+        const auto take = [&](const Stored *stored, bool nats) {
+            for (std::int64_t i = 0; stored && stored->floating() && i < stored->size(); ++i) {
+                const auto size = std::abs(stored->number(i));
+                if (!nats || size < MASK) most = std::max(most, nats ? size : std::min(size, 1.0));
+            }
+        };
+        for (const auto &output : m_.outputs)
+            if (side == 0)
+                take(vectors_.find(text_ ? "logprobs" : "output/" + output.name), output.role == "logprobs");
+        for (const auto *state : model_->states)
+            if (side == 1) take(vectors_.find((text_ ? "memory/" : "state/") + state->name), false);
         const auto found = array("reached").number(side);
         fits(found >= 0 && found <= most, join("reached is ", found, ", expected 0 ... ", most));
         return found;

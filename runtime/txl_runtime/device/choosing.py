@@ -83,13 +83,18 @@ def choose_device(
             notes[name] = reason
             continue
         try:
-            with _errors_of(name):
-                backend = opener(name, bundle, update)
-                run_smallest(backend, bundle)
-                return backend, notes
+            return _running(opener, name, bundle, update), notes
         except (BackendError, BundleError) as error:
             notes[name] = str(error)
     return None, notes
+
+
+def _running(opener: Opener, name: str, bundle: Bundle, update: str | None) -> DeviceBackend:
+    """A backend that has run; one that does not is let go here, so that the next one finds the device's memory free."""
+    with _errors_of(name):
+        backend = opener(name, bundle, update)
+        run_smallest(backend, bundle)
+        return backend
 
 
 @contextmanager

@@ -262,7 +262,7 @@ def preload_libraries(ort: Any) -> str:
             break
     # From 1.31 on nothing is said of cuDNN, which few models need; it may lie in a place of its own.
     for folder in (folder for folders in places for folder in folders):
-        if any(Path(folder).glob("*cudnn*")) and not _is_loaded(CUDNN):
+        if any(Path(folder).glob("*cudnn*")) and not _can_load(CUDNN):
             _preloaded(ort, folder, [], cuda=False)
     return f"{'; '.join(lines[:2])}; looked {_searched()}" if lines else ""
 
@@ -278,7 +278,7 @@ def _preloaded(ort: Any, folder: str, said: list[str], **which: bool) -> list[st
     return said + [line.strip() for line in printed.getvalue().splitlines() if line.startswith("Failed")]
 
 
-def _is_loaded(library: str) -> bool:
+def _can_load(library: str) -> bool:
     try:
         ctypes.CDLL(library)
     except OSError:

@@ -113,6 +113,8 @@ def changed(bundle: Path, target: Path, vocabulary: dict[str, Any], **fields: An
     ("vocabulary", "fields", "told"),
     [
         ({"symbols": ["<S>", *WORDS[:5], "w6", "w5", *WORDS[7:], "<unk>"]}, {}, "id 6: bundle 'w6', checkpoint 'w5'"),
+        ({"symbols": ["w", *WORDS, "<unk>"]}, {}, "id 0: bundle 'w', checkpoint '<S>'"),
+        (LIST, {"boundary_token": 3}, "id 0: bundle 'w0', checkpoint '<S>'"),
         ({"lower_case": True}, {}, "lower_case: bundle True, checkpoint False"),
         ({}, {"boundary_token": 7}, "boundary_token: bundle 7, checkpoint 4"),
     ],
@@ -148,7 +150,8 @@ def test_verify_compares_words_with_a_checkpoint_or_a_file_and_says_where_it_did
 def test_a_boundary_that_the_export_was_given_is_no_difference(exported, tmp_path: Path) -> None:
     bundle, file = exported
     provenance = open_bundle(bundle).manifest.provenance
-    provenance = {**provenance, "command": {"arguments": ["m.pt", "--boundary-token", "7"], "in_memory": []}}
+    arguments = ["m.pt", "--specials", "<S>", "--boundary-token", "7"]
+    provenance = {**provenance, "command": {"arguments": arguments, "in_memory": []}}
     asked = changed(bundle, tmp_path / "b.txl", {}, boundary_token=7, provenance=provenance)
     assert txl_export.verify(asked, checkpoint=file, segments=2).passed
 

@@ -178,6 +178,12 @@ def test_no_bundle_passes_by_what_it_says_that_it_reached(vectors, reached):
     assert not replayed(said, Off).passed, "float32 has a limit of its own"
 
 
+def test_a_bundle_of_small_numbers_has_reached_no_more_than_the_largest_of_them(vectors):
+    small = {name: values / 100 if name.startswith("output/") else values for name, values in vectors.items()}
+    with pytest.raises(BundleError, match=r"reached is \[0\.5, 0\.5\], expected 0 … 0\.0\d+ and"):
+        replayed(small | {"reached": np.array([0.5, 0.5])}, precision="fp16")
+
+
 CHANGES: dict[str, Callable[[Vectors], object]] = {
     "no inputs": lambda found: found.pop("input/x"),
     "no states": lambda found: found.pop("state/h"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,13 +72,19 @@ def test_auto_takes_a_backend_only_after_its_smallest_program_has_run_there(make
     bundle = open_bundle(make_bundle(batch_size=B, config={}))
     monkeypatch.setattr(choosing, "missing", lambda name, bundle, **_: "")
     drivers: list[FakeDriver] = []
+    opened: list[weakref.ref[Any]] = []
 
     def refused(*_: Any) -> Any:
-        return raising(BackendError("no kernel image is available"))
+        def launch() -> None:
+            raise BackendError("no kernel image is available")
+
+        return launch
 
     def opener(name: str, bundle: Any, update: str | None) -> Any:
+        assert not [each for each in opened if each() is not None], "the memory of the one before is free again"
         drivers.append(FakeDriver())
         backend = open_stand_in(bundle, update, name, driver=drivers[-1])
+        opened.append(weakref.ref(backend))
         for item in backend.executables.values() if name == "rtx" else ():
             monkeypatch.setattr(item, "prepare", refused)
         return backend

@@ -14,6 +14,7 @@ from txl_export.families.own_module.module_call import Eager, in_float64
 from txl_export.families.own_module.own_code import OwnCodeError
 from txl_export.families.own_module.sizes import fresh_states, has_length, random_inputs
 from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec, StepSpec
+from txl_export.families.own_module.spec_checks import check_spec
 from txl_runtime.errors import UsageError
 
 
@@ -146,7 +147,8 @@ def keeping(held, shape, dtype="float32", **said):
     """A state of a module that keeps `held` in an attribute."""
     module = nn.Identity()
     module.kept = held
-    return StepSpec(module, [], [StateSpec("kept", shape, dtype, attribute="kept", **said)], [])
+    inputs = [InputSpec("x", ("B", 3))]
+    return StepSpec(module, inputs, [StateSpec("kept", shape, dtype, attribute="kept", **said)], ["y"])
 
 
 KEPT = torch.tensor([[1.0, 2.0, 3.0]])
@@ -171,6 +173,7 @@ def test_a_state_starts_as_its_attribute_holds_it_unless_initial_says_otherwise(
         (keeping(held, shape, dtype, initial=0.0), torch.zeros_like(starts)),
         (keeping(held, shape, dtype, initial=1), torch.ones_like(starts)),
     ):
+        check_spec(spec, 4, ())
         fresh = fresh_states(spec, 4)["kept"]
         assert torch.equal(fresh, expected.unsqueeze(shape.index("B")).expand_as(fresh))
 
