@@ -17,8 +17,10 @@ def refuse_tensorflow(path: Path) -> None:
     Raises:
         CheckpointError: it is one.
     """
+    if path.is_file() or (path / "config.json").exists():
+        return
     found = sorted(path.glob("*.index")) if path.is_dir() else [Path(f"{path}.index")]
-    if found and found[0].exists() and not path.is_file() and not (path / "config.json").exists():
+    if found and found[0].exists():
         raise CheckpointError(f"{path}: {converting(found[0])}")
 
 

@@ -74,7 +74,7 @@ from txl_runtime.bundle.tables import Program
 from txl_runtime.listener import Silent
 
 program = Program(name="p", kind="step", segment_length=1, update="replace", file="p.onnx", inputs=(), outputs=())
-request = BuildRequest(target="tensorrt", size=1, file="p.onnx", program=program, gpus=(), half=False, scatters=0)
+request = BuildRequest(target="tensorrt", size=1, file="p.onnx", program=program, gpus=(), scatters=0)
 with tempfile.TemporaryFile() as said:
     graph = Graph(b"x", Path(tempfile.gettempdir()) / "p.onnx", "", {}, (), 0, 0)
     outcome = _run(request, graph, Path("absent"), Silent(), said)

@@ -237,6 +237,10 @@ class Closed:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):  # what Python itself looks for, to show it or to copy it
             raise AttributeError(name)
+        self.refuse()
+
+    def refuse(self) -> NoReturn:
+        """Raise UsageError."""
         raise UsageError("the model was closed, expected it open; load it again")
 
 

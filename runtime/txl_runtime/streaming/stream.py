@@ -322,7 +322,9 @@ class Stream(CarriedState):
         return cut_at([*range(0, length, self._longest), length], counts)
 
     def _require(self, what: str) -> None:
-        """Refuse what the model cannot do with tokens."""
+        """Refuse a model that was closed, and what the model cannot do with tokens."""
+        if isinstance(self.loop, Closed):
+            self.loop.refuse()
         if not self._fluent:
             require_tokens(self._manifest, what)
 
