@@ -239,7 +239,7 @@ def _check_attribute(what: str, module: nn.Module, entry: StateSpec) -> None:
         found = value_at(module, path)
         if isinstance(found, nn.Parameter):
             raise UsageError(f"{what} is the parameter {path}, expected a buffer or a plain attribute")
-        if not isinstance(found, (Tensor, bool, int, float, type(None))):
+        if isinstance(found, bool) or not isinstance(found, (Tensor, int, float, type(None))):  # such as training
             raise UsageError(f"{what} is kept in {path}, a {type(found).__name__}, expected a tensor, a number or None")
         put(module, path, found)
     except (LookupError, TypeError, AttributeError) as error:
