@@ -29,6 +29,7 @@ from txl_runtime.device.engines import files as engine_files
 from txl_runtime.device.engines.files import find_engines
 from txl_runtime.device.engines.library import Library
 from txl_runtime.device.engines.opening import load_engines
+from txl_runtime.device.gpu import platform_name
 from txl_runtime.streaming.state import initial_values
 
 GPU = "Fake RTX, SM 86, 16 multiprocessors"
@@ -63,7 +64,7 @@ def as_tensorrt(path: Path, place: Path, version: str) -> Path:
         if name.endswith(".json"):
             sidecar = msgspec.json.decode((copy / moved).read_bytes())
             sidecar["identity"] |= {"flavour": "tensorrt", "version": version, "compute_capabilities": []}
-            sidecar["identity"]["device"] = GPU
+            sidecar["identity"] |= {"device": GPU, "platform": platform_name()}
             (copy / moved).write_bytes(msgspec.json.encode(sidecar))
         manifest["files"][moved] = {"size": (copy / moved).stat().st_size, "sha256": file_sha256(copy / moved)}
     (copy / "manifest.json").write_bytes(msgspec.json.encode(manifest))
