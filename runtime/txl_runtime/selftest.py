@@ -199,7 +199,7 @@ def translated(vectors: Mapping[str, Array], model: Model) -> dict[str, Array]:
 
 
 def reached(model: Model, vectors: Mapping[str, Array]) -> list[float]:
-    """How far outputs and state were from the reference where the bundle was made, of vectors as those of any step.
+    """The errors of outputs and state where the bundle was made, of vectors as those of any step.
 
     Raises:
         BundleError: it is no number from 0 to the largest stored value: then anything would pass.

@@ -188,7 +188,7 @@ class OrtSessions:
         return self._ort.InferenceSession(graph, options, **arguments, disabled_optimizers=[f"{UNFIT_FUSION}Fusion"])
 
     def _requirements(self, cudnn: bool = False) -> str:
-        """What the CUDA provider needs, cuDNN for one, and what to do where it does not start."""
+        """The libraries that the CUDA provider needs, such as cuDNN, and advice where it does not start."""
         major = str(getattr(self._ort, "cuda_version", "") or "").partition(".")[0]
         if cudnn:
             return (

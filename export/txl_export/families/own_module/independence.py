@@ -1,4 +1,4 @@
-"""Whether the sequences of a batch are independent of one another: neighbours are changed, spoilt, reset and moved."""
+"""A trial of independence: a sequence's neighbours are changed, spoilt, reset and moved; its results may not differ."""
 
 from __future__ import annotations
 
