@@ -32,7 +32,7 @@ from txl_runtime.listener import Silent
 
 bundle = open_bundle(sys.argv[1])
 program = bundle.manifest.programs[0]
-request = BuildRequest(target="rtx", size=1, file="", program=program, gpus=(), half=False, scatters=0)
+request = BuildRequest(target="rtx", size=1, file="", program=program, gpus=(), scatters=0)
 graph = Graph(b"x", bundle.path / "a.onnx", "", {}, (), 0, 0)
 with tempfile.TemporaryFile() as said:
     outcome = _run(request, graph, Path("absent"), Silent(), said)
