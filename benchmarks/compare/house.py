@@ -1,4 +1,4 @@
-"""Count what a checkout consists of: lines by room, imports, arrows, circles, questions about the kind of model.
+"""Count what a checkout consists of: lines, first words, imports, arrows, circles, questions about the kind of model.
 
     python benchmarks/compare/house.py [CHECKOUT] [--verbose] [--json]
     python benchmarks/compare/house.py OLD NEW [--verbose] [--json]
@@ -7,6 +7,11 @@ The second form prints before, after and difference. Nothing is imported: files 
 
 **Lines.** All lines, and those of code: a line with a token that is no comment and no part of a docstring (a string
 that stands as a statement, behind a name as well).
+
+**Beside the product**: all lines of what `BESIDE` names: C++, JavaScript, tests, benchmarks, samples, pages of docs.
+
+**Openings**: docstrings of the product's modules, classes and functions whose first word is one of `OPENINGS`, such as
+"Whether it fits.": their reader looks for the verb in the function's name.
 
 **Imports inside functions**: statements in the body of a function that import from one of the five packages.
 
@@ -65,6 +70,22 @@ LEVELS |= {"sessions": 6, "selftest": 6}
 RUNTIME_ROOMS = ("bundle", "guard", "streaming", "host", "device", "sessions")
 DEPLOY_ROOMS = ("bench", "serve", "triton", "corpora")
 
+BESIDE = {
+    "C++, src and include": ("runtime/cpp/src/**/*.[ch]*", "runtime/cpp/include/**/*.h*"),
+    "C++, tests, fuzz and samples": tuple(f"runtime/cpp/{room}/**/*.[ch]*" for room in ("tests", "fuzz", "samples")),
+    "JavaScript of pages": ("txl_deploy/**/*.js", "export/txl_report/**/*.js"),
+    "HTML and CSS of pages": tuple(
+        f"{room}/**/*.{kind}" for room in ("txl_deploy", "export/txl_report") for kind in ("html", "css")
+    ),
+    "tests, Python": ("tests/**/*.py",),
+    "tests, other code": tuple(f"tests/**/*.{kind}" for kind in ("c", "cpp", "hpp", "js")),
+    "benchmarks": ("benchmarks/**/*.py",),
+    "samples": ("samples/**/*.py",),
+    "docs": ("*.md", "docs/**/*.md"),
+}
+"""Files beside the product's Python, by what they are: patterns below a checkout's root."""
+OPENINGS = ("What", "How", "Whether", "Of", "Where")
+
 RULES = {"ring", "rolled", "replace", "replaced"}
 FAMILIES = {"transformer_xl", "own_module"}
 FLAGS = re.compile(r"_*(is_)?(counts_rows|transformer_xl|own_module|ring|rolled|replaced_state|step_loop)$")
@@ -80,6 +101,8 @@ class House:
 
     Attributes:
         lines: by room, all lines and those of code.
+        beside: all lines of what is no Python of the product, by the names of `BESIDE`.
+        openings: where docstrings begin with a word of `OPENINGS`, by that word.
         inner: by package, where imports of own packages stand inside functions.
         upward: by package or room of the runtime, arrows that go up.
         circles: modules or rooms that import one another.
@@ -87,6 +110,8 @@ class House:
     """
 
     lines: dict[str, list[int]] = field(default_factory=dict)
+    beside: dict[str, int] = field(default_factory=dict)
+    openings: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     inner: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     upward: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     circles: list[list[str]] = field(default_factory=list)
@@ -109,11 +134,14 @@ def counted(checkout: Path) -> House:
         both[0] += text.count("\n")
         both[1] += code_lines(text, tree)
         house.questions[room] += [(place, f"{line}", form) for line, form in questions(tree)]
+        for line, word in openings(tree):
+            house.openings[word].append(f"{place}:{line}")
         found = list(_imports(tree, name, modules, path.name == "__init__.py"))
         arrows[name] = {target for target, *_ in found} - {name}
         inside = sorted({line for _, line, within in found if within})
         house.inner[name.partition(".")[0]] += [f"{place}:{line}" for line in inside]
     house.lines = {room: house.lines[room] for room in sorted(house.lines, key=_order)}
+    house.beside = {name: beside(checkout, patterns) for name, patterns in BESIDE.items()}
     _draw(house, arrows)
     return house
 
@@ -160,6 +188,21 @@ def code_lines(text: str, tree: ast.AST) -> int:
         if token.type not in layout:
             used |= set(range(token.start[0], token.end[0] + 1))
     return len(used - told)
+
+
+def beside(checkout: Path, patterns: Sequence[str]) -> int:
+    """All lines of the files that some patterns find, each file once."""
+    found = {path for pattern in patterns for path in checkout.glob(pattern) if path.is_file()}
+    return sum(path.read_bytes().count(b"\n") for path in found)
+
+
+def openings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Lines of docstrings that begin with a word of `OPENINGS`, and the word."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = (ast.get_docstring(node) or "").split(maxsplit=1)[:1]
+            for word in set(first) & set(OPENINGS):
+                yield node.body[0].lineno, word
 
 
 def _imports(tree: ast.AST, module: str, modules: Mapping[str, Path], package: bool) -> Iterator[tuple[str, int, bool]]:
@@ -319,6 +362,9 @@ def figures(house: House) -> dict[str, int]:
         found |= {f"{title}, {room}": number for room, number in counts.items()}
         found[f"{title}, runtime in all"] = sum(n for room, n in counts.items() if room.startswith("runtime/"))
         found[f"{title}, in all"] = sum(counts.values())
+    found |= {f"lines, {name}": number for name, number in house.beside.items()}
+    found |= {f"docstrings that begin with {word}": len(house.openings[word]) for word in OPENINGS}
+    found["docstrings that begin with one of these"] = sum(map(len, house.openings.values()))
     found["files with questions"] = len({place for asked in house.questions.values() for place, *_ in asked})
     forms = Counter(form for asked in house.questions.values() for *_, form in asked)
     found |= {f"questions of form {form}": forms[form] for form in sorted(forms)}
@@ -348,6 +394,7 @@ def details(house: House) -> str:
         for place, line, form in asked:
             places[place].append(f"{line} {form}")
         lines += [f"question: {place}: {', '.join(where)}" for place, where in sorted(places.items())]
+    lines += [f"opening: {place}: {word}" for word, places in house.openings.items() for place in places]
     lines += [f"import inside a function: {place}" for inner in house.inner.values() for place in inner]
     lines += [f"upward: {arrow}" for arrows in house.upward.values() for arrow in arrows]
     return "\n".join([*lines, *(f"circle: {', '.join(group)}" for group in house.circles)])

@@ -79,6 +79,28 @@ def test_lines_of_code_are_those_without_comments_and_docstrings() -> None:
     assert house.code_lines(text, ast.parse(text)) == 4
 
 
+def test_what_is_no_python_of_the_product_is_counted_by_its_kind(tmp_path: Path) -> None:
+    checkout(tmp_path, txl_runtime__model="x = 1\n")
+    cpp, pages = ["runtime/cpp/src/a/b.cpp", "runtime/cpp/include/txl.h"], ["docs/a.md", "A.md"]
+    files = [*cpp, "txl_deploy/page.js", "tests/a/test_b.py", *pages, "runtime/cpp/src/CMakeLists.txt"]
+    for number, name in enumerate(files, 1):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x\n" * number)
+    told = {name: lines for name, lines in house.counted(tmp_path).beside.items() if lines}
+    assert told == {"C++, src and include": 3, "JavaScript of pages": 3, "tests, Python": 4, "docs": 11}
+
+
+def test_docstrings_that_begin_without_a_subject_are_counted(tmp_path: Path) -> None:
+    text = '"""Whether it is."""\nclass A:\n    """Of it."""\n    def f(self):\n        """Say what."""\n'
+    text += 'x = 1\n"""What it is."""\ndef g():\n    """\n    Where.\n    """\ndef h():\n    """How it is."""\n'
+    found = house.counted(checkout(tmp_path, txl_runtime__model=text))
+    figures = house.figures(found)
+    counts = [figures[f"docstrings that begin with {word}"] for word in ("What", "How", "Whether", "Of", "Where")]
+    assert counts == [0, 1, 1, 1, 0]  # the note behind x is no docstring, and "Where." no opening
+    assert figures["docstrings that begin with one of these"] == 3
+    assert "opening: runtime/txl_runtime/model.py:3: Of" in house.details(found)
+
+
 def test_imports_inside_functions_are_those_of_own_packages(tmp_path: Path) -> None:
     text = "import txl_runtime.b\ndef f():\n    import json\n"
     text += "    from txl_runtime import b\n    from txl_runtime.b import x\n"
