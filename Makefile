@@ -169,4 +169,4 @@ wheelhouse: wheel
 		--platform manylinux_2_28_aarch64 --platform manylinux2014_aarch64 "./$$(ls -t dist/txl_deploy-*.whl | head -1)[build]"
 
 clean:
-	rm -rf $(VENV) .packages .versions .clients .triton .browser .cuda .engines $(DEMO) screenshots gpu-check gpu-check.tar.gz build dist wheelhouse .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .bundles .packages .versions .clients .triton .browser .cuda .engines $(DEMO) screenshots gpu-check gpu-check.tar.gz build dist wheelhouse .pytest_cache .mypy_cache .ruff_cache .hypothesis

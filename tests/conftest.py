@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import hypothesis
 import pytest
 import torch
-import txl_export
-from filelock import FileLock
+from kept_bundles import Maker, place
 from published import holding
-from support import random_state, save_checkpoint, small_config
 from txl_runtime.bundle import manifest
 
 pytest_plugins = ["sweeping"]
@@ -60,41 +56,15 @@ def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     assert not note.exists(), note.read_text()
 
 
+def pytest_configure() -> None:
+    """Choose the folder of kept bundles once: the workers that xdist starts inherit it."""
+    if "TXL_BUNDLES" not in os.environ:
+        os.environ["TXL_BUNDLES"] = str(place())
+
+
 @pytest.fixture(scope="session")
-def make_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Export a small random model, once per set of options: `make_bundle(config={...}, batch_size=3)`.
-
-    `config` changes fields of the model's config; `vocabulary` goes through a checkpoint file with a byte
-    vocabulary (256 ids); everything else goes to `txl_export.export`. Runs of the same sources share their bundles
-    where TXL_BUNDLES names a folder, as `.ci/run` does.
-    """
-    made: dict[str, Path] = {}
-    worker = os.environ.get("PYTEST_XDIST_WORKER")
-    base = tmp_path_factory.getbasetemp()
-    own = base.parent if worker else base  # one folder for all workers
-    shared = Path(os.environ.get("TXL_BUNDLES") or own / "bundles")
-    shared.mkdir(exist_ok=True)
-
-    def make(config: dict[str, Any] | None = None, seed: int = 0, vocabulary: bool = False, **options: Any) -> Path:
-        key = repr((sorted((config or {}).items()), seed, vocabulary, sorted(options.items())))
-        if key not in made:
-            # An address means something in one process alone.
-            name = key + str(base) if " at 0x" in key else key
-            path = shared / hashlib.sha256(name.encode()).hexdigest()[:16] / "small.txl"
-            path.parent.mkdir(exist_ok=True)
-            with FileLock(path.with_suffix(".lock")):
-                if not path.exists():  # an export is there whole or not at all
-                    _export(path, small_config(**(config or {})), seed, vocabulary, options)
-            made[key] = path
-        return made[key]
-
-    return make
-
-
-def _export(path: Path, values: dict[str, Any], seed: int, vocabulary: bool, options: dict[str, Any]) -> None:
-    options = {"segment_length": (4, 1)} | options
-    if vocabulary:
-        file = save_checkpoint(path.with_suffix(".pt"), values, vocabulary={"kind": "bytes"})
-        txl_export.export(file, path, **options)
-    else:
-        txl_export.export(random_state(values, seed), path, config=values, **options)
+def make_bundle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Path]]:
+    """Export a small random model, once for all runs of the same sources: `make_bundle(batch_size=3)`; see `Maker`."""
+    maker = Maker(Path(os.environ["TXL_BUNDLES"]), tmp_path_factory.getbasetemp() / "bundles")
+    yield maker.make
+    assert not maker.changed(), "a test changed a bundle that others share; copy it first"
