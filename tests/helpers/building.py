@@ -54,3 +54,16 @@ def build(base: Path, name: str, options: Sequence[str], tools: Sequence[str] = 
         assert configured.returncode == 0, configured.stderr[-2000:]
         done(["cmake", "--build", folder, "-j", "2"])
     return folder
+
+
+def sanitized(base: Path) -> Path:
+    """The build under the sanitizers, which takes a minute: by clang and with fuzz targets where clang has these."""
+    clang = (*CLANG, "-DTXL_FUZZ=ON") if has_fuzzer() else ()
+    return build(base, "cpp", ("-DTXL_SANITIZE=ON", *DEBUG, *clang))
+
+
+def has_fuzzer() -> bool:
+    """True where clang is here with its runtime libraries, which Debian has in a package of their own."""
+    if not shutil.which("clang++"):
+        return False
+    return any(Path(done(["clang++", "--print-runtime-dir"]).strip()).glob("libclang_rt.fuzzer*"))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import c_against_python
 import pytest
-from building import DEBUG, ROOT, build, done
+from building import ROOT, compiler, done, sanitized
 
 
 def test_sides_take_turns_in_going_first() -> None:
@@ -28,12 +28,12 @@ def test_ratios_are_taken_round_by_round() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # whoever comes first builds
 def test_it_runs_both_sides(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
-    built = build(tmp_path_factory.getbasetemp(), "cpp-timed", ("-DTXL_SANITIZE=ON", *DEBUG))
+    built = sanitized(tmp_path_factory.getbasetemp())
     done(["cmake", "--install", built, "--prefix", tmp_path / "there"])
     script = ROOT / "benchmarks" / "compare" / "c_against_python.py"
     found = subprocess.run(
         [sys.executable, script, "--quick", "--installed", tmp_path / "there", "--out", tmp_path],
-        env=os.environ | {"CXXFLAGS": "-fsanitize=address,undefined"},
+        env=os.environ | {"CXX": compiler(built, "CXX"), "CXXFLAGS": "-fsanitize=address,undefined"},
         capture_output=True,
         text=True,
         timeout=600,

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from building import DEBUG, ROOT, build, done
+from building import ROOT, compiler, done, sanitized
 from plain_c import need
 
 
@@ -17,12 +17,12 @@ from plain_c import need
 @pytest.mark.timeout(1200)  # whoever comes first builds
 def test_it_packages_two_steps_and_runs_three_sides(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
     need("cc")
-    built = build(tmp_path_factory.getbasetemp(), "cpp-timed", ("-DTXL_SANITIZE=ON", *DEBUG))
+    built = sanitized(tmp_path_factory.getbasetemp())
     done(["cmake", "--install", built, "--prefix", tmp_path / "there"])
     script = ROOT / "benchmarks" / "compare" / "plain_against_library.py"
     found = subprocess.run(
         [sys.executable, script, "--quick", "--installed", tmp_path / "there", "--out", tmp_path],
-        env=os.environ | {"CXXFLAGS": "-fsanitize=address,undefined"},
+        env=os.environ | {"CXX": compiler(built, "CXX"), "CXXFLAGS": "-fsanitize=address,undefined"},
         capture_output=True,
         text=True,
         timeout=600,
