@@ -14,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from frozen import frozen
 from safetensors.numpy import save_file
 
-OLD = Path(__file__).parents[2] / "fixtures" / "format1"
+OLD = frozen("0.8/tokens")
 MANY = int(os.environ.get("TXL_MUTATIONS", "250"))
 TIMES, MORE = 64, 80 << 20
 """Bytes of address space that reading may take: so many times the file's size, and so much more."""
@@ -124,10 +125,10 @@ def vocabularies(folder: Path) -> list[Path]:
 @pytest.mark.parametrize("kind", ["manifest", "vocabulary", "vectors", "tensors", "sidecar", "report"])
 def test_random_damage_is_refused_or_does_not_matter(kind, tmp_path):
     sources = {
-        "manifest": [OLD / name / "manifest.json" for name in ("kv", "adaptive", "hidden")],
-        "vectors": [OLD / name / "selftest.npz" for name in ("kv", "adaptive")],
-        "sidecar": sorted(OLD.glob("kv/engines/*/*.json")),
-        "report": [OLD / "kv" / "report.json"],
+        "manifest": [frozen(name) / "manifest.json" for name in ("ring", "clusters", "hidden", "policy-16")],
+        "vectors": [frozen(name) / "selftest.npz" for name in ("0.8/tokens", "0.8/clusters")],
+        "sidecar": sorted(OLD.glob("engines/*/*.json")),
+        "report": [OLD / "report.json"],
     }
     if kind == "tensors":
         sources[kind] = [tmp_path / f"{number}" for number in range(len(sources["vectors"]))]
