@@ -251,3 +251,9 @@ def test_the_ring_is_run_where_there_is_one_and_refused_by_name_where_there_is_n
     for update in ("paged", "", "none", "RING"):
         with pytest.raises(UsageError, match=rf"update is '{update}', this bundle has programs for ring, rolled; use"):
             load(frozen("ring"), update=update)
+
+
+def test_a_config_is_read_of_a_transformer_xl_alone():
+    manifest = decode_manifest((frozen("policy-16") / "manifest.json").read_bytes(), "manifest.json")
+    with pytest.raises(BundleError, match="family is 'own_module'"):
+        _ = manifest.config
