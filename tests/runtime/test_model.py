@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
