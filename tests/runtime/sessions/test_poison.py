@@ -31,8 +31,8 @@ def counter(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def models(many_rows):
-    return {update: load(many_rows, "cpu", 1, update=update) for update in ("ring", "rolled")}
+def models(transformer):
+    return {update: load(transformer, "cpu", 1, update=update) for update in ("ring", "rolled")}
 
 
 updates = pytest.mark.parametrize("update", ["ring", "rolled"])
@@ -129,7 +129,7 @@ def test_a_memory_of_counts_holds_what_its_session_was_fed_and_nothing_else(coun
     checkpoint.close()
 
 
-def marked(model, number: float, fill: int = 7) -> SessionState:
+def marked(model, number: float, fill: int = 6) -> SessionState:
     """A state whose memory is one number, wherever one looks."""
     table, manifest = model.manifest.states_of(model.update), model.manifest
     rows = {state.name: np.full((fill, *state.row_shape), number, np.float32) for state in table}
@@ -147,7 +147,7 @@ def whole_memory(sessions: Sessions) -> np.ndarray:
 def test_marked_memory_comes_back_as_it_was(models, tmp_path, update):
     """Through rows, host memory, the disk and a checkpoint."""
     model, count = models[update], 30
-    states = {f"s{number}": marked(model, number + 1000, number % 8) for number in range(count)}
+    states = {f"s{number}": marked(model, number + 1000, number % 7) for number in range(count)}
     sessions = open_sessions(model, tmp_path / "parked")
     for name, state in states.items():
         sessions.put(name, state)
@@ -192,7 +192,7 @@ def test_rows_of_sessions_that_end_are_cleared(models, tmp_path, update):
 def test_memory_of_nan_ends_its_own_session_and_no_other(models, tmp_path, update):
     model, draws = models[update], np.random.default_rng(0)
     requests = [
-        Request(draws.integers(0, 60, draws.integers(1, 12)), 5, Sampling(seed=number), top_logprobs=2, score=True)
+        Request(draws.integers(0, 41, draws.integers(1, 12)), 5, Sampling(seed=number), top_logprobs=2, score=True)
         for number in range(24)
     ]
 

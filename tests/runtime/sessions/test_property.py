@@ -14,12 +14,12 @@ from txl_runtime import load
 
 OPERATIONS = int(os.environ.get("TXL_SESSIONS_OPERATIONS", "400"))
 SEEDS = range(int(os.environ.get("TXL_SESSIONS_SEEDS", "1")))
-CASES = [("ring", 4), ("ring", 16), ("rolled", 4), ("rolled", 16)]
+CASES = [("ring", 3), ("rolled", 2)]
 
 
 @pytest.fixture(scope="module")
-def models(many_rows):
-    return {update: load(many_rows, "cpu", 1, update=update) for update in ("ring", "rolled")}
+def models(transformer):
+    return {update: load(transformer, "cpu", 1, update=update) for update in ("ring", "rolled")}
 
 
 @pytest.mark.slow
