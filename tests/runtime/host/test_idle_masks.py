@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from frozen import frozen
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from opcodes import bits, interrupted_at
 from step_models import B, Graph, StepModel, state
-from support import FIXTURES
 from two_forms import both_forms, kept, play
 from txl_runtime import BackendError, TxlError, UsageError, load
 from txl_runtime.bundle.tables import Input, Output
@@ -22,45 +22,36 @@ from txl_runtime.host.idle_masks import without_idle_masks
 from txl_runtime.host.loop import HostLoop
 from txl_runtime.host.placements import Replaced
 
-CONFORMANCE = Path(__file__).parents[3] / "conformance" / "bundles"
-RELEASED = FIXTURES / "release_0_8"
+BOTH = ["state.c.out", "state.h.out"]
 MASKED = {
-    CONFORMANCE / "axes": {"step-1": ["state.c.out", "state.h.out"], "step-4": ["state.c.out", "state.h.out"]},
-    CONFORMANCE / "policy-1": {"step-1": ["state.h.out"], "step-4": ["state.h.out"]},
-    CONFORMANCE / "untrue": {"step-1": ["state.h.out"], "step-4": ["state.h.out"]},
-    CONFORMANCE / "lookahead": {"step-1": ["state.h.out"]},
-    CONFORMANCE / "policy-16": {"step-1": ["state.h.out"]},
-    RELEASED / "policy-1": {"step-1": ["state.h.out"], "step-4": ["state.h.out"]},
-    RELEASED / "policy-16": {"step-1": ["state.h.out"], "step-4": ["state.h.out"]},
-    RELEASED / "adapted": {"step-1": ["state.c.out", "state.h.out"], "step-64": ["state.c.out", "state.h.out"]},
+    "axes": {"step-1": BOTH, "step-4": BOTH},
+    "policy-1": {"step-1": BOTH[1:], "step-4": BOTH[1:]},
+    "lookahead": {"step-1": BOTH[1:]},
+    "policy-16": {"step-1": BOTH[1:]},
+    "0.8/policy-16": {"step-1": BOTH[1:], "step-4": BOTH[1:]},
+    "0.8/adapted": {"step-1": BOTH, "step-64": BOTH},
 }
-OTHERS = [CONFORMANCE / name for name in ("growing", "lockstep", "stages", "table", "ring", "rolled")]
-OTHERS += [RELEASED / name for name in ("growing", "stages")]
-SEVERAL = [path for path in MASKED if path.name in ("axes", "policy-16", "adapted")]
+OTHERS = ["growing", "lockstep", "stages", "table", "ring", "rolled", "0.8/growing", "0.8/stages"]
 
 
-def said(path: Path) -> str:
-    return f"{path.parent.name}/{path.name}"
-
-
-@pytest.mark.parametrize("path", MASKED, ids=said)
-def test_without_masks_every_bit_is_what_it_was(path):
-    fast, plain = both_forms(path)
+@pytest.mark.parametrize("name", MASKED)
+def test_without_masks_every_bit_is_what_it_was(name):
+    fast, plain = both_forms(frozen(name))
     found = kept(fast)
-    assert {name: names for name, names in found.items() if names}.items() >= MASKED[path].items()
+    assert {name: names for name, names in found.items() if names}.items() >= MASKED[name].items()
     assert not any(kept(plain).values())
     for seed in range(3):
         play(fast, plain, seed, 20)
 
 
-@pytest.mark.parametrize("path", OTHERS, ids=said)
-def test_what_has_no_such_mask_is_left_alone(path):
-    assert not any(kept(load(path, "cpu", threads=1)).values())
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_has_no_such_mask_is_left_alone(name):
+    assert not any(kept(load(frozen(name), "cpu", threads=1)).values())
 
 
-@pytest.mark.parametrize("path", SEVERAL, ids=said)
 @pytest.mark.parametrize("fault", ["nothing is kept", "the first is not", "a neighbour is", "the wrong way", "late"])
-def test_a_loop_that_does_not_keep_them_is_found_out(path, fault, monkeypatch):
+@pytest.mark.parametrize("name", ["axes", "policy-16"])
+def test_a_loop_that_does_not_keep_them_is_found_out(name, fault, monkeypatch):
     def keep(self: Any, states: Any, rows: int) -> None:
         idle = np.flatnonzero(self.counters.valid[:rows] == 0).tolist()
         for before, after in states:
@@ -85,13 +76,13 @@ def test_a_loop_that_does_not_keep_them_is_found_out(path, fault, monkeypatch):
         monkeypatch.setattr(HostLoop, "run", late)
     else:
         monkeypatch.setattr(HostLoop, "_keep", keep)
-    fast, plain = both_forms(path)
+    fast, plain = both_forms(frozen(name))
     with pytest.raises(AssertionError):
         play(fast, plain, 0, 80)
 
 
 def test_an_interrupt_leaves_the_state_before_or_after_a_segment_with_idle_sequences():
-    fast, _ = both_forms(CONFORMANCE / "axes")
+    fast, _ = both_forms(frozen("axes"))
     draws = np.random.default_rng(0)
     inputs = {"obs": draws.normal(size=(3, 1, 5)).astype(np.float32), "starts": np.zeros(3, bool)}
     stream = fast.stream()
@@ -112,7 +103,7 @@ def test_an_interrupt_leaves_the_state_before_or_after_a_segment_with_idle_seque
 
 def test_nothing_is_copied_where_nobody_is_idle(monkeypatch):
     """Nor are views made in a step: they are made once for each way that segments go."""
-    fast, _ = both_forms(RELEASED / "policy-16")
+    fast, _ = both_forms(frozen("0.8/policy-16"))
     stream, inputs = fast.stream(), {"obs": np.ones((16, 1, 6), np.float32)}
     for _ in range(2):
         stream.run(inputs)
@@ -127,9 +118,9 @@ def test_nothing_is_copied_where_nobody_is_idle(monkeypatch):
 # --- what is taken out --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", [*MASKED, *OTHERS], ids=said)
-def test_everything_else_of_a_graph_stays_byte_for_byte(path):
-    bundle = load(path, "cpu", threads=1).bundle
+@pytest.mark.parametrize("name", [*MASKED, *OTHERS])
+def test_everything_else_of_a_graph_stays_byte_for_byte(name):
+    bundle = load(frozen(name), "cpu", threads=1).bundle
     for program in bundle.manifest.programs:
         graph = bundle.read(program.file)
         found = check_graph(graph, "a.onnx", program, bundle.manifest)
@@ -301,4 +292,4 @@ def test_a_value_whose_size_nobody_knows_before_fails_as_a_whole_and_runs_in_the
 @pytest.mark.parametrize("wrong", ["slow", "", None, 1, ["fast"]])
 def test_a_form_that_is_none_is_refused(wrong):
     with pytest.raises(UsageError, match=r"^forms is .*, expected one of fast, plain$"):
-        load(CONFORMANCE / "axes", "cpu", forms=wrong)
+        load(frozen("axes"), "cpu", forms=wrong)

@@ -239,12 +239,16 @@ def test_a_plain_draw_computes_a_tail_only_to_draw_from_it(shape):
     )
 
 
+def known(*head: float) -> Known:
+    """One stream, whose last two entries of the head are clusters of two words each."""
+    tails = {1: np.log([[0.5, 0.5]]).astype(np.float32), 2: np.log([[0.25, 0.75]]).astype(np.float32)}
+    return Known(np.log(np.array([head])).astype(np.float32), tails)
+
+
 @pytest.mark.parametrize("options", [{"top_k": 3}, {"top_k": 3, "temperature": 2.0}, {"top_k": 3, "top_p": 0.5}])
 def test_top_k_computes_no_tail_of_a_cluster_below_the_words_it_keeps(options):
     # p of words: 0.3, 0.2, 0.15, 0.05; of clusters: 0.14 and 0.16 – which three are best is known with the second.
-    head = np.log(np.array([[0.3, 0.2, 0.15, 0.05, 0.14, 0.16]])).astype(np.float32)
-    tails = {1: np.log([[0.5, 0.5]]).astype(np.float32), 2: np.log([[0.25, 0.75]]).astype(np.float32)}
-    output = Known(head, tails)
+    output = known(0.3, 0.2, 0.15, 0.05, 0.14, 0.16)
     sampler = samplers(**DEFAULTS | options)
     for _ in range(20):
         output.asked.clear()
@@ -256,9 +260,7 @@ def test_top_k_computes_no_tail_of_a_cluster_below_the_words_it_keeps(options):
     ("top_p", "asked"), [(0.2, []), (0.3, []), (0.49, []), (0.51, [2]), (0.66, [2, 1]), (1.0, [2, 1])]
 )
 def test_top_p_computes_tails_until_the_words_above_the_others_reach_it(top_p, asked):
-    head = np.log(np.array([[0.3, 0.2, 0.15, 0.05, 0.14, 0.16]])).astype(np.float32)
-    tails = {1: np.log([[0.5, 0.5]]).astype(np.float32), 2: np.log([[0.25, 0.75]]).astype(np.float32)}
-    output = Known(head, tails)
+    output = known(0.3, 0.2, 0.15, 0.05, 0.14, 0.16)
     draw(samplers(**DEFAULTS | {"top_p": top_p}), output)
     assert [cluster for _, cluster in output.asked] == asked
 
@@ -266,16 +268,14 @@ def test_top_p_computes_tails_until_the_words_above_the_others_reach_it(top_p, a
 @pytest.mark.parametrize("temperature", [0.5, 0.8, 1.25, 3.0])
 def test_a_draw_at_a_temperature_computes_tails_only_where_bounds_leave_the_word_open(temperature):
     # p of words: 0.6, 0.3; of clusters: 0.02 and 0.08
-    head = np.log(np.array([[0.6, 0.3, 0.02, 0.08]])).astype(np.float32)
-    tails = {1: np.log([[0.5, 0.5]]).astype(np.float32), 2: np.log([[0.25, 0.75]]).astype(np.float32)}
-    output = Known(head, tails)
+    output = known(0.6, 0.3, 0.02, 0.08)
     sampler, needed = samplers(**DEFAULTS | {"temperature": temperature}), 0
     draws = np.random.default_rng(np.random.SeedSequence(1).spawn(1)[0])
     for _ in range(200):
         output.asked.clear()
         uniform = draws.random()
         assert draw(sampler, output) == [by_the_whole(output.whole(0), uniform, temperature, None, None)]
-        powers = np.exp(head[0].astype(np.float64) / temperature)
+        powers = np.exp(output.heads[0].astype(np.float64) / temperature)
         even = powers[2:] * 2 ** (1 - 1 / temperature)
         totals = powers[:2].sum() + np.array([bound(powers[2:], even).sum() for bound in (np.minimum, np.maximum)])
         words = np.searchsorted(np.cumsum(powers[:2]), uniform * totals, side="right").tolist()
