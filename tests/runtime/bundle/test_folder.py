@@ -79,14 +79,6 @@ def test_what_is_no_plain_file_is_refused_at_once(bundle, name, make: Callable[[
 
 
 @posix
-def test_a_pipe_is_told_as_one_and_not_waited_for(bundle):
-    (bundle / "notes.json").unlink()
-    pipe(bundle / "notes.json")
-    with pytest.raises(OSError, match="no plain file"), Folder(bundle).open("notes.json"):
-        pass
-
-
-@posix
 def test_a_link_that_is_put_in_place_between_the_look_and_the_opening_is_refused(bundle, tmp_path, monkeypatch):
     (tmp_path / "secret").write_text("{}")
     folder, realpath = Folder(bundle), os.path.realpath
@@ -136,30 +128,6 @@ def test_a_folder_of_the_bundle_that_is_a_link_out_of_it_is_refused(bundle, tmp_
     (bundle / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(BundleError, match="a link that leaves the bundle, expected a plain file"):
         load(bundle, "cpu")
-
-
-@pytest.mark.parametrize("field", ["vocabulary", "weights", "program"])
-def test_what_the_model_needs_is_checked_under_engines_too(bundle, field):
-    """Files of that folder are left to the backends of devices."""
-    (bundle / "engines").mkdir()
-    manifest = json.loads((bundle / "manifest.json").read_text())
-    files = {"vocabulary": "notes.json", "weights": manifest["weights"], "program": manifest["programs"][0]["file"]}
-    name = files[field]
-    moved = f"engines/{name}"
-    (bundle / name).rename(bundle / moved)
-    manifest["files"][moved] = manifest["files"].pop(name)
-    if field == "program":
-        for program in manifest["programs"]:
-            program["file"] = moved if program["file"] == name else program["file"]
-    else:
-        manifest[field] = moved
-    (bundle / "manifest.json").write_text(json.dumps(manifest))
-    open_bundle(bundle)
-    data = bytearray((bundle / moved).read_bytes())
-    data[-1] ^= 1
-    (bundle / moved).write_bytes(data)
-    with pytest.raises(BundleError, match=r"engines/.*: its SHA-256 is not the manifest's"):
-        open_bundle(bundle)
 
 
 def test_what_is_read_is_what_was_hashed(bundle):

@@ -237,35 +237,25 @@ def test_a_file_that_becomes_a_pipe_before_it_is_opened_is_refused_at_once(tmp_p
 LONG = "a long name " * 1000
 
 
-def misnamed(path: Path, dtype: str, offsets: list[int], size: int) -> None:
-    header = json.dumps({LONG: {"dtype": dtype, "shape": [1], "data_offsets": offsets}}).encode()
-    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes([2]) * size)
+def test_a_message_quotes_the_begin_of_a_long_name(model, tmp_path):
+    def misnamed(dtype: str, offsets: list[int], size: int) -> StreamState:
+        header = json.dumps({LONG: {"dtype": dtype, "shape": [1], "data_offsets": offsets}}).encode()
+        (tmp_path / "state").write_bytes(len(header).to_bytes(8, "little") + header + bytes([2]) * size)
+        return StreamState.load(tmp_path / "state")
 
-
-@pytest.mark.parametrize(
-    ("dtype", "offsets", "size"),
-    [("BF16", [0, 2], 2), (LONG, [0, 2], 2), ("F32", [0, 5], 5), ("BOOL", [0, 1], 1)],
-    ids=["no such type", "long type", "wrong place", "no truth value"],
-)
-def test_a_message_quotes_the_begin_of_a_long_name(tmp_path, dtype, offsets, size):
-    misnamed(tmp_path / "state", dtype, offsets, size)
-    with pytest.raises(UsageError) as refused:
-        StreamState.load(tmp_path / "state")
-    assert "a long name" in str(refused.value)
-    assert len(str(refused.value)) < 600
-
-
-def test_a_message_quotes_the_begin_of_a_long_name_that_a_model_does_not_have(model, tmp_path):
     rows, whole = model.stream(1), load(recurrent().write(tmp_path / "r.txl"), "cpu", threads=1).stream()
     more = {LONG: np.zeros(1, np.float32)}
     state, states, taken = rows.snapshot(), whole.snapshot(), rows.take(0)
-    assert states.states is not None
-    with pytest.raises(UsageError) as kept:
-        rows.restore(replace(state, memory={**state.memory, **more}))
-    with pytest.raises(UsageError) as other:
-        whole.restore(replace(states, states={**states.states, **more}))
-    with pytest.raises(UsageError) as put:
-        rows.put(0, replace(taken, tensors={**taken.tensors, **more}))
-    for refused in (kept, other, put):
+    for call in (
+        lambda: misnamed("BF16", [0, 2], 2),
+        lambda: misnamed(LONG, [0, 2], 2),
+        lambda: misnamed("F32", [0, 5], 5),
+        lambda: misnamed("BOOL", [0, 1], 1),
+        lambda: rows.restore(replace(state, memory={**state.memory, **more})),
+        lambda: whole.restore(replace(states, states={**states.states, **more})),
+        lambda: rows.put(0, replace(taken, tensors={**taken.tensors, **more})),
+    ):
+        with pytest.raises(UsageError) as refused:
+            call()
         assert "a long name" in str(refused.value)
         assert len(str(refused.value)) < 600
