@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from plain_draws import log_softmax
 from txl_runtime import BackendError
 from txl_runtime.streaming.best_words import BestWords
 from txl_runtime.streaming.outputs import DrawCount, WholeSoftmax
@@ -20,10 +21,6 @@ SPREADS = {
     "in tails": (1.0, 3.0, 6.0),
     "in the head": (3.0, 1.0, -8.0),
 }
-
-
-def log_softmax(scores: np.ndarray) -> np.ndarray:
-    return (scores - np.logaddexp.reduce(scores, axis=-1, keepdims=True)).astype(np.float32)
 
 
 class Row(WholeSoftmax):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from plain_draws import by_the_whole
+from plain_draws import by_the_whole, log_softmax
 from txl_runtime import BackendError
 from txl_runtime.streaming import sampling
 from txl_runtime.streaming.outputs import DrawCount
@@ -18,10 +18,6 @@ DEFAULTS = {"temperature": 1.0, "top_k": None, "top_p": None, "seed": 1, "stream
 def samplers(streams: int, **options: Any) -> list[Sampler]:
     """One for each of some streams that have a seed in common."""
     return [Sampler(**options, stream=stream) for stream in range(streams)]
-
-
-def log_softmax(scores: np.ndarray) -> np.ndarray:
-    return (scores - np.logaddexp.reduce(scores, axis=-1, keepdims=True)).astype(np.float32)
 
 
 class Known:
