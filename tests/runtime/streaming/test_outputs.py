@@ -27,7 +27,7 @@ WIDE = {
     "n_head": 4,
     "n_layer": 1,
 }
-"""Several blocks of the matrix products; two columns of words, as odd as real cutoffs are. No kept bundle is as wide."""
+"""Several blocks of the matrix products, which no kept bundle has; two columns of words, as odd as real cutoffs are."""
 ROWS = range(1, 71)
 
 
@@ -271,26 +271,21 @@ def test_idle_sequences_cost_no_softmax(counted):
     assert counting.rows["head"] == counting.rows["tail.1"] == counting.rows["tail.2"] == 9
 
 
-def test_generating_runs_the_softmax_for_drawn_tokens_alone(counted):
+def test_generating_runs_the_softmax_for_drawn_tokens_alone_and_a_stream_counts_all_its_draws(counted):
     model, counting = counted
     stream = model.stream()
-    tokens = list(stream.generate(np.ones((B, 11), int), 8, temperature=0))
-    assert len(tokens) == 8
+    assert len(list(stream.generate(np.ones((B, 11), int), 8, temperature=0))) == 8
     assert stream.draws.tokens == 8 * B
     assert counting.calls["head"] == 8, "the prompt needs none"
-    tails = counting.calls["tail.1"] + counting.calls["tail.2"]
-    assert tails == stream.draws.tails < 2 * 8 * B
-
-
-def test_a_stream_counts_the_draws_of_all_it_generates(counted):
-    model, counting = counted
-    stream = model.stream(1)
+    assert stream.draws.tails == counting.calls["tail.1"] + counting.calls["tail.2"] < 2 * 8 * B
+    counting.calls.clear()
+    single = model.stream(1)
     for seed in range(3):
-        list(stream.generate(np.ones(2, int), 5, seed=seed))
-    assert stream.draws.tokens == 15
-    assert stream.draws.tails <= 15, "one at most per draw at temperature 1"
-    before = stream.draws.tails
-    list(stream.generate(np.ones(2, int), 4, temperature=2.0, seed=3))
-    assert stream.draws.tokens == 19
-    assert before <= stream.draws.tails <= before + 2 * 4
-    assert stream.draws.tails == counting.calls["tail.1"] + counting.calls["tail.2"] > 0
+        list(single.generate(np.ones(2, int), 5, seed=seed))
+    assert single.draws.tokens == 15
+    before = single.draws.tails
+    assert before <= 15, "one at most per draw at temperature 1"
+    list(single.generate(np.ones(2, int), 4, temperature=2.0, seed=3))
+    assert single.draws.tokens == 19
+    assert before <= single.draws.tails <= before + 2 * 4
+    assert single.draws.tails == counting.calls["tail.1"] + counting.calls["tail.2"] > 0
