@@ -110,7 +110,6 @@ class Game:
         "move": 4,
         "close": 2,
         "expire": 1,
-        "refused": 2,
         "checkpoint": 1,
         "restart": 1,
     }
@@ -205,20 +204,6 @@ class Game:
 
     def do_anonymous(self) -> None:
         self.submit(None)
-
-    def do_refused(self) -> None:
-        """What is wrong is refused, and changes nothing for anybody."""
-        name = f"session {self.number(0, self.count - 1)}"
-        known = set(self.sessions.names())
-        for request in (Request(tokens=[self.model.vocab_size]), Request(tokens=[1], max_new_tokens=-1), Request()):
-            if request.tokens == () and name in known:
-                continue
-            try:
-                self.sessions.submit(request, name)
-            except (UsageError, Busy):
-                continue
-            raise AssertionError("it was taken in")
-        assert set(self.sessions.names()) == known
 
     def do_rounds(self) -> None:
         for _ in range(self.number(1, 40)):

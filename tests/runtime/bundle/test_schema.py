@@ -152,22 +152,18 @@ def test_what_the_runtime_refuses_by_type_or_range_the_schema_refuses(written, a
 def test_of_the_bad_bundles_the_schema_refuses_every_manifest_that_the_structs_do_not_take(tmp_path):
     refused = 0
     for number, case in enumerate(bad_bundles.index()["cases"]):
-        if case["base"] not in ("step", "transformer_xl") or case["expected"] != "refused":
+        edited = [c for c in case["changes"] if c["file"] == "manifest.json" and c["do"] in ("set", "remove")]
+        if case["base"] not in ("step", "transformer_xl") or case["expected"] != "refused" or not edited:
             continue
-        if not any(
-            change["file"] == "manifest.json" and change["do"] in ("set", "remove") for change in case["changes"]
-        ):
-            continue
-        path = bad_bundles.build(case, tmp_path / str(number))
-        data = (path / "manifest.json").read_bytes()
+        data = (bad_bundles.build(case, tmp_path / str(number)) / "manifest.json").read_bytes()
         try:
             decode_manifest(data, "manifest.json")
+            said = ""
         except BundleError as error:
-            if "expected the manifest of a bundle" in str(
-                error
-            ):  # by the structs, and not by what tables have to agree on
-                refused += 1
-                assert not published.validator().is_valid(json.loads(data)), case["name"]
+            said = str(error)
+        if "expected the manifest of a bundle" in said:  # by the structs, not by what tables have to agree on
+            refused += 1
+            assert not published.validator().is_valid(json.loads(data)), case["name"]
     assert refused > 30
 
 

@@ -324,15 +324,11 @@ def test_a_request_ends_when_its_time_is_over(model_of):
         assert sessions.counters.finished["timeout"] == 1
 
 
-def test_times_of_requests_that_have_ended_are_not_kept(model_of):
+def test_what_ended_before_its_time_is_let_go_with_its_inputs(model_of):
     with Sessions(model_of("counting")) as sessions:
         for _ in range(400):
             sessions.submit(Request([1], seconds=1e6)).cancel()
         assert len(sessions._book._deadlines) <= 66
-
-
-def test_what_ended_before_its_time_is_let_go_with_its_inputs(model_of):
-    with Sessions(model_of("counting")) as sessions:
         waiting = sessions.submit(Request([1], 10**5, seconds=600))
         for _ in range(20):
             ticket = sessions.submit(Request([1] * 9, seconds=600))
