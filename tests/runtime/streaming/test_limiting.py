@@ -103,9 +103,10 @@ def test_it_holds_whatever_is_done_to_the_state(kind):
     assert wide.fill.tolist() == [K + 2] * b, "a state that was cut goes on in a stream without a limit"
 
 
-@pytest.mark.parametrize("kind", ["ring", "rolled"])
+@pytest.mark.parametrize("kind", ["ring", "rolled", "zeros"])
 def test_the_limit_of_a_row_is_for_whoever_stands_there(kind):
     stream = opened(kind).stream()
+    fresh = stream.fill.tolist()
     stream.feed(tokens(20, 1))
     stream.loop.limit(np.array([1]), 2)
     assert stream.fill.tolist() == [M, 2, M]
@@ -117,6 +118,9 @@ def test_the_limit_of_a_row_is_for_whoever_stands_there(kind):
     assert stream.fill.tolist() == [5, 2, M]
     stream.loop.limit(np.array([1]), M)
     assert stream.fill.tolist() == [5, 2, M], "what is gone does not come back"
+    stream.loop.limit(np.array([1]), 2)
+    stream.reset()
+    assert stream.fill.tolist() == [min(start, most) for start, most in zip(fresh, [M, 2, M], strict=True)]
 
 
 def test_segments_that_are_not_committed_change_nothing():
