@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
 from typing import Any
 
 import bad_bundles
@@ -14,13 +13,13 @@ import published
 import pytest
 import step_models
 from frozen import frozen
+from resealing import changed
 from support import FIXTURES
 from txl_runtime import BundleError
 from txl_runtime.bundle.manifest import decode_manifest
 from txl_runtime.guard.forms import FORMS, Form
 
 RELEASED = FIXTURES / "release_0_8"
-Edit = Callable[[dict[str, Any]], Any]
 
 
 @pytest.fixture(scope="module")
@@ -68,21 +67,6 @@ def test_manifests_that_are_written_now_pass_and_are_read_by_0_8(written, tmp_pa
     assert set(written["counters"]) <= {"fill"}, "0.8 refuses a counter that it does not know"
 
 
-def changed(at: str, value: Any) -> Edit:
-    """Sets what stands at a path such as programs.0.kind; ... takes it away."""
-
-    def edit(document: Any) -> None:
-        *way, last = (int(part) if part.isdecimal() else part for part in at.split("."))
-        for part in way:
-            document = document[part]
-        if value is ...:
-            del document[last]
-        else:
-            document[last] = value
-
-    return edit
-
-
 WRONG: dict[str, tuple[str, Any]] = {
     "no B": ("batch_size", ...),
     "B 0": ("batch_size", 0),
@@ -114,7 +98,7 @@ WRONG: dict[str, tuple[str, Any]] = {
     "a truth as a number": ("states.0.in_place", 1),
     "other streams": ("streams", "alone"),
     "other lengths": ("lengths", "any"),
-    "a file without a hash": ("files.head.onnx", None),
+    "a file without a hash": ("files.weights", {"size": 1}),
     "no weights": ("weights", ...),
     "a number for the vectors": ("selftest", 7),
     "no format": ("format", ...),
@@ -139,11 +123,8 @@ WRONG: dict[str, tuple[str, Any]] = {
 
 @pytest.mark.parametrize(("at", "value"), WRONG.values(), ids=WRONG)
 def test_what_the_runtime_refuses_by_type_or_range_the_schema_refuses(written, at, value):
-    document = copy.deepcopy(written)
-    if at == "files.head.onnx":
-        document["files"]["head.onnx"] = {"size": 1}
-    else:
-        changed(at, value)(document)
+    without = {name: part for name, part in written.items() if name != at}
+    document = without if value is ... else changed(written, at, value)
     with pytest.raises(BundleError):
         decode_manifest(json.dumps(document).encode(), "manifest.json")
     assert not published.validator().is_valid(document)
