@@ -116,7 +116,6 @@ STATES: list[tuple[str, Any]] = [
     ("states 1", ...),
     ("states 0 shape", [3, 2, 8, 4]),
     ("states 0 shape", [3, 2, 10, 4]),
-    ("states 4 shape", [3, 2**30, 6, 2**30]),
     ("states 0 row_axis", 1),
     ("states 0 row_axis", 4),
     ("states 0 row_axis", None),

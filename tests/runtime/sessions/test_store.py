@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
+import string
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +38,11 @@ def test_the_least_recently_parked_go_to_the_disk_and_come_back(store, tmp_path)
     for number in range(8):
         store.park(f"s{number}", plain_state(number))
     assert (store.host_bytes, store.disk_bytes, store.spilled) == (3 * SIZE, 5 * SIZE, 5)
-    assert len(files(tmp_path / "parked")) == 5
+    parked = files(tmp_path / "parked")
+    assert len(parked) == 5
+    assert {(stat.S_IMODE(path.stat().st_mode), set(path.stem) <= set(string.hexdigits)) for path in parked} == {
+        (0o600, True)
+    }
     assert mark(store.look("s0")) == 0
     assert [mark(store.fetch(f"s{number}")) for number in (7, 0, 3, 5, 1, 2, 4, 6)] == [7, 0, 3, 5, 1, 2, 4, 6]
     assert (store.host_bytes, store.disk_bytes, store.lost) == (0, 0, 0)
@@ -54,6 +60,14 @@ def test_what_is_parked_again_is_the_newest_and_the_old_state_is_gone(store):
     store.park("s1", plain_state(11))
     assert store.disk_bytes == SIZE  # s2 went
     assert [mark(store.fetch(name)) for name in ("s0", "s1", "s2", "s3")] == [10, 11, 2, 3]
+
+
+def test_sessions_without_a_name_stay_in_memory_while_others_can_go(store):
+    store.park("request", plain_state(1), anonymous=True)
+    for number in range(5):
+        store.park(f"s{number}", plain_state(number))
+    assert store.disk_bytes == 3 * SIZE
+    assert store.place("request") == "host"
 
 
 DAMAGE = {
