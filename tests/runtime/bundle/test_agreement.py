@@ -219,7 +219,10 @@ def test_whole_states_may_stand_beside_memory_rows(tables):
     assert [state.name for state in manifest.states_of("replace")] == ["total"]
 
 
-def test_a_state_beside_memory_rows_has_to_be_in_every_program(tables):
+def test_a_state_beside_memory_rows_has_to_be_in_every_program_and_every_sequence_s_own(tables):
+    mixed = beside(tables)
+    mixed["states"][-1]["batch_axis"] = None
+    assert "sequences are independent, but total is shared, grows or is absent at first" in refusal(mixed)
     mixed = beside(tables)
     mixed["programs"][0]["inputs"].pop()
     assert mixed["programs"][0]["name"] in refusal(mixed)

@@ -125,7 +125,6 @@ STATES: list[tuple[str, Any]] = [
     ("states 0 slots", 9),
     ("states 2 slots", 11),
     ("states 3 slots", None),
-    ("states 4 slots", 6),
     ("states 0 batch_axis", 1),
     ("states 0 batch_axis", None),
     ("states 0 rows", [0, 14]),
@@ -152,6 +151,19 @@ def swapped(tables: Tables) -> None:
     one["name"], other["name"] = other["name"], one["name"]
 
 
+def without_valid(tables: Tables) -> None:
+    for holder in (tables, *tables["programs"]):
+        holder["inputs"] = [entry for entry in holder["inputs"] if entry["name"] != "valid"]
+
+
+def graph_of_one_b(tables: Tables) -> None:
+    tables["batch_sizes"], tables["programs"][0]["open_batch"] = [2], False
+
+
+def more(tables: Tables, program: int, **changes: Any) -> None:
+    tables["programs"].append(tables["programs"][program] | changes)
+
+
 def without(kind: str, rule: str) -> Callable[[Tables], None]:
     return lambda m: m.update({kind: [entry for entry in m[kind] if entry["update"] != rule]})
 
@@ -168,7 +180,18 @@ def another_rule_alone(tables: Tables) -> None:
 
 MORE: dict[str, tuple[Callable[[Tables], Any], str]] = {
     "an input twice": (lambda m: m["inputs"].append(dict(m["inputs"][0])), "two inputs are called tokens"),
-    "a program twice": (lambda m: m["programs"].append(m["programs"][0] | {"name": "another"}), "program another"),
+    "a program twice": (
+        lambda m: more(m, 0, name="again-4"),
+        "program again-4 takes the same segments as hidden-ring-4",
+    ),
+    "another softmax": (lambda m: more(m, 2, name="tail.3", kind="tail.3"), "program tail.3 is 'tail.3', known: head"),
+    "no segments": (lambda m: m.update(programs=m["programs"][2:3]), "no program runs segments"),
+    "no count": (without_valid, "lengths are 'valid', but the programs read no valid"),
+    "no idle sequences": (
+        lambda m: (without_valid(m), m.update(lengths="exact")),
+        "sequences are independent, but the programs read no valid",
+    ),
+    "a graph of one B": (graph_of_one_b, "there are several batch_sizes, but a program's graph is of one B"),
     "a longer segment of one rule alone": (one_more_length, "state table"),
     "in each other's place": (swapped, "program hidden-ring-1 has segments of 4"),
     "a rule without programs": (without("programs", "ring"), "state table"),
