@@ -106,6 +106,13 @@ WRONG: list[tuple[str, Any, str]] = [
     ("programs 0 inputs 0 shape", ["rows", 4], "inputs of program hidden-ring-4"),
     ("weights", "other.bin", "other.bin is used but not in the list"),
     ("vocabulary", "words.json", "words.json is used but not in the list"),
+    ("states 4 shape", [3, 2**30, 6, 2**30], "expected at most 1099511627776 values"),
+    ("states 0 rows", [0, 13], "has [0, 13] rows, expected none up to those of its shape"),
+    ("states 4 slots", 6, "has 6 slots, expected them of a ring alone"),
+    ("states 5 input", "memory.layers.00.key.x", "memory.layers.00.key is a prefix of memory.layers.00.key.x"),
+    ("states 4 output", "new_memory.z", "inputs and outputs of rule rolled sort differently"),
+    ("joint", True, "sequences are independent and influence one another"),
+    ("batch_sizes", [5], "batch_sizes are [5], expected smaller ones than B 3"),
 ]
 STATES: list[tuple[str, Any]] = [
     ("batch_size", 4),
