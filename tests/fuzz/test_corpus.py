@@ -13,7 +13,7 @@ from fuzz.mutations import changed
 from fuzz.run import CORPUS
 from fuzz.targets import TARGETS
 
-CHANGES = 20
+CHANGES = 60
 """Changed inputs that are tried beside the kept ones, the same ones in every run."""
 
 

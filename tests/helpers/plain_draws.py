@@ -18,3 +18,8 @@ def by_the_whole(values: np.ndarray, uniform: float, temperature: float, top_k: 
         order = order[: int((np.cumsum(shares) < top_p).sum()) + 1]
     cumulative = np.cumsum(weights[order])
     return int(order[np.searchsorted(cumulative, uniform * cumulative[-1], side="right")])
+
+
+def log_softmax(scores: np.ndarray) -> np.ndarray:
+    """Of the last axis, float32."""
+    return (scores - np.logaddexp.reduce(scores, axis=-1, keepdims=True)).astype(np.float32)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from plain_draws import by_the_whole
 from txl_runtime import Model, UsageError
 from txl_runtime.ladder import limit_of
 from txl_runtime.sessions import Busy, Finished, Limits, Prompt, Request, Sampling, Sessions, Ticket, Token
@@ -109,7 +110,6 @@ class Game:
         "move": 4,
         "close": 2,
         "expire": 1,
-        "refused": 2,
         "checkpoint": 1,
         "restart": 1,
     }
@@ -204,20 +204,6 @@ class Game:
 
     def do_anonymous(self) -> None:
         self.submit(None)
-
-    def do_refused(self) -> None:
-        """What is wrong is refused, and changes nothing for anybody."""
-        name = f"session {self.number(0, self.count - 1)}"
-        known = set(self.sessions.names())
-        for request in (Request(tokens=[self.model.vocab_size]), Request(tokens=[1], max_new_tokens=-1), Request()):
-            if request.tokens == () and name in known:
-                continue
-            try:
-                self.sessions.submit(request, name)
-            except (UsageError, Busy):
-                continue
-            raise AssertionError("it was taken in")
-        assert set(self.sessions.names()) == known
 
     def do_rounds(self) -> None:
         for _ in range(self.number(1, 40)):
@@ -314,7 +300,8 @@ class Game:
 
     def compare_token(self, token: Token, row: np.ndarray, request: Request, chance: np.random.Generator) -> None:
         self.report.tokens += 1
-        if request.sampling.temperature == 0:
+        sampling, row = request.sampling, row.astype(np.float64)
+        if sampling.temperature == 0:
             best = float(row.max())
             if token.id != int(row.argmax()):
                 below = best - row[token.id]
@@ -322,8 +309,8 @@ class Game:
                 self.report.ties += 1
         else:
             uniform = chance.random()
-            if token.id != drawn(uniform, row, request.sampling, request.sampling.top_p):
-                assert token.id in near_draws(uniform, row, request.sampling)
+            if token.id != by_the_whole(row, uniform, sampling.temperature, sampling.top_k, sampling.top_p):
+                assert token.id in near_draws(uniform, row, sampling)
                 self.report.ties += 1
         if request.top_logprobs is None:
             assert token.logprob is None
@@ -473,26 +460,9 @@ def bits(state: SessionState) -> tuple[Any, ...]:
     return state.pending, state.seen, state.model_id, state.state.fill.tobytes(), head, arrays
 
 
-def drawn(uniform: float, row: np.ndarray, sampling: Sampling, share: float | None) -> int:
-    """What is drawn from log-probabilities [V] with a random number of [0, 1), computed as plainly as it can be."""
-    ids = np.arange(len(row))
-    if sampling.top_k is not None or share is not None:
-        ids = np.lexsort((ids, -row))[: sampling.top_k]
-    weights = np.exp((row[ids].astype(np.float64) - float(row.max())) / sampling.temperature)
-    if share is not None:
-        count = int((np.cumsum(weights) - weights < share * weights.sum()).sum())
-        ids, weights = ids[:count], weights[:count]
-    cumulative = np.cumsum(weights)
-    place = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
-    return int(ids[min(place, len(ids) - 1)])
-
-
 def near_draws(uniform: float, row: np.ndarray, sampling: Sampling) -> set[int]:
     """What is drawn where rounding has a say."""
     share = sampling.top_p
     shares = (None,) if share is None else (share - CLOSE, share + CLOSE)
-    return {
-        drawn(min(max(uniform + off, 0.0), 1 - 1e-9), row, sampling, other)
-        for off in (-CLOSE, CLOSE)
-        for other in shares
-    }
+    near = [min(max(uniform + off, 0.0), 1 - 1e-9) for off in (-CLOSE, CLOSE)]
+    return {by_the_whole(row, one, sampling.temperature, sampling.top_k, other) for one in near for other in shares}

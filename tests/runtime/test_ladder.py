@@ -9,16 +9,12 @@ from txl_runtime.ladder import LADDER, LIMITS, Rung, no_drift_limit, rung
 DEVICES = ["cuda", "tensorrt", "rtx"]
 
 
-def test_fp32_on_the_cpu_has_the_strictest_limits():
+def test_fp32_has_the_strictest_limits_on_the_cpu_and_ten_times_the_error_on_a_device():
     assert rung("fp32", "cpu") == Rung(logprobs=1e-4, memory=1e-4, kl=1e-8, top1=None, perplexity=1e-4, attention=1e-5)
+    for backend in DEVICES:
+        assert rung("fp32", backend) == Rung(logprobs=1e-3, memory=1e-3, kl=1e-6, top1=None, perplexity=1e-4)
 
 
-@pytest.mark.parametrize("backend", DEVICES)
-def test_fp32_on_a_device_has_ten_times_the_error(backend):
-    assert rung("fp32", backend) == Rung(logprobs=1e-3, memory=1e-3, kl=1e-6, top1=None, perplexity=1e-4)
-
-
-@pytest.mark.parametrize("backend", ["cpu", *DEVICES])
 @pytest.mark.parametrize(
     ("precision", "kl", "top1", "perplexity", "deviation", "burst"),
     [
@@ -29,10 +25,10 @@ def test_fp32_on_a_device_has_ten_times_the_error(backend):
     ],
 )
 def test_lower_precisions_are_judged_by_their_distribution_and_deviation_wherever_they_run(
-    backend, precision, kl, top1, perplexity, deviation, burst
+    precision, kl, top1, perplexity, deviation, burst
 ):
-    found = rung(precision, backend)
-    assert found == Rung(None, None, kl=kl, top1=top1, perplexity=perplexity, deviation=deviation, burst=burst)
+    expected = Rung(None, None, kl=kl, top1=top1, perplexity=perplexity, deviation=deviation, burst=burst)
+    assert all(rung(precision, backend) == expected for backend in ("cpu", *DEVICES))
 
 
 def test_the_ladder_has_no_other_rungs():

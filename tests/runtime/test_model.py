@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,20 +16,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from frozen import frozen
 from txl_runtime import BackendError, BundleError, Model, Stream, UsageError, load
 from txl_runtime import model as models
 from txl_runtime.host.loop import HostLoop
 from txl_runtime.sessions import Request, Sessions
 
-V = 60
-
 
 @pytest.fixture
-def different(make_bundle, tmp_path) -> tuple[Path, Path]:
+def different(tmp_path) -> tuple[Path, Path]:
     """A bundle that will be loaded, and another one of the same sizes and other weights beside it."""
     places = (tmp_path / "model.txl", tmp_path / "other.txl")
-    for seed, place in enumerate(places):
-        shutil.copytree(make_bundle(config={}, seed=seed, batch_size=2), place)
+    for name, place in zip(("ring", "zeros"), places, strict=True):
+        shutil.copytree(frozen(name), place)
     return places
 
 
@@ -41,10 +39,10 @@ def exchange(first: Path, second: Path) -> None:
 
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="folders are exchanged in one step on Linux only")
-TOKENS = np.random.default_rng(0).integers(0, V, (2, 9)).astype(np.int32)
+TOKENS = np.random.default_rng(0).integers(0, 41, (3, 9)).astype(np.int32)
 
 
-def test_a_model_that_runs_leaves_no_file_anywhere(make_bundle, tmp_path):
+def test_a_model_that_runs_leaves_no_file_anywhere(tmp_path):
     """An engine that reports to its makers keeps what it has to say in the home folder until it is sent."""
     code = """
 import sys, txl_runtime
@@ -53,17 +51,16 @@ model.stream().feed([[1, 2, 3]] * model.batch_size)
 """
     places = {name: str(tmp_path) for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME")}
     environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"} | places
-    command = [sys.executable, "-B", "-c", code, str(make_bundle(config={}, seed=0, batch_size=2))]
+    command = [sys.executable, "-B", "-c", code, str(frozen("ring"))]
     subprocess.run(command, env=environment, cwd=tmp_path, check=True, timeout=60)
     assert list(tmp_path.rglob("*")) == []
 
 
 @linux
-@pytest.mark.parametrize("where", ["initial_values", "_open"])
-def test_a_load_that_spans_a_replacement_is_of_the_new_bundle(different, monkeypatch, caplog, where):
+def test_a_load_that_spans_a_replacement_is_of_the_new_bundle(different, monkeypatch, caplog):
     path, other = different
     expected = load(other).stream().feed(TOKENS).tobytes()
-    real, calls = getattr(models, where), 0
+    real, calls = models._open, 0
 
     def replacing(*arguments: Any) -> Any:
         nonlocal calls
@@ -72,7 +69,7 @@ def test_a_load_that_spans_a_replacement_is_of_the_new_bundle(different, monkeyp
             exchange(path, other)
         return real(*arguments)
 
-    monkeypatch.setattr(models, where, replacing)
+    monkeypatch.setattr(models, "_open", replacing)
     with caplog.at_level(logging.WARNING, "txl_runtime"):
         model = load(path)
     assert calls == 2
@@ -97,50 +94,9 @@ def test_a_link_that_is_switched_during_a_load_leads_where_it_led(different, tmp
     assert load(current).stream().feed(TOKENS).tobytes() == expected
 
 
-@linux
-def test_a_bundle_that_is_replaced_again_and_again_is_refused(different, monkeypatch):
-    path, other = different
-    real = models.initial_values
-
-    def replacing(bundle: Any) -> Any:
-        exchange(path, other)
-        return real(bundle)
-
-    monkeypatch.setattr(models, "initial_values", replacing)
-    with pytest.raises(BundleError, match="was replaced 4 times while it was being loaded, expected it to stay"):
-        load(path)
-
-
-@linux
-def test_loads_under_constant_replacement_give_one_bundle_or_the_other(different):
-    path, other = different
-    truths = {load(place).stream().feed(TOKENS).tobytes() for place in different}
-    assert len(truths) == 2
-    done = threading.Event()
-
-    def replace() -> None:
-        while not done.wait(0.03):
-            exchange(path, other)
-
-    worker = threading.Thread(target=replace)
-    worker.start()
-    seen, refused = [], list[str]()
-    try:
-        for _ in range(40):
-            try:
-                seen.append(load(path, threads=1).stream().feed(TOKENS).tobytes())
-            except BundleError as error:
-                refused.append(str(error))
-    finally:
-        done.set()
-        worker.join()
-    assert set(seen) <= truths
-    assert all("was replaced 4 times" in said for said in refused)
-
-
-def test_the_vocabulary_is_the_one_the_model_was_loaded_with(make_bundle, tmp_path):
+def test_the_vocabulary_is_the_one_the_model_was_loaded_with(tmp_path):
     path = tmp_path / "model.txl"
-    shutil.copytree(make_bundle(config={"vocab_size": 256}, vocabulary=True), path)
+    shutil.copytree(frozen("clusters"), path)
     used, unused = load(path), load(path)
     assert used.vocabulary is not None
     (path / "vocabulary.json").write_bytes(b'{"kind":"words","symbols":["a"]}')
@@ -153,8 +109,8 @@ def test_the_vocabulary_is_the_one_the_model_was_loaded_with(make_bundle, tmp_pa
         _ = unused.vocabulary
 
 
-def test_the_logger_is_silent_until_somebody_listens(make_bundle, capfd, caplog):
-    path = make_bundle(config={})
+def test_the_logger_is_silent_until_somebody_listens(capfd, caplog):
+    path = frozen("ring")
     load(path)
     assert capfd.readouterr() == ("", "")
     logger = logging.getLogger("txl_runtime")
@@ -166,11 +122,11 @@ def test_the_logger_is_silent_until_somebody_listens(make_bundle, capfd, caplog)
     assert any("backend rtx is not taken" in line for line in said)
 
 
-def test_why_better_backends_were_not_taken_is_said_where_none_runs(make_bundle, monkeypatch):
+def test_why_better_backends_were_not_taken_is_said_where_none_runs(monkeypatch):
     def without(*_: object) -> None:
         raise BackendError("onnxruntime is not installed")
 
-    path = make_bundle(verify=False)
+    path = frozen("ring")
     monkeypatch.setattr("txl_runtime.model.open_host", without)
     with pytest.raises(BackendError, match=r"onnxruntime is not installed; rtx: the bundle has no engines"):
         load(path)
@@ -180,9 +136,9 @@ def test_why_better_backends_were_not_taken_is_said_where_none_runs(make_bundle,
 
 
 @pytest.fixture
-def looking(make_bundle) -> Path:
+def looking() -> Path:
     """A bundle that tells where it looks."""
-    return make_bundle(config={"vocab_size": 256}, vocabulary=True, batch_size=2, attention=True)
+    return frozen("0.8/tokens")
 
 
 CLOSED = "the model was closed, expected it open; load it again"
@@ -219,7 +175,7 @@ def test_a_model_that_was_closed_is_used_no_more(looking, use):
         with pytest.raises(UsageError, match=f"^{CLOSED}$"):
             again(model, stream)
     assert repr(stream) == f"<Stream of {stream.batch_size} sequences, closed>"
-    assert model.batch_size == model.manifest.batch_size == 2
+    assert model.batch_size == model.manifest.batch_size == 3
     assert repr(model).startswith("<Model ")
 
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from frozen import frozen
 from txl_runtime.bundle.abilities import Abilities
 from txl_runtime.bundle.manifest import Manifest, decode_manifest
 from txl_runtime.bundle.tables import Input
 
-OLD = Path(__file__).parents[2] / "fixtures" / "format1" / "adaptive" / "manifest.json"
 TOKENS = ("read_text", "feed_tokens", "score", "pair_tokens", "feed_freely")
 """Abilities of models of tokens, in which each line of the next table has a letter: y or n."""
 
 
 @pytest.fixture(scope="module")
 def manifest() -> Manifest:
-    return decode_manifest(OLD.read_bytes(), "manifest.json")
+    return decode_manifest((frozen("clusters") / "manifest.json").read_bytes(), "manifest.json")
 
 
 def changed(manifest: Manifest, shape: tuple[Any, ...] = ("B", "L"), **more: Any) -> Manifest:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import struct
 import sys
 import tracemalloc
@@ -119,13 +118,10 @@ def test_many_tensors_take_memory_as_their_file_does():
 
 ZEROS = bytes(SMALL)
 BAD: dict[str, bytes] = {
-    "no file at all": b"",
     "no archive": npy(plain((1,)), bytes(4)),
     "a pickle": b"\x80\x04N.",
-    "a member that is no array": packed(("a.npy", b"text")),
     "an object": packed(("a.npy", npy(plain((1,), "|O"), b"\x80\x04N."))),
     "names of fields": packed(("a.npy", npy(plain((1,), [("x", "<f4")]), bytes(4)))),
-    "text": packed(("a.npy", npy(plain((1,), "<U4"), bytes(16)))),
     "more than there is": packed(("a.npy", npy(plain((2**40,))))),
     "less than there is": packed(("a.npy", npy(plain((1,)), bytes(8)))),
     "a negative size": packed(("a.npy", npy(plain((-1, -1)), bytes(4)))),
@@ -134,7 +130,6 @@ BAD: dict[str, bytes] = {
     "a header that is code": packed(("a.npy", npy(b"__import__('os')"))),
     "a header of version 2": packed(("a.npy", npy(plain((1,)), bytes(4), b"\x02\x00"))),
     "lzma": packed(("a.npy", npy(plain((1,)), bytes(4))), kind=zipfile.ZIP_LZMA),
-    "bzip2": packed(("a.npy", npy(plain((1,)), bytes(4))), kind=zipfile.ZIP_BZIP2),
     "a bomb": packed(("a.npy", npy(plain((SMALL // 4 + 1,)), ZEROS + bytes(4)))),
     "a bomb in parts": packed(*((f"{part}.npy", npy(plain((SMALL // 16,)), ZEROS[: SMALL // 4])) for part in range(5))),
 }
@@ -187,22 +182,12 @@ def test_a_report_may_be_any_json_but_nothing_else():
             decode_report(data, "report.json")
 
 
-@pytest.mark.parametrize("dtype", ["BF16", "F8_E4M3", "F8_E5M2", "I64", "none"])
-def test_weights_that_numpy_has_no_type_for_are_refused(tmp_path, dtype):
-    size = {"BF16": 2, "I64": 8}.get(dtype, 1)
-    header = json.dumps({"a": {"dtype": dtype, "shape": [1], "data_offsets": [0, size]}}).encode()
+@pytest.mark.parametrize(("dtype", "name"), [("none", "a"), ("F32", "b")])
+def test_weights_that_numpy_has_no_type_for_or_that_are_not_there_are_refused(tmp_path, dtype, name):
     path = tmp_path / "weights.safetensors"
-    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(size))
-    try:
-        found = read_tensors(path, ["a"])
-    except BundleError as error:
-        said = str(error)
-    else:
-        said = f"{found['a'].shape}"
-    assert "expected the bundle's weights" in said or said == "(1,)"
-    path.write_bytes(save({"b": np.zeros(1, np.float32)}))
+    path.write_bytes(tensors(dtype, [1], bytes(4)))
     with pytest.raises(BundleError, match="expected the bundle's weights"):
-        read_tensors(path, ["a"])
+        read_tensors(path, [name])
 
 
 def test_what_is_too_large_for_a_file_is_said_in_one_line():

@@ -13,31 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from resealing import reseal
 from step_models import counting
 from txl_runtime import BundleError, load
 from txl_runtime.bundle import folder as folders
-from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.folder import RETRIES, Folder, stepped_aside, undisturbed
 from txl_runtime.bundle.reading import open_bundle, read_bundle
 
 posix = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no such files on Windows")
-FILES = ("manifest.json", "weights.safetensors", "step-4.onnx", "notes.json")
 
 
 @pytest.fixture
 def bundle(tmp_path) -> Path:
     path = counting().write(tmp_path / "step.txl")
     (path / "notes.json").write_text("{}")
-    list_file(path, "notes.json")
-    return path
-
-
-def list_file(bundle: Path, name: str, listed_as: str | None = None, **fields: Any) -> None:
-    """Enter a file into the manifest, and set other fields of it."""
-    manifest = json.loads((bundle / "manifest.json").read_text())
-    record = {"size": (bundle / name).stat().st_size, "sha256": file_sha256(bundle / name)}
-    manifest["files"][listed_as or name] = record
-    (bundle / "manifest.json").write_text(json.dumps(manifest | fields))
+    return reseal(path)
 
 
 def pipe(path: Path) -> None:
@@ -68,24 +58,24 @@ def sparse(path: Path) -> None:
 
 
 @posix
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("make", [pipe, endless, listening, looped, sparse, Path.mkdir], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("manifest.json", pipe),
+        ("weights.safetensors", endless),
+        ("step-4.onnx", listening),
+        ("notes.json", looped),
+        ("weights.safetensors", sparse),
+        ("manifest.json", sparse),
+        ("notes.json", pipe),
+    ],
+)
 def test_what_is_no_plain_file_is_refused_at_once(bundle, name, make: Callable[[Path], None]):
-    if name not in (path.name for path in bundle.iterdir()):
-        pytest.skip("this model has no such file")
     (bundle / name).unlink()
     make(bundle / name)
     for verify_files in (True, False):
         with pytest.raises(BundleError, match=rf"{name}: .*expected"):
             load(bundle, "cpu", verify_files=verify_files)
-
-
-@posix
-def test_a_pipe_is_told_as_one_and_not_waited_for(bundle):
-    (bundle / "notes.json").unlink()
-    pipe(bundle / "notes.json")
-    with pytest.raises(OSError, match="no plain file"), Folder(bundle).open("notes.json"):
-        pass
 
 
 @posix
@@ -140,35 +130,6 @@ def test_a_folder_of_the_bundle_that_is_a_link_out_of_it_is_refused(bundle, tmp_
         load(bundle, "cpu")
 
 
-@pytest.mark.parametrize("field", ["vocabulary", "weights", "program"])
-def test_what_the_model_needs_is_checked_under_engines_too(bundle, field):
-    """Files of that folder are left to the backends of devices."""
-    (bundle / "engines").mkdir()
-    manifest = json.loads((bundle / "manifest.json").read_text())
-    files = {"vocabulary": "notes.json", "weights": manifest["weights"], "program": manifest["programs"][0]["file"]}
-    name = files[field]
-    moved = f"engines/{name}"
-    (bundle / name).rename(bundle / moved)
-    manifest["files"][moved] = manifest["files"].pop(name)
-    if field == "program":
-        for program in manifest["programs"]:
-            program["file"] = moved if program["file"] == name else program["file"]
-    else:
-        manifest[field] = moved
-    (bundle / "manifest.json").write_text(json.dumps(manifest))
-    open_bundle(bundle)
-    data = bytearray((bundle / moved).read_bytes())
-    data[-1] ^= 1
-    (bundle / moved).write_bytes(data)
-    with pytest.raises(BundleError, match=r"engines/.*: its SHA-256 is not the manifest's"):
-        open_bundle(bundle)
-
-
-def test_a_report_that_the_manifest_does_not_list_is_not_read(bundle):
-    (bundle / "report.json").write_text('{"passed": true}')
-    assert open_bundle(bundle).report() == {}
-
-
 def test_what_is_read_is_what_was_hashed(bundle):
     opened = open_bundle(bundle)
     assert opened.read("notes.json") == b"{}"
@@ -204,7 +165,7 @@ def test_weights_of_another_file_are_refused(bundle):
 def test_a_link_that_is_switched_afterwards_does_not_matter(bundle, tmp_path):
     shutil.copytree(bundle, tmp_path / "other.txl")
     (tmp_path / "other.txl" / "notes.json").write_bytes(b"[]")
-    list_file(tmp_path / "other.txl", "notes.json")
+    reseal(tmp_path / "other.txl")
     current = tmp_path / "current"
     current.symlink_to(bundle)
     opened = open_bundle(current)
@@ -212,12 +173,6 @@ def test_a_link_that_is_switched_afterwards_does_not_matter(bundle, tmp_path):
     current.symlink_to(tmp_path / "other.txl")
     assert opened.read("notes.json") == b"{}"
     assert open_bundle(current).read("notes.json") == b"[]"
-
-
-def in_place(path: Path) -> None:
-    data = path.read_bytes()
-    with path.open("r+b") as file:
-        file.write(data)
 
 
 def renamed_over(path: Path) -> None:
@@ -230,82 +185,48 @@ def folder_there_and_back(path: Path) -> None:
         source.rename(source.with_name(target))
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "weights.safetensors", "step-4.onnx"])
-@pytest.mark.parametrize("change", [in_place, renamed_over, folder_there_and_back, Path.unlink])
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("manifest.json", renamed_over),
+        ("weights.safetensors", lambda path: path.write_bytes(path.read_bytes())),
+        ("step-4.onnx", folder_there_and_back),
+    ],
+)
 def test_a_change_while_a_bundle_is_opened_is_noticed(bundle, name, change: Callable[[Path], None]):
     """Though what is there afterwards has the same content: an engine may have seen something else in between."""
-    path, made = bundle / name, list[int]()
-    if not path.exists():
-        pytest.skip("this model has no such file")
+    made = list[int]()
 
     def make(folder: Folder) -> int:
         read_bundle(folder)
         if not made:
-            change(path)
+            change(bundle / name)
         made.append(1)
         return len(made)
 
-    if change is Path.unlink:
-        with pytest.raises(BundleError, match=rf"{name}"):
-            undisturbed(bundle, make)
-    else:
-        assert undisturbed(bundle, make) == 2
+    assert undisturbed(bundle, make) == 2
 
 
-def test_what_is_never_left_alone_is_given_up_after_some_retries(bundle):
+def test_what_is_never_left_alone_is_given_up_and_an_error_of_a_bundle_is_raised_at_once(bundle):
     made = list[int]()
 
     def make(folder: Folder) -> None:
         made.append(1)
         read_bundle(folder)
-        in_place(bundle / "manifest.json")
+        renamed_over(bundle / "manifest.json")
 
     with pytest.raises(BundleError, match="was replaced 4 times while it was being loaded"):
         undisturbed(bundle, make)
     assert len(made) == 1 + RETRIES == 4
 
-
-def test_an_error_of_a_bundle_that_is_left_alone_is_raised_at_once(bundle):
-    made = list[int]()
-
-    def make(folder: Folder) -> None:
+    def damaged(folder: Folder) -> None:
         made.append(1)
         folder.holds("missing")
         raise BundleError("damaged")
 
     with pytest.raises(BundleError, match="damaged"):
-        undisturbed(bundle, make)
-    assert len(made) == 1
-
-
-def test_a_file_that_comes_while_a_bundle_is_opened_is_noticed(bundle):
-    def make(folder: Folder) -> bool:
-        there = folder.holds("late.json")
-        if not there:
-            (bundle / "late.json").write_text("{}")
-        return there
-
-    assert undisturbed(bundle, make) is True
-
-
-def test_a_change_as_recent_as_a_tick_of_the_clock_is_waited_for(bundle, monkeypatch):
-    """Two changes within one tick leave the same times: what was hashed before the second would seem unchanged."""
-    waited = list[float]()
-    monkeypatch.setattr(folders.time, "sleep", waited.append)
-    os.utime(bundle / "notes.json")
-    folder = Folder(bundle.parent)
-    monkeypatch.setattr(folders.time, "time_ns", lambda: (bundle / "notes.json").stat().st_ctime_ns + 10**6)
-    with folder.open("step.txl/notes.json") as (_, same):
-        assert same
-    assert waited[-1] == folders.TICK / 1e9
-    assert folder.replaced, "what goes on changing while one waits is being replaced"
-    waited.clear()
-    monkeypatch.setattr(folders.time, "time_ns", lambda: (bundle / "notes.json").stat().st_ctime_ns + 10**9)
-    settled = Folder(bundle)
-    with settled.open("notes.json"):
-        pass
-    assert not waited
-    assert not settled.replaced
+        undisturbed(bundle, damaged)
+    assert len(made) == 5
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are Linux's")

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,8 +18,9 @@ from pathlib import Path
 import pytest
 import step_models
 import txl_runtime
+from frozen import frozen
 from graph_mutants import mutant
-from support import FIXTURES
+from resealing import copied
 from txl_runtime.errors import TxlError
 
 MUTANTS, CHILDREN = int(os.environ.get("TXL_MUTANTS", "300")), 3
@@ -35,8 +35,8 @@ def try_mutants(count: int, seed: int) -> None:
     draw, slowest, said = random.Random(seed), 0.0, list[str]()
     with tempfile.TemporaryDirectory() as folder:
         bundles = [make().write(Path(folder) / name) for name, make in step_models.MODELS.items()]
-        for name in ("kv", "adaptive", "hidden", "half"):
-            bundles.append(Path(shutil.copytree(FIXTURES / "format1" / name, Path(folder) / name)))
+        for name in ("ring", "clusters", "hidden", "half"):
+            bundles.append(copied(frozen(name), Path(folder) / name))
         held = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.setrlimit(resource.RLIMIT_AS, (held + BYTES, held + BYTES))
         for _ in range(count):

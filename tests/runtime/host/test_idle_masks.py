@@ -2,65 +2,155 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from frozen import frozen
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from opcodes import bits, interrupted_at
 from step_models import B, Graph, StepModel, state
-from support import FIXTURES
-from two_forms import both_forms, kept, play
-from txl_runtime import BackendError, TxlError, UsageError, load
+from txl_runtime import BackendError, Model, Stream, TxlError, UsageError, load
 from txl_runtime.bundle.tables import Input, Output
 from txl_runtime.guard.graph_check import GRAPH, MODEL, NODE, check_graph
 from txl_runtime.guard.protobuf import fields, message
 from txl_runtime.host.idle_masks import without_idle_masks
 from txl_runtime.host.loop import HostLoop
 from txl_runtime.host.placements import Replaced
+from txl_runtime.types import Ids
 
-CONFORMANCE = Path(__file__).parents[3] / "conformance" / "bundles"
-RELEASED = FIXTURES / "release_0_8"
+BOTH = ["state.c.out", "state.h.out"]
 MASKED = {
-    CONFORMANCE / "axes": {"step-1": ["state.c.out", "state.h.out"], "step-4": ["state.c.out", "state.h.out"]},
-    CONFORMANCE / "policy-1": {"step-1": ["state.h.out"], "step-4": ["state.h.out"]},
-    CONFORMANCE / "untrue": {"step-1": ["state.h.out"], "step-4": ["state.h.out"]},
-    CONFORMANCE / "lookahead": {"step-1": ["state.h.out"]},
-    CONFORMANCE / "policy-16": {"step-1": ["state.h.out"]},
-    RELEASED / "policy-1": {"step-1": ["state.h.out"], "step-4": ["state.h.out"]},
-    RELEASED / "policy-16": {"step-1": ["state.h.out"], "step-4": ["state.h.out"]},
-    RELEASED / "adapted": {"step-1": ["state.c.out", "state.h.out"], "step-64": ["state.c.out", "state.h.out"]},
+    "axes": {"step-1": BOTH, "step-4": BOTH},
+    "policy-1": {"step-1": BOTH[1:], "step-4": BOTH[1:]},
+    "lookahead": {"step-1": BOTH[1:]},
+    "policy-16": {"step-1": BOTH[1:]},
+    "0.8/policy-16": {"step-1": BOTH[1:], "step-4": BOTH[1:]},
+    "0.8/adapted": {"step-1": BOTH, "step-64": BOTH},
 }
-OTHERS = [CONFORMANCE / name for name in ("growing", "lockstep", "stages", "table", "ring", "rolled")]
-OTHERS += [RELEASED / name for name in ("growing", "stages")]
-SEVERAL = [path for path in MASKED if path.name in ("axes", "policy-16", "adapted")]
+OTHERS = ["growing", "lockstep", "stages", "table", "ring", "rolled", "0.8/growing", "0.8/stages"]
 
 
-def said(path: Path) -> str:
-    return f"{path.parent.name}/{path.name}"
+def both_forms(path: Path) -> tuple[Model, Model]:
+    """A bundle as it runs fastest, and as it lies there."""
+    fast, plain = (load(path, "cpu", threads=1, forms=forms) for forms in ("fast", "plain"))
+    return fast, plain
 
 
-@pytest.mark.parametrize("path", MASKED, ids=said)
-def test_without_masks_every_bit_is_what_it_was(path):
-    fast, plain = both_forms(path)
+def kept(model: Model) -> dict[str, list[str]]:
+    """Of every program, the outputs whose idle sequences the loop keeps."""
+    backend: Any = model.backend
+    return {program.name: sorted(backend.engine.kept(program)) for program in backend.programs}
+
+
+def same(found: Mapping[str, Any], expected: Mapping[str, Any], said: str) -> None:
+    assert list(found) == list(expected)
+    for name, array in expected.items():
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape), f"{name} after {said}"
+        assert found[name].tobytes() == array.tobytes(), f"{name} after {said}"
+
+
+def random_inputs(model: Model, draws: np.random.Generator, b: int, length: int) -> dict[str, Any]:
+    """Inputs of any size, now and then NaN."""
+    found: dict[str, Any] = {}
+    for entry in model.manifest.given:
+        sizes = entry.sizes(b, length)
+        if entry.dtype.startswith("float"):
+            found[entry.name] = (draws.normal(size=sizes) * 2).astype(entry.dtype)
+            if draws.random() < 0.1:
+                found[entry.name][...] = np.nan
+        else:
+            found[entry.name] = draws.integers(0, entry.vocab or 2, sizes).astype(entry.dtype)
+    return found
+
+
+def counts(model: Model, draws: np.random.Generator, b: int, length: int) -> Ids:
+    """Which sequences run, and how many of their positions count."""
+    live = draws.random(b) < draws.choice([0.3, 0.6, 1.0])
+    if not model.manifest.can.run_apart:
+        live = np.full(b, bool(live.any()))
+    exact = model.manifest.lengths == "exact"
+    positions = np.full(b, length) if exact else draws.integers(1, length + 1, b)
+    return np.where(live, positions, 0).astype(np.int32)
+
+
+def returned(stream: Stream) -> dict[str, Any]:
+    """What the last segment would make of the states."""
+    return {state.name: array.copy() for state, array in stream.loop.written()}
+
+
+def ran(stream: Stream, inputs: dict[str, Any], live: Ids, commit: bool) -> Mapping[str, Any]:
+    """What a segment returns; whether it failed, where a graph cannot run so many sequences."""
+    try:
+        return stream.run(inputs, live, commit=commit)
+    except BackendError:
+        return {"failed": np.ones(1)}
+
+
+def play(fast: Model, plain: Model, seed: int, turns: int) -> None:
+    """Random segments and random changes of states; everything is compared after each."""
+    draws = np.random.default_rng(seed)
+    b = fast.batch_size if not fast.manifest.can.run_fewer else int(draws.integers(1, fast.batch_size + 1))
+    pair, snapshots, rows, said = [model.stream(b) for model in (fast, plain)], list[Any](), list[Any](), ""
+    for _ in range(turns):
+        b = pair[0].batch_size
+        length, commit = int(draws.choice(fast.segment_lengths)), bool(draws.random() < 0.7)
+        inputs, live = random_inputs(fast, draws, b, length), counts(fast, draws, b, length)
+        said = f"{said[-60:]} run {live.tolist()}{'' if commit else ' uncommitted'}"
+        same(*(ran(stream, inputs, live, commit) for stream in pair), said)
+        same(*(returned(stream) for stream in pair), said)
+        if not commit and draws.random() < 0.5:
+            said += " commit"
+            for stream in pair:
+                stream.loop.commit()
+        same(*(stream.state() for stream in pair), said)
+        choice, apart = draws.choice(["reset", "select", "snapshot", "restore", "take", "put", ""]), True
+        said, apart = f"{said} {choice}", fast.manifest.can.run_apart
+        if choice == "reset":
+            which = draws.random(b) < 0.4 if apart else None
+            for stream in pair:
+                stream.reset(which)
+        elif choice == "select" and apart:
+            order = draws.integers(0, b, int(draws.integers(1, fast.batch_size + 1)))
+            for stream in pair:
+                stream.select(order)
+        elif choice == "snapshot":
+            snapshots.append([stream.snapshot() for stream in pair])
+        elif choice == "restore" and snapshots and snapshots[-1][0].batch_size == b:
+            for stream, state in zip(pair, snapshots[-1], strict=True):
+                stream.restore(state)
+        elif choice == "take" and apart:
+            row = int(draws.integers(0, b))
+            rows.append([stream.take(row) for stream in pair])
+        elif choice == "put" and rows and apart:
+            row = int(draws.integers(0, b))
+            for stream, state in zip(pair, rows[-1], strict=True):
+                stream.put(row, state)
+        same(*(stream.state() for stream in pair), said)
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_without_masks_every_bit_is_what_it_was(name):
+    fast, plain = both_forms(frozen(name))
     found = kept(fast)
-    assert {name: names for name, names in found.items() if names}.items() >= MASKED[path].items()
+    assert {name: names for name, names in found.items() if names}.items() >= MASKED[name].items()
     assert not any(kept(plain).values())
     for seed in range(3):
         play(fast, plain, seed, 20)
 
 
-@pytest.mark.parametrize("path", OTHERS, ids=said)
-def test_what_has_no_such_mask_is_left_alone(path):
-    assert not any(kept(load(path, "cpu", threads=1)).values())
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_has_no_such_mask_is_left_alone(name):
+    assert not any(kept(load(frozen(name), "cpu", threads=1)).values())
 
 
-@pytest.mark.parametrize("path", SEVERAL, ids=said)
 @pytest.mark.parametrize("fault", ["nothing is kept", "the first is not", "a neighbour is", "the wrong way", "late"])
-def test_a_loop_that_does_not_keep_them_is_found_out(path, fault, monkeypatch):
+@pytest.mark.parametrize("name", ["axes", "policy-16"])
+def test_a_loop_that_does_not_keep_them_is_found_out(name, fault, monkeypatch):
     def keep(self: Any, states: Any, rows: int) -> None:
         idle = np.flatnonzero(self.counters.valid[:rows] == 0).tolist()
         for before, after in states:
@@ -85,13 +175,13 @@ def test_a_loop_that_does_not_keep_them_is_found_out(path, fault, monkeypatch):
         monkeypatch.setattr(HostLoop, "run", late)
     else:
         monkeypatch.setattr(HostLoop, "_keep", keep)
-    fast, plain = both_forms(path)
+    fast, plain = both_forms(frozen(name))
     with pytest.raises(AssertionError):
         play(fast, plain, 0, 80)
 
 
 def test_an_interrupt_leaves_the_state_before_or_after_a_segment_with_idle_sequences():
-    fast, _ = both_forms(CONFORMANCE / "axes")
+    fast, _ = both_forms(frozen("axes"))
     draws = np.random.default_rng(0)
     inputs = {"obs": draws.normal(size=(3, 1, 5)).astype(np.float32), "starts": np.zeros(3, bool)}
     stream = fast.stream()
@@ -112,7 +202,7 @@ def test_an_interrupt_leaves_the_state_before_or_after_a_segment_with_idle_seque
 
 def test_nothing_is_copied_where_nobody_is_idle(monkeypatch):
     """Nor are views made in a step: they are made once for each way that segments go."""
-    fast, _ = both_forms(RELEASED / "policy-16")
+    fast, _ = both_forms(frozen("0.8/policy-16"))
     stream, inputs = fast.stream(), {"obs": np.ones((16, 1, 6), np.float32)}
     for _ in range(2):
         stream.run(inputs)
@@ -127,9 +217,9 @@ def test_nothing_is_copied_where_nobody_is_idle(monkeypatch):
 # --- what is taken out --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", [*MASKED, *OTHERS], ids=said)
-def test_everything_else_of_a_graph_stays_byte_for_byte(path):
-    bundle = load(path, "cpu", threads=1).bundle
+@pytest.mark.parametrize("name", [*MASKED, *OTHERS])
+def test_everything_else_of_a_graph_stays_byte_for_byte(name):
+    bundle = load(frozen(name), "cpu", threads=1).bundle
     for program in bundle.manifest.programs:
         graph = bundle.read(program.file)
         found = check_graph(graph, "a.onnx", program, bundle.manifest)
@@ -301,4 +391,4 @@ def test_a_value_whose_size_nobody_knows_before_fails_as_a_whole_and_runs_in_the
 @pytest.mark.parametrize("wrong", ["slow", "", None, 1, ["fast"]])
 def test_a_form_that_is_none_is_refused(wrong):
     with pytest.raises(UsageError, match=r"^forms is .*, expected one of fast, plain$"):
-        load(CONFORMANCE / "axes", "cpu", forms=wrong)
+        load(frozen("axes"), "cpu", forms=wrong)

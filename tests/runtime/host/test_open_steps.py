@@ -96,9 +96,15 @@ def counting_loop(model: Model) -> tuple[HostLoop, Counted]:
     return HostLoop(model.manifest, engine, model.update, backend.programs, model._initial), engine
 
 
-@every
 @pytest.mark.parametrize(
-    ("counts", "rows"), [([1], [1]), ([0, 0], []), ([1, 0, 0], [1]), ([0, 1, 0], [2]), ([1, 0, 1], [3])]
+    ("kind", "counts", "rows"),
+    [
+        ("recurrent", [1], [1]),
+        ("counting", [0, 0], []),
+        ("layered", [1, 0, 0], [1]),
+        ("layered", [0, 1, 0], [2]),
+        ("recurrent", [1, 0, 1], [3]),
+    ],
 )
 def test_what_is_computed_ends_with_the_last_sequence_that_runs(opened, kind, counts, rows):
     loop, engine = counting_loop(opened(kind))
@@ -147,24 +153,6 @@ def test_sequences_that_come_and_go_get_what_a_fixed_b_gives_and_what_each_gets_
             alone[to].put(0, kept)
         same(together.state(), all_of_them.state())
     assert len(seen) > 10, "with and without a commit, in most of their ways"
-
-
-@every
-def test_a_snapshot_goes_on_bit_for_bit_with_as_many_sequences(opened, kind):
-    stream, draws = opened(kind).stream(), np.random.default_rng(0)
-    calls = [segment(kind, draws) for _ in range(10)]
-    ways = [np.array(way) for way in ([1, 0, 0], [0, 1, 0], [1, 1, 1], [0, 0, 1], [1, 1, 0])] * 2
-
-    def run(those: slice) -> list[bytes]:
-        pairs = zip(calls[those], ways[those], strict=True)
-        results = [stream.run(given, way * columns) for (given, columns), way in pairs]
-        return [array.tobytes() for result in results for array in result.values()]
-
-    run(slice(5))
-    kept = stream.snapshot()
-    first = run(slice(5, 10))
-    stream.restore(kept)
-    assert run(slice(5, 10)) == first
 
 
 @every

@@ -424,9 +424,3 @@ def test_files_of_an_index_that_may_be_in_place_stay(tmp_path, monkeypatch):
         assert len(files(tmp_path)) == 3
     assert restored(tmp_path) == {"b": 2, "a": 10}
     assert len(files(tmp_path)) == 2
-
-
-@pytest.mark.parametrize("place", [None, 3, b"saved", "a\0b"])
-def test_what_is_no_folder_is_refused(place):
-    with pytest.raises(UsageError, match=r"the path is .*, expected a str or a pathlib\.Path"):
-        Checkpoint(place, MODEL)

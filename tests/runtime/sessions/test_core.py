@@ -39,7 +39,7 @@ def requests(words: int, longest: int) -> st.SearchStrategy[Request]:
 
 
 def compare(model: Model, data: st.DataObject, words: int, longest: int) -> None:
-    rows = data.draw(st.integers(1, 3), "rows")
+    rows = data.draw(st.integers(1, model.batch_size), "rows")
     given_to = data.draw(st.lists(st.lists(requests(words, longest), min_size=1, max_size=3), min_size=1, max_size=7))
     tickets: list[list[Ticket]] = [[] for _ in given_to]
     with Sessions(model, rows=rows) as sessions:
@@ -70,7 +70,7 @@ def test_sessions_of_a_transformer_give_what_each_gives_alone(model_of, kind):
     @settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(data=st.data())
     def some(data: st.DataObject) -> None:
-        compare(model_of(kind), data, 60, 25)
+        compare(model_of(kind), data, 41, 25)
 
     some()
 

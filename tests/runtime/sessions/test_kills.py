@@ -56,7 +56,7 @@ def restored(model: Model, folder: Path) -> dict[str, int]:
     Returns:
         How much each session was fed.
     """
-    sessions, seen = Sessions(model, 4), dict[str, int]()
+    sessions, seen = Sessions(model, 3), dict[str, int]()
     with Checkpoint(folder, model.manifest.model_id) as checkpoint:
         assert checkpoint.restore(sessions) == {}
         index = folder / "sessions.json"
@@ -85,8 +85,8 @@ def restored(model: Model, folder: Path) -> dict[str, int]:
 
 
 @pytest.mark.slow
-def test_whatever_moment_it_is_killed_at_every_session_goes_on(many_rows, tmp_path):
-    bundle, folder, draws = many_rows, tmp_path / "saved", random.Random(0)
+def test_whatever_moment_it_is_killed_at_every_session_goes_on(transformer, tmp_path):
+    bundle, folder, draws = transformer, tmp_path / "saved", random.Random(0)
     model, known, count = load(bundle, "cpu", 1), dict[str, int](), Counter[str]()
     for number in range(KILLS):
         said = killed(bundle, folder, number, draws)

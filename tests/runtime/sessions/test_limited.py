@@ -12,12 +12,12 @@ from txl_runtime import UsageError
 from txl_runtime.sessions import Prompt, Request, Sampling, Sessions, SessionState, Token
 from txl_runtime.sessions.turns import SLICE
 
-M = 7
+M = 6
 RULES = pytest.mark.parametrize("kind", ["ring", "rolled"])
 
 
 def asked(seed: int, rows: int | None, count: int = 6) -> Request:
-    tokens = np.random.default_rng(seed).integers(0, 60, 9)
+    tokens = np.random.default_rng(seed).integers(0, 41, 9)
     return Request(tokens, count, Sampling(seed=seed), top_logprobs=2, score=True, memory_length=rows)
 
 

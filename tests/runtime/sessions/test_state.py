@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from frozen import frozen
 from mutated_states import joined, mutated, split
 from step_models import FEATURES, counting, growing, recurrent
 from txl_runtime import Stream, StreamState, UsageError, load
@@ -14,15 +15,13 @@ from txl_runtime.sessions import Request, Sessions
 from txl_runtime.sessions.state import SessionState, check_name, largest_state
 from txl_runtime.streaming.state import RowState
 
-B, V = 3, 60
+B, V = 3, 41
 
 
 @pytest.fixture(scope="module")
-def models(make_bundle, tmp_path_factory):
+def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("steps")
-    small = make_bundle(batch_size=B, verify=False)
-    found = {update: load(small, "cpu", 1, update=update) for update in ("ring", "rolled")}
-    found["none"] = load(make_bundle(memory_length=0, batch_size=B, verify=False), "cpu", 1)
+    found = {update: load(frozen("ring"), "cpu", 1, update=update) for update in ("ring", "rolled")}
     for make in (recurrent, counting):
         found[make.__name__] = load(make().write(folder / make.__name__), "cpu", 1)
     return found
@@ -51,7 +50,7 @@ def bits(row: RowState):
     return row.fill, row.head, tensors
 
 
-KINDS = ["ring", "rolled", "none", "recurrent", "counting"]
+KINDS = ["ring", "rolled", "recurrent", "counting"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -108,7 +107,7 @@ def test_a_file_of_several_sequences_is_refused(models, tmp_path):
 
 MISFITS = {
     "another model": (lambda s: replace(s, state=replace(s.state, model_id="0" * 64)), "belongs to model 000000000000"),
-    "a token beyond the vocabulary": (lambda s: replace(s, pending=V), r"pending token is 60, expected none or an id"),
+    "a token beyond the vocabulary": (lambda s: replace(s, pending=V), r"pending token is 41, expected none or an id"),
     "a token below it": (lambda s: replace(s, pending=-1), "pending token is -1"),
     "a token that is no number": (lambda s: replace(s, pending="5"), "pending token is '5'"),
     "a negative number of positions": (lambda s: replace(s, seen=-1), "has seen -1"),
@@ -120,7 +119,7 @@ MISFITS = {
     ),
     "another number of rows": (
         lambda s: replace(s, state=replace(s.state, fill=s.state.fill - 1)),
-        r"expected float32 \[1, 5, 2, 8\]",
+        r"expected float32 \[1, 5, 2, 4\]",
     ),
 }
 
@@ -135,7 +134,7 @@ def test_what_does_not_fit_is_refused(models, misfit):
 
 
 @pytest.mark.parametrize("update", ["ring", "rolled"])
-@pytest.mark.parametrize("head", [-1, -(2**31), 2**31 - 1, 2**40, -(2**62)])
+@pytest.mark.parametrize("head", [-1, 2**31 - 1, 2**40, -(2**62)])
 def test_a_head_that_fits_is_served(models, update, head):
     """A state that is put is kept, parked and put on a row: none of these refuses what another one takes."""
     model = models[update]
@@ -193,13 +192,10 @@ def test_bytes_that_are_no_state_are_refused_whatever_they_are(models):
     assert max(map(len, said)) < 600
 
 
-@pytest.mark.parametrize("name", ["a", "x" * 256, "../../etc/passwd", "a\0b", "день 🌊", " ", "\n", "NUL", "-"])
-def test_any_text_is_a_name(name):
-    assert check_name(name) == name
-
-
-@pytest.mark.parametrize("name", ["", "x" * 257, "\ud800", "a\udfff", b"a", None, 3, ["a"]])
-def test_what_is_no_text_is_no_name(name):
-    with pytest.raises(UsageError, match=r"the session's name is .*, expected text of 1 … 256 characters") as caught:
-        check_name(name)
-    assert len(str(caught.value)) < 250
+def test_any_text_is_a_name_and_nothing_else():
+    for name in ("a", "x" * 256, "../../etc/passwd", "a\0b", "день 🌊", " ", "\n", "NUL", "-"):
+        assert check_name(name) == name
+    for wrong in ("", "x" * 257, "\ud800", "a\udfff", b"a", None, 3, ["a"]):
+        with pytest.raises(UsageError, match=r"the session's name is .*, expected text of 1 … 256 chara") as caught:
+            check_name(wrong)
+        assert len(str(caught.value)) < 250

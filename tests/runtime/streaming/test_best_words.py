@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
+from plain_draws import log_softmax
 from txl_runtime import BackendError
 from txl_runtime.streaming.best_words import BestWords
 from txl_runtime.streaming.outputs import DrawCount, WholeSoftmax
@@ -19,12 +21,6 @@ SPREADS = {
     "in tails": (1.0, 3.0, 6.0),
     "in the head": (3.0, 1.0, -8.0),
 }
-sizes = pytest.mark.parametrize("words", SIZES.values(), ids=SIZES)
-spreads = pytest.mark.parametrize("spread", SPREADS.values(), ids=SPREADS)
-
-
-def log_softmax(scores: np.ndarray) -> np.ndarray:
-    return (scores - np.logaddexp.reduce(scores, axis=-1, keepdims=True)).astype(np.float32)
 
 
 class Row(WholeSoftmax):
@@ -118,11 +114,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "both": {"temperature": 0.8, "top_k": 40, "top_p": 0.9},
     "both, many": {"top_k": 256, "top_p": 0.99},
 }
-options = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+pairs = pytest.mark.parametrize(
+    ("options", "words"), [*zip(OPTIONS.values(), itertools.cycle(SIZES.values())), (OPTIONS["both"], SIZES["plain"])]
+)
+"""Every way of drawing with one size, every size with some."""
 
 
-@options
-@sizes
+@pairs
 def test_draws_from_parts_are_the_tokens_that_the_row_gives(words, options):
     """2,400 draws in all for each way of drawing, and not one that differs."""
     for spread in SPREADS.values():
@@ -135,8 +133,7 @@ def test_draws_from_parts_are_the_tokens_that_the_row_gives(words, options):
                 assert not found.fetched, "no row for the best, nor for as many of them as came"
 
 
-@options
-@sizes
+@pairs
 def test_words_that_tie_are_in_the_vocabulary_s_order_whatever_order_an_engine_has(words, options):
     for steps in (0.5, 2.0, 100.0):  # in the last all words of a part tie
         for seed in range(2):
@@ -147,11 +144,17 @@ def test_words_that_tie_are_in_the_vocabulary_s_order_whatever_order_an_engine_h
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"temperature": 0.5}, {"top_k": 257}, {"top_k": 3000}, {"top_p": 1.0}], ids=str
+    ("options", "spread"),
+    [
+        ({}, "flat"),
+        ({"temperature": 0.5}, "peaked"),
+        ({"top_k": 257}, "in tails"),
+        ({"top_k": 3000}, "in the head"),
+        ({"top_p": 1.0}, "flat"),
+    ],
 )
-@spreads
 def test_the_row_is_asked_for_where_parts_cannot_tell(spread, options):
-    found = Next(*distributions(SIZES["plain"], spread, 0), options.get("temperature", 1.0))
+    found = Next(*distributions(SIZES["plain"], SPREADS[spread], 0), options.get("temperature", 1.0))
     ours, theirs = both(found, options, 5)
     assert ours == theirs
     assert found.fetched == 5, "once a step, for all sequences that need it"
@@ -225,7 +228,9 @@ def test_an_idle_sequence_draws_nothing_and_keeps_its_random_numbers():
     assert drawn.tolist() == [expected[1][0], expected[0][1], expected[1][2]]
 
 
-@options
+@pytest.mark.parametrize(
+    "options", [{"temperature": 0.0}, {"top_k": 50}, {"top_p": 0.9}, {"temperature": 2.0}], ids=str
+)
 def test_a_sequence_that_produced_nan_is_refused_by_name(options):
     found = Next(*distributions(SIZES["two tails"], SPREADS["peaked"], 1), 1.0)
     found.given["sums"][1, 2] = np.nan

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import step_models
 import txl_runtime
+from frozen import frozen
 from step_models import FEATURES, B, Graph, StepModel
 from txl_runtime.bundle.tables import Input, Output
 from txl_runtime.errors import BackendError, UsageError
@@ -86,8 +87,8 @@ def test_an_idle_sequence_is_not_looked_at(tmp_path):
         stream.run(inputs, require_finite="yes")
 
 
-def test_memory_rows_are_changed_once_and_only_if_all_is_finite(make_bundle):
-    model = txl_runtime.load(make_bundle(batch_size=B, config={}), threads=1)
+def test_memory_rows_are_changed_once_and_only_if_all_is_finite():
+    model = txl_runtime.load(frozen("ring"), threads=1)
     plain, careful = model.stream(), model.stream()
     tokens = np.arange(4 * B, dtype=np.int32).reshape(B, 4)
     for _ in range(2):

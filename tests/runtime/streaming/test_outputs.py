@@ -9,10 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from support import random_state, small_config
-from txl_export.families.transformer_xl.folding import fold
-from txl_export.families.transformer_xl.softmax import Softmax
+from frozen import frozen
 from txl_runtime import Model, load
 from txl_runtime.bundle.tables import Program
 from txl_runtime.host import softmax as outputs
@@ -20,29 +17,21 @@ from txl_runtime.host.engine import Engine
 from txl_runtime.host.softmax import SplitSoftmax, open_output
 from txl_runtime.streaming.outputs import WholeSoftmax
 
-B, V = 3, 60
-KINDS: dict[str, dict[str, Any]] = {
-    "one cluster": {},
-    "adaptive": {"cutoffs": (20, 40), "div_val": 2},
-    "adaptive, one projected table": {"cutoffs": (20, 40), "d_embed": 12},
-    # Wide enough for several blocks of the matrix products; two columns of words, as odd as real cutoffs are.
-    "wide": {
-        "vocab_size": 2500,
-        "cutoffs": (777, 1900),
-        "d_model": 288,
-        "d_embed": 288,
-        "embedding_scale": 0.02,
-        "n_head": 4,
-        "n_layer": 1,
-    },
+B = 2
+WIDE = {
+    "vocab_size": 2500,
+    "cutoffs": (777, 1900),
+    "d_model": 288,
+    "d_embed": 288,
+    "embedding_scale": 0.02,
+    "n_head": 4,
+    "n_layer": 1,
 }
+"""Several blocks of the matrix products, which no kept bundle has; two columns of words, as odd as real cutoffs are."""
 ROWS = range(1, 71)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(kind, marks=pytest.mark.slow) if "projected" in kind else kind for kind in KINDS],
-)
+@pytest.fixture(scope="module", params=["ring", "clusters", "wide"])
 def kind(request):
     return request.param
 
@@ -55,8 +44,8 @@ def models(make_bundle):
     def open_kind(kind: str, **options: Any) -> Model:
         key = repr((kind, options))
         if key not in opened:
-            unverified = {"verify": False} if kind not in ("one cluster", "adaptive") else {}
-            opened[key] = load(make_bundle(batch_size=B, config=KINDS[kind], **unverified), **options)
+            path = make_bundle(batch_size=3, config=WIDE, verify=False) if kind == "wide" else frozen(kind)
+            opened[key] = load(path, **options)
         return opened[key]
 
     return open_kind
@@ -116,28 +105,23 @@ def ids_of(model: Model, cluster: int, count: int, seed: int = 0) -> np.ndarray:
 # --- the numbers --------------------------------------------------------------------------------------------------
 
 
-def test_split_log_probabilities_are_those_of_the_whole_softmax(models, kind):
-    model, config = models(kind), models(kind).manifest.config
-    state = {name: tensor.double() for name, tensor in random_state(small_config(**KINDS[kind])).items()}
-    network = Softmax(config, model.manifest.dialect, fold(config, state))
-    features = hidden(model, 20)
-    expected = network.logprobs(torch.from_numpy(features).double()).numpy()
-    found = logprobs(split(model)[0], features, model.vocab_size)
-    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-5 if kind == "wide" else 2e-6)
-    np.testing.assert_allclose(np.exp(found.astype(np.float64)).sum(axis=1), 1, atol=1e-5)
-
-
-def test_clusters_are_where_the_vocabulary_has_them(models, kind):
+def test_log_probabilities_are_put_together_from_head_and_tails(models, kind):
     model = models(kind)
     output, _ = split(model)
     ends = [0, *model.manifest.config.cutoffs, model.vocab_size]
     assert list(output.clusters) == list(pairwise(ends))
-    features = hidden(model, 5)
-    assert output.head(features).shape == (5, ends[1] + len(output.clusters) - 1)
+    features = hidden(model, 20)
+    head, words = output.head(features).copy(), ends[1]
+    assert head.shape == (20, words + len(output.clusters) - 1)
+    expected = [head[:, :words]]
     for cluster in range(1, len(output.clusters)):
         tail = output.tail(features, cluster)
-        assert tail.shape == (5, ends[cluster + 1] - ends[cluster])
+        assert tail.shape == (20, ends[cluster + 1] - ends[cluster])
         np.testing.assert_allclose(np.exp(tail.astype(np.float64)).sum(axis=1), 1, atol=1e-5)
+        expected.append(tail + head[:, [words + cluster - 1]])
+    found = logprobs(output, features, model.vocab_size)
+    assert found.tobytes() == np.concatenate(expected, axis=1).tobytes()
+    np.testing.assert_allclose(np.exp(found.astype(np.float64)).sum(axis=1), 1, atol=1e-5)
 
 
 @pytest.mark.parametrize("at_a_time", [1, 4, 7])
@@ -168,7 +152,7 @@ def test_nll_is_what_gathering_gives_bit_for_bit(models, kind):
     model = models(kind)
     output, _ = split(model)
     clusters = len(model.manifest.config.clusters)
-    targets = np.concatenate([ids_of(model, cluster, 9) for cluster in range(clusters)])
+    targets = np.concatenate([ids_of(model, cluster, 90) for cluster in range(clusters)])
     targets = np.random.default_rng(3).permutation(targets)
     features = hidden(model, len(targets))
     whole = logprobs(output, features, model.vocab_size)
@@ -177,24 +161,16 @@ def test_nll_is_what_gathering_gives_bit_for_bit(models, kind):
     assert found.tobytes() == (-whole[np.arange(len(targets)), targets]).tobytes()
 
 
-def test_nll_is_right_for_every_word_of_the_vocabulary(models):
-    model = models("adaptive")
-    output, _ = split(model)
-    features = np.repeat(hidden(model, 1), V, axis=0)
-    found = output.nll(features, np.arange(V, dtype=np.int32))
-    assert (-found).tobytes() == logprobs(output, features[:1], V)[0].tobytes()
-
-
 def test_whole_output_returns_what_it_is_given(models):
-    model = models("one cluster")
+    model = models("ring")
     output = open_output("logprobs", model.manifest, Counting(model.backend.engine))
     assert isinstance(output, WholeSoftmax)
-    given = np.random.default_rng(0).normal(size=(5, V)).astype(np.float32)
-    assert logprobs(output, given, V).tobytes() == given.tobytes()
+    given = np.random.default_rng(0).normal(size=(5, 41)).astype(np.float32)
+    assert logprobs(output, given, 41).tobytes() == given.tobytes()
     assert output.head(given).tobytes() == given.tobytes()
-    targets = np.array([0, 59, 7, 7, 30], np.int32)
+    targets = np.array([0, 40, 7, 7, 30], np.int32)
     assert output.nll(given, targets).tobytes() == (-given[np.arange(5), targets]).tobytes()
-    assert output.clusters == ((0, V),)
+    assert output.clusters == ((0, 41),)
     with pytest.raises(IndexError):
         output.tail(given, 1)
 
@@ -231,7 +207,7 @@ def test_a_row_of_nan_leaves_the_others_alone(models, kind):
 
 
 def test_a_number_of_rows_is_bound_once_while_it_is_in_use(models):
-    model = models("adaptive")
+    model = models("clusters")
     output, counting = split(model)
     features = hidden(model, 40)
     expected = output.head(features).copy()
@@ -252,7 +228,7 @@ def test_a_number_of_rows_is_bound_once_while_it_is_in_use(models):
 
 @pytest.mark.parametrize("clusters", [[0], [1], [2], [0, 2], [1, 2], [0, 1, 2]], ids=str)
 def test_clusters_without_targets_are_not_run(models, clusters):
-    model = models("adaptive")
+    model = models("clusters")
     output, counting = split(model)
     targets = np.concatenate([ids_of(model, cluster, 4 + cluster) for cluster in clusters])
     output.nll(hidden(model, len(targets)), targets)
@@ -262,8 +238,8 @@ def test_clusters_without_targets_are_not_run(models, clusters):
 
 
 def test_log_probabilities_run_every_part_once(models):
-    output, counting = split(models("adaptive"))
-    logprobs(output, hidden(models("adaptive"), 9), V)
+    output, counting = split(models("clusters"))
+    logprobs(output, hidden(models("clusters"), 9), 256)
     assert counting.calls == {"head": 1, "tail.1": 1, "tail.2": 1}
     assert set(counting.rows.values()) == {9}
 
@@ -271,7 +247,7 @@ def test_log_probabilities_run_every_part_once(models):
 @pytest.fixture
 def counted(models, monkeypatch):
     """A model whose streams count their calls."""
-    model = models("adaptive", threads=1)
+    model = models("clusters", threads=1)
     counting = Counting(model.backend.engine)
     monkeypatch.setattr(model, "backend", replace(model.backend, engine=counting))
     return model, counting
@@ -287,34 +263,29 @@ def test_scoring_runs_the_tails_of_its_targets(counted, cluster):
     assert counting.rows["head"] == 5 * B
 
 
-def test_idle_sequences_and_padding_cost_no_softmax(counted):
+def test_idle_sequences_cost_no_softmax(counted):
     model, counting = counted
-    model.stream().feed(np.zeros((B, 9), int), [9, 0, 2])
+    model.stream().feed(np.zeros((B, 9), int), [9, 0])
     assert counting.calls["hidden-ring-4"] == 2
     assert counting.calls["hidden-ring-1"] == 1
-    assert counting.rows["head"] == counting.rows["tail.1"] == counting.rows["tail.2"] == 9 + 2
+    assert counting.rows["head"] == counting.rows["tail.1"] == counting.rows["tail.2"] == 9
 
 
-def test_generating_runs_the_softmax_for_drawn_tokens_alone(counted):
+def test_generating_runs_the_softmax_for_drawn_tokens_alone_and_a_stream_counts_all_its_draws(counted):
     model, counting = counted
     stream = model.stream()
-    tokens = list(stream.generate(np.ones((B, 11), int), 8, temperature=0))
-    assert len(tokens) == 8
+    assert len(list(stream.generate(np.ones((B, 11), int), 8, temperature=0))) == 8
     assert stream.draws.tokens == 8 * B
     assert counting.calls["head"] == 8, "the prompt needs none"
-    tails = counting.calls["tail.1"] + counting.calls["tail.2"]
-    assert tails == stream.draws.tails < 2 * 8 * B
-
-
-def test_a_stream_counts_the_draws_of_all_it_generates(counted):
-    model, counting = counted
-    stream = model.stream(1)
+    assert stream.draws.tails == counting.calls["tail.1"] + counting.calls["tail.2"] < 2 * 8 * B
+    counting.calls.clear()
+    single = model.stream(1)
     for seed in range(3):
-        list(stream.generate(np.ones(2, int), 5, seed=seed))
-    assert stream.draws.tokens == 15
-    assert stream.draws.tails <= 15, "one at most per draw at temperature 1"
-    before = stream.draws.tails
-    list(stream.generate(np.ones(2, int), 4, temperature=2.0, seed=3))
-    assert stream.draws.tokens == 19
-    assert before <= stream.draws.tails <= before + 2 * 4
-    assert stream.draws.tails == counting.calls["tail.1"] + counting.calls["tail.2"] > 0
+        list(single.generate(np.ones(2, int), 5, seed=seed))
+    assert single.draws.tokens == 15
+    before = single.draws.tails
+    assert before <= 15, "one at most per draw at temperature 1"
+    list(single.generate(np.ones(2, int), 4, temperature=2.0, seed=3))
+    assert single.draws.tokens == 19
+    assert before <= single.draws.tails <= before + 2 * 4
+    assert single.draws.tails == counting.calls["tail.1"] + counting.calls["tail.2"] > 0

@@ -10,15 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from frozen import frozen
 from txl_runtime import Model, load
 
-B, V, ROUNDS = 3, 60, 40
+B, V, ROUNDS = 3, 41, 40
 
 
 def work(model: Model, worker: int, start: threading.Barrier | None = None) -> list[bytes]:
     """What one thread does, of every kind: all results and the state at the end, as bytes."""
     draws = np.random.default_rng(worker)
-    stream = model.stream(1 + worker % B)
+    stream = model.stream(1 + worker % model.batch_size)
     rows = stream.batch_size
     if start is not None:
         start.wait(timeout=60)
@@ -35,10 +36,9 @@ def work(model: Model, worker: int, start: threading.Barrier | None = None) -> l
     return [*found, state.fill.tobytes(), *(part.tobytes() for part in state.memory.values())]
 
 
-@pytest.mark.parametrize("options", [{}, {"memory": "hidden"}], ids=["kv", "hidden"])
-@pytest.mark.parametrize("workers", [2, 4])
-def test_streams_in_threads_compute_what_they_compute_alone(make_bundle, workers, options):
-    path = make_bundle(batch_size=B, config={}, **options)
+@pytest.mark.parametrize(("name", "workers"), [("ring", 4), ("hidden", 2)])
+def test_streams_in_threads_compute_what_they_compute_alone(name, workers):
+    path = frozen(name)
     alone = load(path)
     expected = [work(alone, worker) for worker in range(workers)]
     assert len({tuple(results) for results in expected}) == workers, "the threads should do different things"
@@ -49,8 +49,8 @@ def test_streams_in_threads_compute_what_they_compute_alone(make_bundle, workers
     assert found == expected
 
 
-def test_a_stream_may_be_handed_from_thread_to_thread(make_bundle):
-    model = load(make_bundle(batch_size=B, config={}))
+def test_a_stream_may_be_handed_from_thread_to_thread():
+    model = load(frozen("ring"))
     tokens = np.random.default_rng(0).integers(0, V, (6, B, 5))
     here = model.stream()
     expected = [here.feed(part).tobytes() for part in tokens]
@@ -62,8 +62,8 @@ def test_a_stream_may_be_handed_from_thread_to_thread(make_bundle):
     assert found == expected
 
 
-def test_a_stream_that_is_dropped_while_its_call_runs_elsewhere_finishes_it_and_goes(make_bundle):
-    model = load(make_bundle(batch_size=B, config={}))
+def test_a_stream_that_is_dropped_while_its_call_runs_elsewhere_finishes_it_and_goes():
+    model = load(frozen("ring"))
     tokens = np.random.default_rng(0).integers(0, V, (B, 4000))
     expected, other = model.stream().feed(tokens).tobytes(), model.stream()
     for _ in range(5):
