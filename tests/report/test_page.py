@@ -9,7 +9,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -48,8 +47,8 @@ def facts_of(path: Path) -> Facts:
 
 
 @pytest.fixture(scope="module")
-def verified(make_bundle: Callable[..., Path]) -> Facts:
-    return facts_of(make_bundle())
+def verified() -> Facts:
+    return facts_of(BASES / "transformer_xl")
 
 
 @pytest.fixture(scope="module")
@@ -122,10 +121,10 @@ def test_what_is_not_there_is_told_with_the_command_that_adds_it(verified: Facts
     read = held(page_of(verified))
     listed = read.text.rpartition("What is not here")[2]
     for commands in (
-        "txl-deploy report small.txl --tokens FILE.npy",
-        "txl-deploy report small.txl --tokens FILE.npy --context",
-        "txl-deploy bench small.txl --json > bench.json",
-        "txl-deploy build small.txl --target rtx",
+        "txl-deploy report transformer_xl --tokens FILE.npy",
+        "txl-deploy report transformer_xl --tokens FILE.npy --context",
+        "txl-deploy bench transformer_xl --json > bench.json",
+        "txl-deploy build transformer_xl --target rtx",
         "--attention --force",
     ):
         assert commands in listed
@@ -207,9 +206,9 @@ sys.stdout.buffer.write(page_of(gather(bundle, facts_of_bundle(bundle.manifest))
 """
 
 
-def test_the_same_bundle_gives_the_same_bytes_in_every_process(verified: Facts, make_bundle: Callable[..., Path]):
+def test_the_same_bundle_gives_the_same_bytes_in_every_process(verified: Facts):
     """Sets have another order in each process: none of them decides what stands where."""
-    command = [sys.executable, "-c", MAKES_A_PAGE, str(make_bundle())]
+    command = [sys.executable, "-c", MAKES_A_PAGE, str(BASES / "transformer_xl")]
     pages = [
         subprocess.run(
             command,
