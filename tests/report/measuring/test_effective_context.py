@@ -122,8 +122,8 @@ def test_whole_segments_in_lockstep(tmp_path: Path) -> None:
 
 def test_a_text_that_is_too_short_says_how_long_it_has_to_be(model: txl_runtime.Model) -> None:
     found = measure_context(model, text(500))
-    assert found == Missing("A text of 1,019 tokens or more is needed, this one has 500.")
-    enough = measure_context(model, text(1_019), most=0)
+    assert found == Missing("A text of 1,010 tokens or more is needed, this one has 500.")
+    enough = measure_context(model, text(1_010), most=0)
     assert (enough.compared, enough.step) == (1_000, 1)
     assert isinstance(measure_context(model, []), Missing)
 
