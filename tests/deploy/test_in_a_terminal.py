@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import signal
 import sys
 from pathlib import Path
@@ -11,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from foreign_graphs import wide
+from frozen import frozen
 from ptys import BAR, COMMAND, CTRL_C, Left, held_at, in_a_terminal
-from support import FIXTURES, save_checkpoint, small_config
+from resealing import copied
+from support import save_checkpoint, small_config
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="terminals are made as Linux makes them")
 
@@ -23,7 +24,6 @@ SERVED = "stopped"
 
 DRAWN = {
     "score": ("score kv long.npy", BAR),
-    "score in parts": ("score kv long.npy --parallel 4", BAR),
     "score documents": ("score kv documents --workers 2", BAR),
     "bench": ("bench kv --against none --seconds 100", BAR),
     "verify": ("verify kv --segments 100000", BAR),
@@ -55,11 +55,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with bundles, a checkpoint, texts of ids, and documents."""
     folder = tmp_path_factory.mktemp("place")
     for name in ("kv", "built"):
-        shutil.copytree(FIXTURES / "format1" / "kv", folder / name)
+        copied(frozen("0.8/tokens"), folder / name)
     save_checkpoint(folder / "good.pt", small_config())
-    np.save(folder / "ids.npy", np.arange(400, dtype=np.int32) % 60)
+    np.save(folder / "ids.npy", np.arange(400, dtype=np.int32) % 41)
     # Minutes of work, so that it is not done before a busy machine has looked at the terminal.
-    np.save(folder / "long.npy", (np.arange(5_000_000) % 60).astype(np.uint8))
+    np.save(folder / "long.npy", (np.arange(5_000_000) % 41).astype(np.uint8))
     (folder / "wide.onnx").write_bytes(wide())
     (folder / "documents").mkdir()
     for at in range(4):
@@ -219,7 +219,7 @@ def test_what_is_said_while_a_bar_is_drawn_stands_above_it_whole(place: Path) ->
 def test_a_bar_moves_within_a_document_and_is_never_crowded_out(columns: int, place: Path) -> None:
     (place / f"three{columns}").mkdir()
     for at in range(3):
-        np.save(place / f"three{columns}" / f"{at}.npy", np.arange(6_000, dtype=np.int32) % 60)
+        np.save(place / f"three{columns}" / f"{at}.npy", np.arange(6_000, dtype=np.int32) % 41)
     left = in_a_terminal([*COMMAND, "score", "kv", f"three{columns}"], columns, folder=place)
     assert (left.code, left.torn) == (0, [])
     drawn = re.findall(rf"([{BAR}╸╺]+)(?:\x1b\[[\d;]*m|[ {BAR}╸╺])*\s*(\d+)%", left.output)
