@@ -21,7 +21,6 @@ from msgspec import structs
 from report_pages import Page, measures, replaced
 from resealing import BASES, copied, reseal
 from step_models import counting, recurrent
-from support import FIXTURES
 from txl_export.families.registry import facts_of_bundle
 from txl_report import page_of
 from txl_report.facts.gathering import Facts, gather
@@ -172,11 +171,6 @@ def test_a_bundle_that_nobody_verified_is_not_called_verified(plainest: Facts):
 def test_a_step_that_reads_tokens_has_a_page(tmp_path: Path):
     counting().write(tmp_path / "step.txl")
     held(page_of(facts_of(tmp_path / "step.txl")))
-
-
-@pytest.mark.parametrize("name", ["adaptive", "half", "hidden"])
-def test_bundles_of_the_first_format_have_a_page(name: str):
-    assert "Verified" in held(page_of(facts_of(FIXTURES / "format1" / name))).text
 
 
 def test_a_failed_verification_is_what_a_reader_sees_first(verified: Facts):

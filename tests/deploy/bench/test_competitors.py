@@ -16,7 +16,6 @@ from frozen import frozen
 from stand_ins.compiler import Compiler
 from support import random_state, small_config
 from torch.fx.experimental import _config
-from torch.utils._python_dispatch import TorchDispatchMode
 from txl_export.checkpoints.txl import TxlConfig
 from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_export.families.transformer_xl.weights import check_weights
@@ -146,41 +145,6 @@ def test_a_compiled_step_copies_its_ids_alone(model: dict[str, Any], compiler: C
     assert all(graph.written < 100 for graph in compiler.graphs), "ids and where the ring begins; rows go in place"
     assert {graph.devices for graph in compiler.graphs} == {frozenset({"meta"})}
     assert compiler.modes == ["reduce-overhead"] * 2
-
-
-class _Elsewhere(TorchDispatchMode):
-    """Refuses every tensor that is made on another device."""
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = function(*args, **(kwargs or {}))
-        made = found if isinstance(found, (list, tuple)) else [found]
-        devices = {tensor.device.type for tensor in made if isinstance(tensor, torch.Tensor)}
-        assert devices <= {"meta"}, f"{function} made a tensor on {devices}"
-        return found
-
-
-@_config.patch(meta_nonzero_assume_all_nonzero=True)
-@pytest.mark.parametrize("kind", [TimeFirstHidden, BatchFirstHidden, KeyValue], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("model", ["plain", "window of M", "zeros attended, biases", "adaptive, div_val 2"])
-def test_tensors_are_made_where_the_weights_are(kind: Callable[..., Eager], model: str) -> None:
-    parts = moved(parts_of(*MODELS[model])[0])
-    with torch.inference_mode(), _Elsewhere():
-        competitor = kind(parts, BATCH)
-        for length in (4, 4, 4, 1, 1, 9, 4):
-            tokens = torch.zeros(BATCH, length + 1, dtype=torch.int32, device="meta")
-            assert competitor.answer(competitor.distribution, tokens[:, 1:]).shape == (BATCH, length, 60)
-            assert competitor.answer(competitor.greedy, tokens[:, 1:]).shape == (BATCH,)
-            assert competitor.answer(competitor.nats, tokens).shape == (BATCH, length)
-
-
-def test_bfloat16_is_close() -> None:
-    parts, reference = parts_of({}, {})
-    low = SharedLayers(parts.config, parts.dialect, M, parts.state, torch.bfloat16)
-    tokens = np.arange(2 * 4, dtype=np.int32).reshape(2, 4)
-    expected, _ = reference(torch.from_numpy(tokens), reference.initial_memory(BATCH))
-    found = KeyValue(low, BATCH, "torch-bf16").logprobs(tokens)
-    assert found.dtype == np.float32
-    assert 1e-4 < np.abs(found - expected.numpy()).max() < 1
 
 
 def test_step_bytes_are_those_of_the_parameters_and_the_memory() -> None:

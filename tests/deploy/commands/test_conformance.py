@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,6 @@ from stand_ins.wrong_drivers import faulty
 from support import call_main
 
 from txl_deploy import console
-from txl_deploy.conformance.driver import Driver
 
 Call = Callable[..., tuple[int, str, str]]
 VECTORS = str(len((FOLDER / "vectors" / "policy-1.jsonl").read_text().splitlines()))
@@ -55,32 +53,6 @@ def test_what_fails_is_named_at_most_a_screen_of_it(call: Call) -> None:
     assert len(said.splitlines()) < 60
     assert re.search(r"and \d+ more; --json has all", said)
     assert "FAILED" in said
-
-
-def test_one_document_has_all_of_it(call: Call) -> None:
-    with faulty("commit=False commits"):
-        code, said, _ = call("--only", "policy-1", "--json")
-    found = json.loads(said)
-    assert (code, found["passed"]) == (1, False)
-    assert found["driver"]["name"] == "txl_runtime"
-    (tally,) = found["bundles"]
-    assert (tally["name"], tally["failed"]) == ("policy-1", len(tally["failures"]))
-    assert all("commit" in failure["shows"] for failure in tally["failures"])
-
-
-def test_a_promise_that_is_claimed_and_never_done_is_no_pass(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = Driver.answer
-
-    def declining(self: Driver, request: dict[str, Any]) -> Any:
-        later = {"refused": "not yet", "kind": "unsupported"}
-        return later if request["do"] in ("run", "feed") else answer(self, request)
-
-    monkeypatch.setattr(Driver, "answer", declining)
-    code, said, _ = call("--only", "policy-1", columns=200)
-    assert code == 1
-    assert re.search(r"claimed, but never done\s+commit, .*snapshot", said)
-    assert re.search(r"verdict\s+FAILED", said)
-    assert "selftest" not in said.partition("never done")[2]
 
 
 @pytest.mark.parametrize(

@@ -120,19 +120,6 @@ def test_another_model_than_the_one_that_was_read_is_refused(bundle: Path, other
         list(opened.score(pairs([unit(1)])))
 
 
-def test_what_was_begun_is_finished_before_an_error_of_the_batches(bundle: Path) -> None:
-    def failing() -> Iterator[list[Unit]]:
-        yield from pairs([unit(index) for index in range(4)])
-        raise ValueError("a bad line")
-
-    model = identity(open_bundle(bundle).manifest)
-    with Processes(Settings(bundle=str(bundle)), 1, model) as opened:
-        scores = opened.score(failing())
-        assert [each.index for batch in (next(scores)[0], next(scores)[0]) for each in batch] == [0, 1, 2, 3]
-        with pytest.raises(ValueError, match="a bad line"):
-            next(scores)
-
-
 PARENT = """
 import sys
 from pathlib import Path

@@ -182,9 +182,9 @@ def test_metrics_tell_of_checkpoints_where_there_are_any(serve, tmp_path):
     assert (found["txl_sessions_restored"], found["txl_sessions_lost_total"]) == (4, 3)
 
 
-def test_sessions_that_are_lost_while_the_server_runs_are_counted(serve, tmp_path):
-    """One whose memory is no number, and one that its disk did not give back."""
-    server = serve(rows=1, session_bytes=0, disk_bytes=1 << 20, park_dir=tmp_path / "parked")
+def test_sessions_that_are_lost_while_the_server_runs_are_counted(serve):
+    """One whose memory is no number."""
+    server = serve(rows=1)
     server.complete(prompt="abc", session="a", max_tokens=1)
     tensors = load(server.get("/v1/sessions/a/state").content)
     facts = {"format": "txl-deploy.state/1", "model_id": server.model.manifest.model_id}
@@ -195,16 +195,6 @@ def test_sessions_that_are_lost_while_the_server_runs_are_counted(serve, tmp_pat
     server.refused(500, json={"prompt": "a", "session": "a"})
     found = metrics(server)
     assert (found["txl_sessions_broken_total"], found["txl_sessions_lost_total"]) == (1, 1)
-    for name in ("b", "c"):
-        server.complete(prompt="abc", session=name, max_tokens=1)
-    found = metrics(server)
-    assert (found["txl_sessions_held disk"], found["txl_sessions_bytes disk"]) == (1, server.sessions.disk_bytes)
-    assert server.sessions.disk_bytes > 0
-    (file,) = (tmp_path / "parked").glob("*.parked")
-    file.unlink()
-    server.refused(500, json={"prompt": "a", "session": "b"})
-    found = metrics(server)
-    assert (found["txl_sessions_broken_total"], found["txl_sessions_lost_total"]) == (1, 2)
 
 
 def test_metrics_tell_what_runs_and_what_it_takes(served):

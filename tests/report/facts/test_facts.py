@@ -10,7 +10,6 @@ import msgspec
 import pytest
 from frozen import frozen
 from resealing import BASES, copied, reseal
-from support import FIXTURES
 from txl_export.families.registry import facts_of_bundle
 from txl_report.blocks import Code, Heading, Pairs, Table
 from txl_report.facts.byte_shares import ByteShare, ByteShares
@@ -61,15 +60,6 @@ def test_a_transformer_xl_says_what_it_is():
     assert [tuple(map(str, row)) for row in shown.rows] == [
         (name, f"{record.size:,}", str(Code(record.sha256))) for name, record in sorted(manifest.files.items())
     ]
-
-
-@pytest.mark.parametrize("name", ["adaptive", "plain10"])
-def test_bundles_of_the_first_format_give_whole_facts(name: str):
-    found = facts(FIXTURES / "format1" / name)
-    assert isinstance(found.parts, ByteShares)
-    assert isinstance(found.context, Context)
-    assert isinstance(found.source, Source | Missing)
-    assert found.commands.others
 
 
 @pytest.mark.parametrize(("name", "starts"), [("ring", "no rows"), ("zeros", "a tensor")])
