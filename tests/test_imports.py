@@ -306,7 +306,7 @@ def test_what_an_application_carries(tmp_path):
     """The same rooms whatever the model is, and nothing that lies behind a door."""
     counting().write(tmp_path / "step.txl")
     streams = {
-        frozen("ring"): "feed(np.zeros((1, 6), np.int32))",
+        frozen("ring"): "feed(np.zeros((3, 6), np.int32))",
         tmp_path / "step.txl": f"run({{'tokens': np.zeros(({B}, 4), np.int32)}})",
     }
     behind = {f"txl_runtime.{target}" for targets in DOORS.values() for target in targets}

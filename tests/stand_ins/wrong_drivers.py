@@ -436,13 +436,8 @@ class Odd(Driver):
             hello = super().answer(request)
             hello["ok"]["supports"] = ["padding", "initial", "lockstep", "selftest", "text"]
             return hello
-        if self.manner == "says both":
-            return {"refused": "perhaps", "kind": "usage", "ok": {}, **super().answer(request)}
         if self.manner == "rounds":
             return rounded(super().answer(request))
-        if self.manner == "takes another rule":
-            reply = super().answer(request)
-            return {"ok": {"update": "rolled"}} if "update" in reply.get("ok", {}) else reply
         return self.misbehave() if self.opened == 3 else super().answer(request)
 
     def misbehave(self) -> dict[str, Any]:
@@ -463,10 +458,7 @@ class Odd(Driver):
         return {"ok": {}}
 
 
-MANNERS = (
-    *("rounds", "takes another rule", "dies", "aborts", "hangs", "chatters", "out of order", "declines", "lacks"),
-    "says both",
-)
+MANNERS = ("rounds", "dies", "aborts", "hangs", "chatters", "out of order", "declines", "lacks")
 
 
 def main() -> None:

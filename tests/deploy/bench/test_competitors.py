@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -102,22 +101,6 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
     monkeypatch.setattr(torch, "compile", found.compile)
     yield found
     torch._dynamo.reset()
-
-
-@quiet
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["plain", "adaptive, div_val 2"])
-def test_graphs_of_the_compiled_competitor_compute_the_reference(
-    model: str, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "LENGTHS", (4, 4, 1, 1, 1, 1, 4, 4, 4, 1, 1, 1))
-    parts, reference = parts_of(*MODELS[model])
-    competitor = CompiledKeyValue(parts, BATCH, longest=4)
-    assert largest_error(competitor, reference) < 2e-5
-    compiled = len(compiler.graphs)
-    competitor.reset()
-    assert largest_error(competitor, reference) < 2e-5, "the same again after a reset"
-    assert len(compiler.graphs) == compiled, "nothing is compiled twice"
 
 
 def moved(parts: SharedLayers) -> SharedLayers:

@@ -169,18 +169,21 @@ def test_what_is_neither_bundle_nor_checkpoint_is_refused(run, files, verb, path
 
 
 @pytest.mark.parametrize(
-    ("name", "family", "said", "parts"),
+    ("name", "options", "family", "said", "parts"),
     [
-        ("other tensors", "not recognised: ", "family", ("fc.weight", "--family")),
-        ("no tensors", "not recognised: ", "family", ("expected a state dict",)),
-        ("bare state", "txl", "needed", ("--config FILE.json", '"n_layer":16')),
-        ("config name missing", "txl", "needed", ("d_head", '--config FILE.json, which holds e.g. {"d_head":41}')),
-        ("missing tensor", "txl", "refused", (OUTPUT, "missing")),
+        ("other tensors", (), "not recognised: ", "family", ("fc.weight", "--family")),
+        ("no tensors", (), "not recognised: ", "family", ("expected a state dict",)),
+        ("bare state", (), "txl", "needed", ("--config FILE.json", '"n_layer":16')),
+        ("config name missing", (), "txl", "needed", ("d_head", '--config FILE.json, which holds e.g. {"d_head":41}')),
+        ("missing tensor", (), "txl", "refused", (OUTPUT, "missing")),
+        ("good", ("--family", "nvidia"), "", "family", ("is of family txl", "--family")),
+        ("good", ("--alias", "a.B=os.system"), "", "refused", ("os.system", "mem_transformer.MemTransformerLM")),
     ],
 )
-def test_inspect_describes_a_file_it_cannot_export(run, here, name, family, said, parts):
-    CHECKPOINTS[name][0](here / "model.pt")
-    result = run("inspect", "model.pt", "--json")
+def test_inspect_describes_a_file_it_cannot_export(run, here, name, options, family, said, parts):
+    if name != "good":
+        CHECKPOINTS[name][0](here / "good.pt")
+    result = run("inspect", "good.pt", *options, "--json")
     assert result.code == 0
     document = json.loads(result.stdout)
     assert document["family"].startswith(family)
@@ -211,32 +214,13 @@ def test_inspect_takes_the_options_that_make_a_checkpoint_loadable(run, here):
         (("good.pt", "--config", "no.json"), ("no.json", "--config")),
         (("good.pt", "--config", "list.json"), ("list.json: holds a list", "--config")),
         (("good.pt", "--alias", "a.B"), ("--alias is 'a.B'", "theirs=original")),
+        *(((frozen("ring"), *words), ("is a bundle",)) for words in (("--family", "txl"), ("--config", "a.json"))),
     ],
     ids=str,
 )
 def test_inspect_refuses_options_that_make_no_sense(run, files, arguments, parts):
     error = run("inspect", *arguments).error
     assert all(part in error for part in parts), error
-
-
-@pytest.mark.parametrize(
-    ("options", "said", "parts"),
-    [
-        (("--family", "nvidia"), "family", ("is of family txl", "--family")),
-        (("--alias", "a.B=os.system"), "refused", ("os.system", "mem_transformer.MemTransformerLM")),
-    ],
-    ids=str,
-)
-def test_inspect_describes_a_file_that_options_do_not_fit(run, here, options, said, parts):
-    result = run("inspect", "good.pt", *options, "--json")
-    assert result.code == 0
-    found = json.loads(result.stdout)[said]
-    assert all(part in found for part in parts), found
-
-
-def test_options_for_checkpoints_are_refused_for_bundles(run, bundle):
-    for options in (("--family", "txl"), ("--config", "a.json"), ("--alias", "a.B=c.D")):
-        assert "is a bundle" in run("inspect", bundle, *options).error
 
 
 # ---- options of export
@@ -272,26 +256,16 @@ EXPORTS: dict[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
     "unknown cluster order": (("--cluster-order", "random"), ("--cluster-order", "ascending")),
     "an order of no clusters": (("--cluster-order", "reversed"), ("one cluster", "leave it out")),
     "an embedding scale of 0": (("--embedding-scale", 0), ("--embedding-scale is 0.0", "above 0")),
-    "an endless embedding scale": (("--embedding-scale", "inf"), ("--embedding-scale is inf", "above 0")),
     "output is nothing": (("-o", ""), ("expected", "-o")),
     "config missing": (("--config", "no.json"), ("no.json", "No such file", "--config")),
-    "config is a folder": (("--config", "taken"), ("taken", "--config")),
     "config is no JSON": (("--config", "broken.json"), ("broken.json", "expected one JSON object")),
-    "config is no object": (("--config", "list.json"), ("list.json: holds a list", "expected one JSON object")),
-    "config is nested without end": (("--config", "deep.json"), ("deep.json", "expected one JSON object")),
     "config of the wrong type": (("--config", "type.json"), ("n_head", "int", "check the config")),
     "config of another model": (("--config", "layers.json"), ("layers.02.", "missing", "check the config")),
     "text without a vocabulary": (("--text", "text.txt"), ("text.txt", "no vocabulary", "--tokens")),
     "text and tokens": (("--text", "text.txt", "--tokens", "ids.npy"), ("both", "leave --text or --tokens out")),
     "tokens missing": (("--tokens", "no.npy"), ("no.npy", ".npy file of token ids")),
-    "tokens of text": (("--tokens", "text.txt"), ("text.txt", "expected an .npy file of token ids")),
     "tokens are float": (("--tokens", "float.npy"), ("float.npy", "float64", "expected at least 2 whole numbers")),
-    "tokens are 2-D": (("--tokens", "square.npy"), ("square.npy", "[5, 5]", "one row")),
-    "tokens are one": (("--tokens", "one.npy"), ("one.npy", "at least 2")),
     "tokens too large": (("--tokens", "large.npy"), ("large.npy", "ids 0 … 60", "expected 0 … 59")),
-    "tokens pickled": (("--tokens", "pickled.npy"), ("pickled.npy", "expected an .npy file of token ids")),
-    "several arrays": (("--tokens", "several.npz"), ("several.npz", "several arrays")),
-    "tokens cut off": (("--tokens", "cut.npy"), ("cut.npy", "expected an .npy file of token ids")),
 }
 
 
@@ -303,8 +277,6 @@ def files(here: Path) -> Path:
     (here / "text.txt").write_text("real text")
     (here / "broken.json").write_text('{"n_layer": 2,')
     (here / "list.json").write_text("[1, 2]")
-    (here / "binary.json").write_bytes(b"\xff\xfe\x00")
-    (here / "deep.json").write_text("[" * 100_000)
     (here / "type.json").write_text('{"n_head": "two"}')
     (here / "layers.json").write_text('{"n_layer": 3}')
     arrays = {
@@ -312,17 +284,12 @@ def files(here: Path) -> Path:
         "float": np.arange(10.0),
         "square": np.zeros((5, 5), int),
         "one": np.zeros(1, int),
-        "none": np.zeros(0, int),
         "scalar": np.array(5),
         "large": np.array([0, 60]),
     }
     for name, array in arrays.items():
         np.save(here / f"{name}.npy", array)
     np.save(here / "pickled.npy", np.array([{"a": 1}], object), allow_pickle=True)
-    np.savez(here / "several.npz", a=np.arange(3), b=np.arange(3))
-    data = (here / "several.npz").read_bytes()
-    (here / "damaged.npz").write_bytes(data[: len(data) // 2])
-    (here / "cut.npy").write_bytes((here / "ids.npy").read_bytes()[:140])
     return here
 
 

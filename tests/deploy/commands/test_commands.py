@@ -37,15 +37,6 @@ class Result:
         return json.loads(self.stdout)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Models this small lose more to handing work around than they gain."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
     """A command in this process: what `txl-deploy` itself calls, without the seconds that importing torch takes."""
@@ -400,37 +391,6 @@ def test_a_command_that_is_stopped_says_so(bundle, number, told):
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 128 + number
     assert stderr.decode() == f"error: {told}\n"
-
-
-LONG = {
-    "export": ("model.pt", "-o", "new.txl", "--segment-length", "4"),
-    "verify": ("model.txl", "--segments", "999999"),
-    "bench": ("model.txl", "--against", "none", "--seconds", "60"),
-}
-"""Work that goes on long after its first line on standard error, on files of the tests."""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="signals are Unix's")
-@pytest.mark.parametrize("verb", LONG)
-def test_every_long_command_can_be_interrupted(folder, bundle, verb):
-    before = sorted(path.name for path in folder.iterdir())
-    command = [
-        sys.executable,
-        "-m",
-        "txl_deploy",
-        verb,
-        *(str(bundle) if each == "model.txl" else each for each in LONG[verb]),
-    ]
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stderr is not None
-    assert process.stderr.readline(), "it is at work"
-    process.send_signal(signal.SIGINT)
-    out, stderr = process.communicate(timeout=60)
-    assert (process.returncode, out) == (130, b"")
-    assert stderr.decode().splitlines()[-1] == "error: interrupted"
-    assert b"Traceback" not in stderr
-    assert sorted(path.name for path in folder.iterdir()) == before
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes are Unix's")

@@ -102,15 +102,6 @@ def test_a_model_of_known_context_has_that_one(tmp_path: Path, back: int, expect
         assert entry.loss.nll == pytest.approx(expected_loss, abs=1e-6)
 
 
-def test_a_context_that_never_ends_is_a_lower_bound(tmp_path: Path) -> None:
-    model = txl_runtime.load(copying(37).write(tmp_path / "copying.txl"), threads=1)
-    found = measure_context(model, repeating(1_200), step=8, longest=36)
-    assert found.lengths is not None
-    assert [(length.length, length.at_least, length.high_at_least) for length in found.lengths[:1]] == [
-        (32, True, True)
-    ]
-
-
 def test_whole_segments_in_lockstep(tmp_path: Path) -> None:
     model = txl_runtime.load(copying(11, lengths=(8,), exact=True).write(tmp_path / "copying.txl"), threads=1)
     found = measure_context(model, repeating(1_500), longest=48)
