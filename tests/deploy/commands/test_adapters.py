@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
 from stand_ins import small_adapter
 from stand_ins.small_adapter import CONFIG, NAME, state_dict
-from support import call_main, cli, save_checkpoint, small_config
+from support import cli, save_checkpoint, small_config
 from txl_export.adapters.table import ADAPTERS
 
 GIVEN = ("--adapter", NAME, "--config", "c.json", "--weights", "net.pt")
 RUNS = "small-memory 1.2.3 is run on this machine"
-
-
-class Result(NamedTuple):
-    code: int
-    stdout: str
-    stderr: list[str]
 
 
 @pytest.fixture
@@ -36,17 +29,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield tmp_path
 
 
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    """A command in this process."""
-
-    def call(*arguments: object) -> Result:
-        code, stdout, stderr = call_main(arguments, monkeypatch, capfd)
-        return Result(int(str(code)), stdout, stderr.splitlines())
-
-    return call
-
-
 @pytest.mark.slow
 def test_a_package_s_model_goes_the_whole_way(folder, run):
     made = run("export", *GIVEN, "--json")
@@ -54,12 +36,12 @@ def test_a_package_s_model_goes_the_whole_way(folder, run):
     document = json.loads(made.stdout)
     assert document["bundle"] == "net.txl", "beside the weights"
     assert document["parity"]["passed"]
-    assert made.stderr[0] == f"note: {RUNS}; of it, only graphs and weights enter the bundle"
+    assert made.lines[0] == f"note: {RUNS}; of it, only graphs and weights enter the bundle"
     shown = run("inspect", "net.txl")
     assert "Net (adapter small, small-memory 1.2.3)" in shown.stdout
     verified = run("verify", "net.txl", *GIVEN, "--segments", 4, "--json")
     assert verified.code == 0, verified.stderr
-    assert f"note: {RUNS}" in verified.stderr
+    assert f"note: {RUNS}" in verified.lines
     assert json.loads(verified.stdout)["reference"].startswith("the module itself")
     measured = run("bench", "net.txl", *GIVEN, "--against", "torch", "--seconds", 0.01, "--threads", 1, "--json")
     assert measured.code == 0, measured.stderr
@@ -67,7 +49,7 @@ def test_a_package_s_model_goes_the_whole_way(folder, run):
     for verb in (("verify",), ("bench", "--against", "none")):
         replayed = run(verb[0], "net.txl", *verb[1:], "--config", "c.json")
         assert replayed.code == 2
-        assert "--config is given without --adapter" in replayed.stderr[-1]
+        assert "--config is given without --adapter" in replayed.lines[-1]
 
 
 WRONG = {
@@ -86,17 +68,17 @@ def test_wrong_use_is_one_line_and_exit_code_2_and_leaves_nothing(folder, run, c
     before = {path.name for path in folder.iterdir()}
     ended = run("export", *options)
     assert ended.code == 2, ended.stderr
-    assert ended.stderr[-1].startswith("error: ")
-    assert words in ended.stderr[-1]
-    assert not any("Traceback" in line for line in ended.stderr)
+    assert ended.lines[-1].startswith("error: ")
+    assert words in ended.lines[-1]
+    assert not any("Traceback" in line for line in ended.lines)
     assert {path.name for path in folder.iterdir()} - before <= {"__pycache__"}
 
 
 def test_of_the_package_s_exception_its_frames_are_shown(folder, run):
     (folder / "c.json").write_text('{"width": 4, "scale": -1}')
     ended = run("export", *GIVEN)
-    assert ended.stderr[-1].startswith("error: small: the package refuses the config: ValueError: scale is negative")
-    frames = "\n".join(ended.stderr[:-1])
+    assert ended.lines[-1].startswith("error: small: the package refuses the config: ValueError: scale is negative")
+    frames = "\n".join(ended.lines[:-1])
     assert 'small_memory.py", line' in frames
     assert "txl_export" not in frames
 
@@ -124,7 +106,7 @@ def test_verify_and_bench_refuse_what_does_not_go_together(folder, run):
     ):
         ended = run(verb, bundle, *options)
         assert ended.code == 2, (verb, options, ended.stderr)
-        assert words in ended.stderr[-1]
+        assert words in ended.lines[-1]
     changed = run(
         "verify", "net.txl", "--adapter", NAME, "--config", "c.json", "--weights", "other.pt", "--segments", 4
     )

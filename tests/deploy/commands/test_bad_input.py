@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,38 +12,10 @@ import pytest
 import torch
 from frozen import frozen
 from resealing import reseal
-from support import call_main, cli, random_state, save_checkpoint, small_config
+from support import cli, random_state, save_checkpoint, small_config
 from txl_runtime.bundle.reading import MANIFEST
 
 CONFIG = small_config()
-
-
-@dataclass(frozen=True)
-class Result:
-    code: int
-    stdout: str
-    lines: list[str]
-
-    @property
-    def error(self) -> str:
-        """The one line of a refusal; only notes and finished stages may stand before it."""
-        assert self.code == 2
-        assert self.stdout == ""
-        *before, error = self.lines
-        assert all(line.startswith("note: ") or line.endswith(" s") for line in before), before
-        assert error.startswith("error: ")
-        return error
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    """A command in this process: what `txl-deploy` itself calls. An error nobody foresaw would come out of it."""
-
-    def call(*arguments: object) -> Result:
-        code, stdout, stderr = call_main(arguments, monkeypatch, capfd)
-        return Result(code, stdout, stderr.splitlines())
-
-    return call
 
 
 @pytest.fixture

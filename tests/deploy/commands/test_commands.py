@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,37 +14,13 @@ import pytest
 import torch
 import txl_runtime
 from frozen import frozen
-from support import ORACLE, call_main, cli, random_state, save_checkpoint, small_config
+from support import ORACLE, cli, random_state, save_checkpoint, small_config
 from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
 from txl_runtime.bundle.reading import open_bundle
 
 TEXT = "The memory of a segment is the input of the next one. " * 8
 CONFIG = small_config(vocab_size=256)
-
-
-@dataclass(frozen=True)
-class Result:
-    code: int
-    stdout: str
-    stderr: str
-
-    @property
-    def document(self) -> Any:
-        """What stdout holds, which has to be one JSON document and nothing else."""
-        return json.loads(self.stdout)
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    """A command in this process: what `txl-deploy` itself calls, without the seconds that importing torch takes."""
-
-    def call(*arguments: object) -> Result:
-        monkeypatch.setenv("COLUMNS", "200")
-        code, stdout, stderr = call_main(arguments, monkeypatch, capfd)
-        return Result(code, stdout, stderr)
-
-    return call
 
 
 @pytest.fixture(scope="module")

@@ -4,37 +4,22 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
 from stand_ins import bad_models
-from support import call_main
 
 FILE = Path(bad_models.__file__)
 
 
-class Result(NamedTuple):
-    code: int
-    stdout: str
-    stderr: list[str]
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    """A command in this process, in an empty folder but for the models' file and two files of weights."""
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty folder but for the models' file and two files of weights."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models.py").write_text(FILE.read_text())
     torch.save(bad_models.Cell().state_dict(), "good.pt")
     torch.save({"cell.weight_ih": torch.zeros(24, 4)}, "other.pt")
-
-    def call(*arguments: object) -> Result:
-        code, stdout, stderr = call_main(arguments, monkeypatch, capfd)
-        return Result(int(str(code)), stdout, stderr.splitlines())
-
-    return call
 
 
 def test_a_model_goes_the_whole_way(run):
@@ -42,7 +27,7 @@ def test_a_model_goes_the_whole_way(run):
     assert made.code == 0, made.stderr
     document = json.loads(made.stdout)
     assert document["parity"]["passed"]
-    assert any("models.py is run on this machine" in line for line in made.stderr)
+    assert any("models.py is run on this machine" in line for line in made.lines)
     shown = run("inspect", "cell.txl")
     assert "models.py:good" in shown.stdout
     assert "independent" in shown.stdout
@@ -57,7 +42,7 @@ def test_a_model_goes_the_whole_way(run):
     for verb, option in (("generate", ("--prompt-tokens", "1")), ("score", ("models.py",))):
         refused = run(verb, "cell.txl", *option)
         assert refused.code == 2
-        assert "this model reads x (feature)" in refused.stderr[-1]
+        assert "this model reads x (feature)" in refused.lines[-1]
 
 
 class Policy(torch.nn.Module):
@@ -79,8 +64,8 @@ def test_an_archive_of_torchscript_becomes_a_file_and_the_file_a_bundle(run, tmp
     torch.jit.save(torch.jit.script(Policy()), "policy.pt")
     refused = run("export", "policy.pt")
     assert refused.code == 2
-    assert "policy.pt: this is a TorchScript archive, whose module is code that is not run here" in refused.stderr[-1]
-    assert "txl-deploy inspect policy.pt --skeleton > FILE.py" in refused.stderr[-1]
+    assert "policy.pt: this is a TorchScript archive, whose module is code that is not run here" in refused.lines[-1]
+    assert "txl-deploy inspect policy.pt --skeleton > FILE.py" in refused.lines[-1]
     quiet = run("export", "policy.pt", "--json")
     assert "TorchScript archive" in json.loads(quiet.stdout)["error"]
     shown = run("inspect", "policy.pt")
@@ -96,7 +81,7 @@ def test_an_archive_of_torchscript_becomes_a_file_and_the_file_a_bundle(run, tmp
     for other in ("good.pt", "policy.txl"):
         said = run("inspect", other, "--skeleton")
         assert (said.code, said.stdout) == (2, "")
-        assert "leave out --skeleton" in said.stderr[-1] or "leave them out" in said.stderr[-1]
+        assert "leave out --skeleton" in said.lines[-1] or "leave them out" in said.lines[-1]
 
 
 def test_a_bundle_is_held_against_a_file_from_elsewhere(run, tmp_path):
@@ -113,7 +98,7 @@ def test_a_bundle_is_held_against_a_file_from_elsewhere(run, tmp_path):
         found = run("verify", "cell.txl", "--against", "cell.onnx", "--segments", 20, "--json")
         assert found.code == code, found.stderr
         assert json.loads(found.stdout)["passed"] == (code == 0)
-    assert "they part first at y in segment 1 of 20" in found.stderr[-1]
+    assert "they part first at y in segment 1 of 20" in found.lines[-1]
     for wrong in (("--state", "h_out"), ("--text", "models.py"), ("--bisect",)):
         refused = run("verify", "cell.txl", "--against", "cell.onnx", *wrong)
         assert (refused.code, refused.stdout) == (2, "")
@@ -139,7 +124,7 @@ def test_a_file_from_elsewhere_is_held_against_its_module(run, tmp_path):
     failed = run("verify", "other.onnx", *asked)
     assert failed.code == 1
     assert "FAILED" in failed.stdout
-    assert "they part first in segment 1 of segments of 1, at output y, state h: a single step" in failed.stderr[-1]
+    assert "they part first in segment 1 of segments of 1, at output y, state h: a single step" in failed.lines[-1]
     for arguments, said in (
         (("right.onnx",), "right.onnx: is an ONNX file, expected the module to compare it with; give --module"),
         (("right.onnx", *asked, "--text", "models.py"), "is an ONNX file, which has no use for --text"),
@@ -150,7 +135,7 @@ def test_a_file_from_elsewhere_is_held_against_its_module(run, tmp_path):
     ):
         refused = run("verify", *arguments)
         assert (refused.code, refused.stdout) == (2, "")
-        assert said in refused.stderr[-1]
+        assert said in refused.lines[-1]
 
 
 WRONG = {
@@ -168,15 +153,15 @@ def test_a_wrong_model_is_one_line_and_exit_code_2_and_leaves_nothing(run, tmp_p
     before = {path.name for path in tmp_path.iterdir()}
     ended = run("export", target, *options, "-o", "out.txl")
     assert ended.code == 2, ended.stderr
-    assert ended.stderr[-1].startswith("error: ")
-    assert words in ended.stderr[-1]
-    assert not any("Traceback" in line for line in ended.stderr)
+    assert ended.lines[-1].startswith("error: ")
+    assert words in ended.lines[-1]
+    assert not any("Traceback" in line for line in ended.lines)
     assert {path.name for path in tmp_path.iterdir()} - before <= {"__pycache__"}
 
 
 def test_of_an_exception_the_users_own_frames_are_shown(run):
     ended = run("export", "models.py:raises", "-o", "out.txl")
-    frames = "\n".join(ended.stderr[:-1])
+    frames = "\n".join(ended.lines[:-1])
     assert 'models.py", line' in frames
     assert "in forward" in frames
     assert "site-packages" not in frames

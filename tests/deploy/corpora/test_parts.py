@@ -34,21 +34,6 @@ def test_parts_score_as_the_whole_and_without_the_warm_up_they_do_not(name: str)
         assert (largest <= 1e-4) == same
 
 
-def test_nothing_before_the_warm_up_changes_a_bit_of_a_part() -> None:
-    """And something does that is as far as layers × M: where M is no multiple of L, that would be too little."""
-    model = txl_runtime.load(frozen("hidden"), threads=1)
-    ids, first = np.random.default_rng(0).integers(41, size=160), 120
-    whole, warm = plain(model, ids), warm_up(model.manifest)
-    assert warm > 2 * 6
-    changed = []
-    for place in range(first - 2 * warm, first):
-        other = ids.copy()
-        other[place] = (ids[place] + 1) % 41
-        changed.append(bool((plain(model, other)[first:] != whole[first:]).any()))
-    assert not any(changed[:warm])
-    assert any(changed[warm:-12]), "layers × M would be too little"
-
-
 @given(st.integers(1, 5000), st.integers(1, 70), st.integers(1, 64), st.integers(0, 40))
 def test_parts_cover_a_text_once_at_its_own_cuts(results: int, parts: int, longest: int, segments: int) -> None:
     plan = cut(results, parts, longest, segments * longest)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ import pytest
 import txl_runtime
 from frozen import frozen
 from resealing import copied, reseal
-from support import call_main, cli, until
+from support import Called, cli, until
 
 from txl_deploy.corpora import json_lines, progress, running
 
@@ -35,21 +35,12 @@ LETTERS = frozen("clusters")
 TEXTS = {"a.txt": "The memory of a segment", "b.txt": "", "c.txt": "x", "d.txt": "is the input of the next one." * 5}
 
 
-class Result(NamedTuple):
-    code: int
-    stdout: str
-    stderr: str
-
-    @property
-    def document(self) -> Any:
-        return json.loads(self.stdout)
+Run = Callable[..., Called]
 
 
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    return lambda *arguments: Result(*call_main(arguments, monkeypatch, capfd))
 
 
 @pytest.fixture
@@ -76,7 +67,7 @@ def results(path: Path) -> list[dict[str, Any]]:
     return sorted(rest, key=lambda row: int(row["index"]))
 
 
-def test_a_folder_scores_as_its_texts_one_by_one(run: Callable[..., Result], texts: Path) -> None:
+def test_a_folder_scores_as_its_texts_one_by_one(run: Run, texts: Path) -> None:
     total = run("score", LETTERS, texts, "-o", "out.jsonl", "--json").document
     rows = results(Path("out.jsonl"))
     assert [row["id"] for row in rows] == sorted(TEXTS)
@@ -96,7 +87,7 @@ def test_a_folder_scores_as_its_texts_one_by_one(run: Callable[..., Result], tex
     assert "perplexity" in run("score", LETTERS, texts).stdout
 
 
-def test_with_a_boundary_token_every_token_is_scored(run: Callable[..., Result], texts: Path, tmp_path: Path) -> None:
+def test_with_a_boundary_token_every_token_is_scored(run: Run, texts: Path, tmp_path: Path) -> None:
     """As lm-eval's rolling log-likelihood, whose first context is its prefix token."""
     bundle = reseal(copied(LETTERS, tmp_path / "letters.txl"), boundary_token=59)
     run("score", bundle, texts, "-o", "out.jsonl")
@@ -112,9 +103,7 @@ def test_with_a_boundary_token_every_token_is_scored(run: Callable[..., Result],
             assert row["bits_per_byte"] == pytest.approx(row["nll"] / math.log(2))
 
 
-def test_all_work_is_counted_once_when_it_is_done(
-    run: Callable[..., Result], texts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_work_is_counted_once_when_it_is_done(run: Run, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[progress.Advance] = []
 
     class Kept(progress.Advance):
@@ -128,7 +117,7 @@ def test_all_work_is_counted_once_when_it_is_done(
     assert [shown.work() for shown in made] == [shown.total for shown in made] != []
 
 
-def test_a_bad_document_stops_with_nothing_lost(run: Callable[..., Result], ids: Path) -> None:
+def test_a_bad_document_stops_with_nothing_lost(run: Run, ids: Path) -> None:
     stopped = run("score", KV, ids, "-o", "out.jsonl", "--json")
     assert stopped.code == 2
     assert f"{ids}:3: holds id 99, expected 0 … 40" in stopped.document["error"]
@@ -151,7 +140,7 @@ def test_a_bad_document_stops_with_nothing_lost(run: Callable[..., Result], ids:
 
 @pytest.mark.parametrize("changed", ["vocabulary", "weights"])
 def test_a_bundle_of_the_same_model_with_something_else_in_it_is_not_gone_on_with(
-    run: Callable[..., Result], tmp_path: Path, texts: Path, changed: str
+    run: Run, tmp_path: Path, texts: Path, changed: str
 ) -> None:
     """The vocabulary is no part of the model, nor is which weights stay whole beside int8."""
     bundle = copied(frozen("ring"), tmp_path / "ring.txl")
@@ -176,7 +165,7 @@ def test_a_bundle_of_the_same_model_with_something_else_in_it_is_not_gone_on_wit
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes are Unix's")
 @pytest.mark.parametrize("kind", ["pipe", "link to nothing"])
 def test_a_file_without_documents_is_one_bad_document_however_often_a_run_goes_on(
-    run: Callable[..., Result], tmp_path: Path, kind: str
+    run: Run, tmp_path: Path, kind: str
 ) -> None:
     (tmp_path / "corpus").mkdir()
     for name in ("a", "c"):
@@ -195,7 +184,7 @@ def test_a_file_without_documents_is_one_bad_document_however_often_a_run_goes_o
 
 
 def test_a_file_that_breaks_off_ends_the_run_and_no_document_is_lost_or_doubled(
-    run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk or a network folder that fails once."""
     (tmp_path / "corpus").mkdir()
@@ -224,7 +213,7 @@ def test_a_file_that_breaks_off_ends_the_run_and_no_document_is_lost_or_doubled(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names are bytes only there")
-def test_names_that_are_no_utf8_are_escaped_in_results(run: Callable[..., Result], tmp_path: Path) -> None:
+def test_names_that_are_no_utf8_are_escaped_in_results(run: Run, tmp_path: Path) -> None:
     """Of documents and of the bundle, which every process has to find."""
     bundle, corpus = tmp_path / os.fsdecode(b"kv\xe9.txl"), tmp_path / "corpus"
     shutil.copytree(KV, bundle)
@@ -256,9 +245,7 @@ def test_names_that_are_no_utf8_are_escaped_in_results(run: Callable[..., Result
     ],
     ids=lambda value: " ".join(map(str, value))[:40] if isinstance(value, tuple) else None,
 )
-def test_what_does_not_go_together_is_refused(
-    run: Callable[..., Result], ids: Path, arguments: tuple[object, ...], said: str
-) -> None:
+def test_what_does_not_go_together_is_refused(run: Run, ids: Path, arguments: tuple[object, ...], said: str) -> None:
     np.save("ids.npy", np.arange(40))
     before = {path: path.read_bytes() for path in ids.parent.iterdir()}
     result = run("score", KV, *arguments)
@@ -267,7 +254,7 @@ def test_what_does_not_go_together_is_refused(
     assert {path: path.read_bytes() for path in ids.parent.iterdir()} == before
 
 
-def test_folders_that_are_not_looked_into_are_mentioned(run: Callable[..., Result], texts: Path) -> None:
+def test_folders_that_are_not_looked_into_are_mentioned(run: Run, texts: Path) -> None:
     (texts / "deeper").mkdir()
     (texts / "deeper" / "e.txt").write_text("deep")
     result = run("score", LETTERS, texts, "--json")
@@ -275,7 +262,7 @@ def test_folders_that_are_not_looked_into_are_mentioned(run: Callable[..., Resul
     assert run("score", LETTERS, texts, "--json", "--recursive").document["documents"] == 5
 
 
-def test_one_text_in_parts_scores_as_the_whole(run: Callable[..., Result], tmp_path: Path) -> None:
+def test_one_text_in_parts_scores_as_the_whole(run: Run, tmp_path: Path) -> None:
     np.save(tmp_path / "long.npy", np.random.default_rng(0).integers(41, size=400))
     whole = run("score", KV, "long.npy", "--json").document
     parts = run("score", KV, "long.npy", "--parallel", 4, "--json")
@@ -286,7 +273,7 @@ def test_one_text_in_parts_scores_as_the_whole(run: Callable[..., Result], tmp_p
 
 
 @pytest.mark.slow
-def test_processes_score_a_corpus_as_one_does(run: Callable[..., Result], ids: Path) -> None:
+def test_processes_score_a_corpus_as_one_does(run: Run, ids: Path) -> None:
     alone = run("score", KV, ids, "--skip-bad", "--json").document
     assert run("score", KV, ids, "--skip-bad", "--workers", 2, "--json").document == pytest.approx(alone, abs=1e-5)
 

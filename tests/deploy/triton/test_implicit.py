@@ -65,11 +65,10 @@ def alone(monkeypatch):
     monkeypatch.setattr(step_models, "B", 1)
 
 
-@pytest.mark.parametrize("length", [4, None])
-def test_states_that_are_replaced_start_from_files(alone, tmp_path, length):
+def test_states_that_are_replaced_start_from_files(alone, tmp_path):
     bundle = recurrent().write(tmp_path / "a.txl")
-    served, stream = packaged(bundle, tmp_path / "models", length), txl_runtime.load(bundle, backend="cpu").stream()
-    draws, columns = np.random.default_rng(0), length or 4
+    served, stream = packaged(bundle, tmp_path / "models", 4), txl_runtime.load(bundle, backend="cpu").stream()
+    draws, columns = np.random.default_rng(0), 4
     assert [entry["name"] for entry in served.config["input"]] == ["obs", "starts"]
     assert sorted(path.name for path in (served.folder / "initial_state").iterdir()) == [
         "state.count.in",
