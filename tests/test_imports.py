@@ -210,13 +210,6 @@ def test_the_runtime_names_no_model():
     assert in_code == known
 
 
-def test_the_runtime_opens_devices_only_when_they_are_asked_for():
-    for module in ("txl_runtime.model", "txl_runtime.selftest", "txl_runtime"):
-        assert not [
-            target for target, later in IMPORTS[module] if target.startswith("txl_runtime.device") and not later
-        ]
-
-
 def test_no_module_imports_itself_in_a_circle():
     """Neither at once, nor through imports in functions or for type checkers."""
     graph = {module: {target for target, _ in targets if target in MODULES} for module, targets in IMPORTS.items()}

@@ -137,17 +137,6 @@ def test_the_first_screen_shows_what_memory_does_beside_a_passage(chrome, writte
         assert all(" with memory, " in title and " without: " in title for title in titles)
 
 
-def test_charts_stand_side_by_side_where_there_is_room(chrome, written):
-    with opened(chrome, written("everything").as_uri()) as window:
-        tops: dict[int, list[float]] = {}
-        for width in (1400, 800):
-            window.page.set_viewport_size({"width": width, "height": 900})
-            charts = window.page.locator("#same .histogram").all()
-            tops[width] = [chart.bounding_box()["y"] for chart in charts]
-        assert tops[1400][0] == tops[1400][1]
-        assert sorted(set(tops[800])) == tops[800]
-
-
 def test_tables_are_printed_where_they_were_unfolded_and_else_not(chrome, written):
     with opened(chrome, written("everything").as_uri()) as window:
         window.page.emulate_media(media="print")

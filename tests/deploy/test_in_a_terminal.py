@@ -135,14 +135,6 @@ def test_a_bar_ends_where_the_run_is_told_to_end(place: Path) -> None:
     judge(in_a_terminal([*COMMAND, *line], at=BAR, press=signal.SIGTERM, folder=place), 143, "error: terminated")
 
 
-@pytest.mark.slow
-def test_training_shows_a_bar_as_long_as_it_works(tmp_path: Path) -> None:
-    short = ["--steps", "4", "--heldout-bytes", "4096", "--eval-bytes", "4096"]
-    left = in_a_terminal([*TRAIN, "--out", tmp_path / "demo", *TINY.split(), *short])
-    assert (left.code, left.hidden, left.torn) == (0, False, [])
-    assert [line.split()[0] for line in left.lines if BAR in line] == ["step", "evaluate"]
-
-
 def test_a_bar_that_is_full_stays_and_the_result_follows(place: Path) -> None:
     left = in_a_terminal([*COMMAND, "score", "kv", "ids.npy"], folder=place)
     assert (left.code, left.hidden, left.torn, left.settings_kept) == (0, False, [], True)

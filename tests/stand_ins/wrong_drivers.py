@@ -237,15 +237,22 @@ def draws_are_plain(right: Any, self: Sampler, *given: Any) -> None:
     self._draws = np.random.default_rng(given[3])
 
 
-@fault("greedy takes the second best", "greedy", sampling, "draw")
-def greedy_is_second_best(right: Any, samplers: Any, output: Any, features: Any, tokens: Any, count: Any) -> Any:
-    failed = right(samplers, output, features, tokens, count)
-    for row, sampler in enumerate(samplers):
-        if sampler is not None and sampler.temperature == 0:
-            values = np.empty((1, output.clusters[-1][1]), np.float32)
-            output.logprobs(features[row : row + 1], values)
-            tokens[row] = np.argsort(-values[0])[1]
-    return failed
+def greedy_takes(name: str, pick: Callable[[Any], int]) -> None:
+    """A fault: of temperature 0 a word is taken that is not the first of the best ones."""
+
+    @fault(name, "greedy", sampling, "draw")
+    def draw(right: Any, samplers: Any, output: Any, features: Any, tokens: Any, count: Any) -> Any:
+        failed = right(samplers, output, features, tokens, count)
+        for row, sampler in enumerate(samplers):
+            if sampler is not None and sampler.temperature == 0:
+                values = np.empty((1, output.clusters[-1][1]), np.float32)
+                output.logprobs(features[row : row + 1], values)
+                tokens[row] = pick(values[0])
+        return failed
+
+
+greedy_takes("greedy takes the second best", lambda values: int(np.argsort(-values)[1]))
+greedy_takes("greedy takes the last that ties", lambda values: len(values) - 1 - int(values[::-1].argmax()))
 
 
 @fault("top_p keeps one too few", "top_p", sampling, "reaching")
@@ -331,19 +338,6 @@ def any_model(self: Driver, request: dict[str, Any]) -> dict[str, Any]:
 def lines(self: Driver, request: dict[str, Any]) -> dict[str, Any]:
     """A text whose lines end where Python's `str.splitlines` has ends."""
     return {"bytes": driver.packed_bytes(b"\n".join(base64.b64decode(request["bytes"]).splitlines()))}
-
-
-@fault("greedy takes the last that ties", "greedy", sampling, "draw")
-def greedy_takes_the_last_that_ties(
-    right: Any, samplers: Any, output: Any, features: Any, tokens: Any, count: Any
-) -> Any:
-    failed = right(samplers, output, features, tokens, count)
-    for row, sampler in enumerate(samplers):
-        if sampler is not None and sampler.temperature == 0:
-            values = np.empty((1, output.clusters[-1][1]), np.float32)
-            output.logprobs(features[row : row + 1], values)
-            tokens[row] = values.shape[1] - 1 - values[0, ::-1].argmax()
-    return failed
 
 
 def seeds_are_cut(bits: int) -> None:

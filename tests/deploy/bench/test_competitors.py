@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,9 +11,7 @@ import pytest
 import torch
 import txl_runtime
 from frozen import frozen
-from stand_ins.compiler import Compiler
 from support import random_state, small_config
-from torch.fx.experimental import _config
 from txl_export.checkpoints.txl import TxlConfig
 from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_export.families.transformer_xl.weights import check_weights
@@ -93,41 +90,6 @@ def test_a_competitor_needs_no_memory(kind: Callable[..., Eager]) -> None:
 def test_the_compiled_competitor_is_the_reference() -> None:
     parts, reference = parts_of({}, {"window": M})
     assert largest_error(CompiledKeyValue(parts, BATCH, longest=9), reference) < 2e-5
-
-
-@pytest.fixture
-def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
-    found = Compiler()
-    monkeypatch.setattr(torch, "compile", found.compile)
-    yield found
-    torch._dynamo.reset()
-
-
-def moved(parts: SharedLayers) -> SharedLayers:
-    """The same on device "meta", which stands for a GPU: what is made on the CPU cannot be mixed with it."""
-    weights = {name: tensor.to("meta") for name, tensor in parts.state.items()}
-    return SharedLayers(parts.config, parts.dialect, parts.memory_length, weights)
-
-
-@quiet
-@_config.patch(meta_nonzero_assume_all_nonzero=True)
-@pytest.mark.parametrize("model", [{}, {"cutoffs": (20, 40), "div_val": 2}], ids=["plain", "adaptive"])
-def test_a_compiled_step_copies_its_ids_alone(model: dict[str, Any], compiler: Compiler) -> None:
-    parts, _ = parts_of({"n_layer": 1, "d_model": 256, "n_head": 4, "d_head": 64, "d_inner": 2048, **model}, {}, 16)
-    competitor = CompiledKeyValue(moved(parts), BATCH, longest=4, mode="reduce-overhead")
-    tokens = torch.zeros(BATCH, 5, dtype=torch.int32, device="meta")
-    with torch.inference_mode():
-        for _ in range(4):
-            competitor.answer(competitor.greedy, tokens[:, :4])
-        assert not compiler.graphs, "while memory fills, every call would be another graph"
-        for _ in range(3):
-            competitor.answer(competitor.distribution, tokens[:, :1])
-            competitor.answer(competitor.nats, tokens)
-    assert [graph.moving for graph in compiler.graphs] == [BATCH * 4, BATCH * 5 * 4], "ids, and each graph once"
-    assert all(graph.static > 4e6 for graph in compiler.graphs), "weights, folded tables and the ring"
-    assert all(graph.written < 100 for graph in compiler.graphs), "ids and where the ring begins; rows go in place"
-    assert {graph.devices for graph in compiler.graphs} == {frozenset({"meta"})}
-    assert compiler.modes == ["reduce-overhead"] * 2
 
 
 def test_step_bytes_are_those_of_the_parameters_and_the_memory() -> None:

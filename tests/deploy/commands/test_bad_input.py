@@ -162,20 +162,6 @@ def test_inspect_describes_a_file_it_cannot_export(run, here, name, options, fam
     assert [entry["name"] for entry in document["tensors"]] or name == "no tensors"
 
 
-def test_inspect_takes_the_options_that_make_a_checkpoint_loadable(run, here):
-    torch.save(random_state(CONFIG), here / "bare.pt")
-    (here / "config.json").write_text(json.dumps(CONFIG))
-    document = json.loads(run("inspect", "bare.pt", "--config", "config.json", "--family", "txl", "--json").stdout)
-    assert document["family"] == "txl"
-    assert document["recognised"] == "txl: tensors named embedding.tables.0"
-    assert document["config"]["n_layer"] == CONFIG["n_layer"]
-    assert "needed" not in document
-    shown = run("inspect", "bare.pt")
-    assert (shown.code, shown.lines) == (0, [])
-    assert "needed" in shown.stdout
-    assert "not recognised" not in shown.stdout
-
-
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [

@@ -54,34 +54,6 @@ def test_what_is_no_request_is_refused_in_one_line() -> None:
     assert done.stderr == ""
 
 
-@pytest.fixture
-def driver() -> Driver:
-    found = Driver()
-    found.answer({"do": "load", "path": str(FOLDER / "bundles" / "policy-1"), "update": None})
-    return found
-
-
-@pytest.mark.parametrize(
-    "array",
-    [
-        None,
-        {"dtype": "float32", "shape": [1]},
-        {"dtype": "float64", "shape": [1], "data": "AAAAAAAAAAA="},
-        {"dtype": "float32", "shape": [2], "data": "AAAAAA=="},
-        {"dtype": "float32", "shape": [1], "data": 3},
-    ],
-    ids=str,
-)
-def test_what_is_no_array_is_refused(array: object, driver: Driver) -> None:
-    driver.answer({"do": "open", "b": 1, "memory_length": None})
-    reply = driver.answer({"do": "run", "inputs": {"obs": array}, "counts": None, "commit": True})
-    assert reply["kind"] == "usage"
-    good = driver.answer(
-        {"do": "run", "inputs": {"obs": packed(np.zeros((1, 1, 6), np.float32))}, "counts": None, "commit": True}
-    )
-    assert "ok" in good
-
-
 REQUESTS: dict[str, dict[str, Any]] = {
     "load": {"path": "x", "update": None},
     "open": {"b": 1, "memory_length": None},

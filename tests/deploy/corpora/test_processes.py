@@ -103,12 +103,6 @@ def test_a_process_that_dies_is_replaced_and_its_documents_are_repeated(
     assert [heard.count(name) for name in ("d0", "d1", "d5", "d6")] == [2, 2, 3, 1]
 
 
-def test_processes_that_die_before_they_load_end_the_run(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "work", dying_worker.die_at_once)
-    with pytest.raises(BackendError, match="3 processes ended with SIGKILL while they loaded"):
-        scored(bundle, [unit(1)], many=1)
-
-
 @pytest.mark.parametrize("other", [0, 1], ids=["model", "weights"])
 def test_another_model_than_the_one_that_was_read_is_refused(bundle: Path, other: int) -> None:
     model = list(identity(open_bundle(bundle).manifest))

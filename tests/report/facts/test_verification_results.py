@@ -15,7 +15,14 @@ from support import FIXTURES
 from txl_report.facts.plain import Missing
 from txl_report.facts.results import verification_of_bundle, verification_of_file
 from txl_report.schema.reading import MOST_TEXT
-from txl_report.schema.verification import LOGPROBS, Ranks, Verification
+from txl_report.schema.verification import (
+    LOGPROBS,
+    MEMORY,
+    Ranks,
+    Verification,
+    check_verification,
+    decode_verification,
+)
 from txl_runtime.bundle.reading import Bundle, open_bundle
 from txl_runtime.errors import UsageError
 
@@ -89,6 +96,9 @@ def test_what_an_export_of_this_version_writes_is_read(make_bundle):
     assert [*spread.ranks.within] == ["1", "2", "5", "10"]
     assert 0.9 * positions < spread.ranks.within["1"] <= spread.ranks.within["10"] <= positions
     assert found.text is None
+    check_verification(found)
+    assert decode_verification(msgspec.json.encode(found)) == found
+    assert all(([*chain.outputs], [*chain.states]) == ([LOGPROBS], [MEMORY]) for chain in found.chains)
 
 
 def test_a_bundle_without_a_verification_says_so(tmp_path: Path):
