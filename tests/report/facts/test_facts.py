@@ -17,9 +17,9 @@ from txl_report.facts.commands import Command, commands_of
 from txl_report.facts.engines import Engines
 from txl_report.facts.gathering import Facts, gather
 from txl_report.facts.model import Context, context_of, family_of, memory_rows
-from txl_report.facts.plain import MOST_ROWS, Missing, some
+from txl_report.facts.plain import MOST_ROWS, Missing
 from txl_report.facts.source import Source
-from txl_report.schema.reading import MOST_TEXT, short
+from txl_report.schema.reading import MOST_TEXT
 from txl_report.sections.making import files_section
 from txl_report.sections.model import model_section
 from txl_report.sections.speed import engines_section
@@ -266,9 +266,3 @@ def test_texts_and_tables_of_strangers_are_bounded(tmp_path: Path):
     assert len(found.versions) == MOST_ROWS
     assert isinstance(found.commands.export, Command)
     assert len(found.commands.export.line) < 50_000
-
-
-def test_short_and_some():
-    assert short("x" * 10, 5) == "xxxx…"
-    assert short(12) == "12"
-    assert some(range(10), 3) == (0, 1, 2)
