@@ -115,6 +115,10 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
         checkpoint(config=CONFIG | {"cutoffs": (40, 20)}, state=random_state(CONFIG)),
         ("cutoffs [40, 20] do not ascend", "such as [20000, 40000, 200000]"),
     ),
+    "a cluster without tokens": (
+        checkpoint(config=CONFIG | {"cutoffs": (20, 60)}, state=random_state(CONFIG)),
+        ("cutoffs [20, 60] do not ascend", "without these two"),
+    ),
     "vocabulary of an unknown kind": (checkpoint(vocabulary={"kind": "runes"}), ("runes", "vocabulary")),
     "vocabulary of another size": (checkpoint(vocabulary={"kind": "bytes"}), ("256", "60")),
     "vocabulary of no JSON": (checkpoint(vocabulary={"kind": torch.ones(2)}), ("vocabulary",)),
@@ -208,6 +212,7 @@ EXPORTS: dict[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
         ("--precision", "int8", "--keep", "layers.09"),
         ("--keep layers.09 names no matrix", "expected e.g. layers.00"),
     ),
+    "half of a name to keep": (("--precision", "int4", "--keep", "layers.0"), ("--keep layers.0 names no matrix",)),
     "unknown memory": (("--memory", "paper"), ("paper", "hidden")),
     "unknown initial memory": (("--initial-memory", "ones"), ("--initial-memory", "zeros")),
     "unknown cluster order": (("--cluster-order", "random"), ("--cluster-order", "ascending")),
@@ -222,6 +227,10 @@ EXPORTS: dict[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
     "text and tokens": (("--text", "text.txt", "--tokens", "ids.npy"), ("both", "leave --text or --tokens out")),
     "tokens missing": (("--tokens", "no.npy"), ("no.npy", ".npy file of token ids")),
     "tokens are float": (("--tokens", "float.npy"), ("float.npy", "float64", "expected at least 2 whole numbers")),
+    "tokens are 2-D": (("--tokens", "square.npy"), ("square.npy", "[5, 5]", "one row")),
+    "tokens are one": (("--tokens", "one.npy"), ("one.npy", "at least 2")),
+    "tokens negative": (("--tokens", "negative.npy"), ("negative.npy", "ids -1 … 9", "expected 0 … 59")),
+    "several arrays": (("--tokens", "several.npz"), ("several.npz", "several arrays")),
     "tokens too large": (("--tokens", "large.npy"), ("large.npy", "ids 0 … 60", "expected 0 … 59")),
 }
 
@@ -243,10 +252,12 @@ def files(here: Path) -> Path:
         "one": np.zeros(1, int),
         "scalar": np.array(5),
         "large": np.array([0, 60]),
+        "negative": np.arange(-1, 10),
     }
     for name, array in arrays.items():
         np.save(here / f"{name}.npy", array)
     np.save(here / "pickled.npy", np.array([{"a": 1}], object), allow_pickle=True)
+    np.savez(here / "several.npz", a=np.arange(3), b=np.arange(3))
     return here
 
 

@@ -60,6 +60,8 @@ def test_what_fails_is_named_at_most_a_screen_of_it(call: Call) -> None:
     [
         (["--only", "rings"], "--only is 'rings', expected one of ring, .*; did you mean 'ring'"),
         (["--driver", ""], "--driver is empty, expected a command"),
+        (["--driver", "'"], '--driver is "\'": No closing quotation'),
+        (["--silence", "0"], "--silence is 0, expected seconds"),
     ],
 )
 def test_wrong_use_is_told(arguments: list[str], told: str, call: Call) -> None:

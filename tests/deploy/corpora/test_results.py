@@ -141,8 +141,11 @@ def test_a_damaged_line_is_named_and_the_file_kept(tmp_path: Path, line: bytes) 
 
 DAMAGES: dict[str, dict[str, object]] = {
     "an index below 0": {"index": -1},
+    "tokens below 0": {"tokens": -1},
     "scored below 0": {"scored": -5},
     "more scored than there are": {"scored": 10},
+    "scored bytes below 0": {"scored_bytes": -1},
+    "unknown words below 0": {"unknown_words": -1},
     "more unknown words than there are": {"unknown_words": 10},
     "a mean of nothing": {"scored": 0},
     "a mean that is no number": {"nll": 1e309},

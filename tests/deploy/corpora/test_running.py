@@ -233,6 +233,9 @@ def test_names_that_are_no_utf8_are_escaped_in_results(run: Run, tmp_path: Path)
     [
         (("ids.jsonl", "--parallel", 2), "--parallel is for one text"),
         (("ids.npy", "-o", "out.jsonl"), "-o is for documents"),
+        (("ids.npy", "--resume"), "--resume is for documents"),
+        (("ids.npy", "--skip-bad"), "--skip-bad is for documents"),
+        (("ids.npy", "--field", "text"), "--field is for documents"),
         (("ids.jsonl", "--workers", 0), "--workers is 0, expected 1 … 1024"),
         (("ids.jsonl", "--resume"), "--resume and --force are for a file of results, expected -o OUT"),
         (("ids.jsonl", "-o", "out.jsonl", "--resume", "--force"), "expected one of them"),

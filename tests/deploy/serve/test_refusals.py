@@ -14,7 +14,7 @@ from step_models import counting
 from support import until
 
 from txl_deploy.serve.errors import ApiError
-from txl_deploy.serve.orders import NEUTRAL, read_order
+from txl_deploy.serve.orders import read_order
 
 JSON = {"content-type": "application/json"}
 
@@ -39,6 +39,7 @@ JSON = {"content-type": "application/json"}
         ({"max_token": 5}, "max_token", "unknown field `max_token`"),
         ({"prompt": ["a", 1]}, "prompt", "the prompt mixes texts, ids and lists"),
         ({"prompt": [256]}, "prompt", "expected 0 … 255"),
+        ({"prompt": [-1]}, "prompt", "expected 0 … 255"),
         ({"prompt": [1 << 40]}, "prompt", "beyond any vocabulary"),
         ({"prompt": {"a": 1}}, "prompt", "got `object`"),
         ({"prompt": ["a"] * 129}, "prompt", "129 prompts"),
@@ -57,12 +58,24 @@ def test_fields_that_are_wrong(served, body, param, message):
     assert len(error["message"]) < 700
 
 
-@pytest.mark.parametrize(("name", "neutral"), [(name, values[0]) for name, values in NEUTRAL.items()])
-def test_fields_that_would_change_the_result_are_taken_where_they_do_not(served, name, neutral):
+CHANGING = {
+    "suffix": ("", "x"),
+    "presence_penalty": (0, 0.5),
+    "frequency_penalty": (0.0, -0.5),
+    "repetition_penalty": (1.0, 1.5),
+    "length_penalty": (1, 2),
+    "logit_bias": ({}, {"5": 1}),
+    "min_p": (0, 0.1),
+    "min_tokens": (0, 2),
+    "use_beam_search": (False, True),
+}
+"""Fields that are not offered: a value that changes nothing, and one that would."""
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_fields_that_would_change_the_result_are_taken_where_they_do_not(served, name):
+    neutral, other = CHANGING[name]
     assert served.complete(prompt="ab", max_tokens=1, **{name: neutral})["usage"]["completion_tokens"] == 1
-    other = {"suffix": "x", "logit_bias": {"5": 1}, "use_beam_search": True}.get(
-        name, 0.5 if "min_t" not in name else 2
-    )
     error = served.refused(400, json={"prompt": "ab", name: other})
     assert f"{name} would change the result and is not offered" in error["message"]
     assert error["param"] == name

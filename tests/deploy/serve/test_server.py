@@ -39,6 +39,8 @@ def quick(letters) -> Iterator[Server]:
         (("--token", "a", "--token-file", "b"), "--token and --token-file are both given"),
         (("--token-file", "no-such-file"), "no-such-file: No such file or directory, expected a file with the token"),
         (("--token", "a b"), "the token holds white space"),
+        (("--token", ""), "the token is empty"),
+        (("--threads", -1), "threads is -1"),
         (("--rows", 3), "rows"),
         (("--max-sessions", 0), "sessions is 0, expected at least 1; check --max-sessions"),
         (("--disk-bytes", 5), "--park-dir and --disk-bytes belong together"),
