@@ -322,7 +322,7 @@ def test_many_at_once_are_served_in_turns(letters):
             thread.join()
         statuses = [answer.status_code for answer in answers]
         assert set(statuses) == {200, 429}
-        assert statuses.count(200) >= 11
+        assert statuses.count(200) >= 10
         assert len({answer.json()["choices"][0]["text"] for answer in answers if answer.status_code == 200}) == 1
         assert all(int(answer.headers["retry-after"]) >= 1 for answer in answers if answer.status_code == 429)
 

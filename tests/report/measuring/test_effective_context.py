@@ -86,7 +86,7 @@ def test_the_rule_is_the_papers() -> None:
             assert found.at_least == (found.length == 35)
 
 
-@pytest.mark.parametrize(("back", "expected"), [(5, 8), (9, 8), (37, 40), (41, 40), (45, 48)])
+@pytest.mark.parametrize(("back", "expected"), [(5, 8), (9, 8), (45, 48)])
 def test_a_model_of_known_context_has_that_one(tmp_path: Path, back: int, expected: int) -> None:
     """The last token of the context that helps is `back` places away: contexts of more than c = `length` have it."""
     model = txl_runtime.load(copying(back).write(tmp_path / "copying.txl"), threads=1)
