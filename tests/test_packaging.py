@@ -24,12 +24,8 @@ VERBS = ("inspect", "export", "build", "verify", "selftest", "generate", "score"
 
 
 def run(*command: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-    options = {
-        "capture_output": True,
-        "text": True,
-        "errors": "replace",
-        "timeout": 280,
-    }  # a random model writes any byte
+    # A random model writes any byte.
+    options = {"capture_output": True, "text": True, "errors": "replace", "timeout": 280}
     result: subprocess.CompletedProcess[str] = subprocess.run([*map(str, command)], check=False, **options)
     assert not check or result.returncode == 0, result.stderr + result.stdout
     return result

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 from resealing import BASES, changed, copied, reseal
-from support import FIXTURES
 from txl_report.facts.plain import Missing
 from txl_report.facts.results import verification_of_bundle, verification_of_file
 from txl_report.schema.reading import MOST_TEXT
@@ -56,14 +55,6 @@ def read(tmp_path: Path, bundle: Bundle, document: Any) -> Verification:
 
 
 # ---- what bundles hold
-
-
-@pytest.mark.parametrize("name", ["half", "plain10"])
-def test_reports_of_the_first_format_are_read(name: str):
-    found = verification_of_bundle(open_bundle(FIXTURES / "format1" / name))
-    assert isinstance(found, Verification)
-    assert found.spread is None, "older versions wrote none"
-    assert found.gates
 
 
 def test_of_any_other_step_every_output_and_state_is_told():
