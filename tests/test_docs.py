@@ -23,6 +23,7 @@ import pytest
 import torch
 import txl_export
 import txl_runtime
+from frozen import frozen
 from support import FIXTURES, cli, typed
 from txl_export.families.own_module.plan import make_plan
 from txl_runtime.device.gpu import shows_gpu
@@ -234,12 +235,9 @@ def test_the_page_on_the_runtime_has_every_function_as_it_is() -> None:
     assert {name for place, name, _ in shown if place == "stream"} == public - {"iter_memory"}
 
 
-def test_the_snippets_for_embedders_run(
-    make_bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bundle = make_bundle(config={"vocab_size": 256}, vocabulary=True, batch_size=2)
+def test_the_snippets_for_embedders_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "demo").mkdir()
-    (tmp_path / "demo" / "model.txl").symlink_to(bundle)
+    (tmp_path / "demo" / "model.txl").symlink_to(frozen("clusters"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     names: dict[str, Any] = {}
@@ -319,11 +317,9 @@ def test_a_bundle_of_the_demo_has_the_size_that_the_first_page_shows(tmp_path: P
     assert printed == pytest.approx(shown, rel=0.05)
 
 
-def test_the_snippets_for_sessions_run(
-    make_bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_snippets_for_sessions_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "demo").mkdir()
-    (tmp_path / "demo" / "model.txl").symlink_to(make_bundle(config={"vocab_size": 256}, vocabulary=True, batch_size=2))
+    (tmp_path / "demo" / "model.txl").symlink_to(frozen("clusters"))
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     for block in python_blocks("docs/serving-reference.md"):

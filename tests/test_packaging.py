@@ -7,12 +7,12 @@ import subprocess
 import sys
 import venv
 import zipfile
-from collections.abc import Callable
 from email import message_from_string
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from frozen import frozen
 from packaging.requirements import Requirement
 
 from txl_deploy.serve.playground import STATIC
@@ -24,12 +24,8 @@ VERBS = ("inspect", "export", "build", "verify", "selftest", "generate", "score"
 
 
 def run(*command: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-    options = {
-        "capture_output": True,
-        "text": True,
-        "errors": "replace",
-        "timeout": 280,
-    }  # a random model writes any byte
+    # A random model writes any byte.
+    options = {"capture_output": True, "text": True, "errors": "replace", "timeout": 280}
     result: subprocess.CompletedProcess[str] = subprocess.run([*map(str, command)], check=False, **options)
     assert not check or result.returncode == 0, result.stderr + result.stdout
     return result
@@ -168,10 +164,8 @@ def test_the_console_script_runs_without_torch(runtime_only: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_the_console_script_tests_a_bundle_where_there_is_no_torch(
-    runtime_only: Path, make_bundle: Callable[..., Path]
-) -> None:
-    run(runtime_only / "txl-deploy", "selftest", make_bundle(config={"vocab_size": 256}, vocabulary=True))
+def test_the_console_script_tests_a_bundle_where_there_is_no_torch(runtime_only: Path) -> None:
+    run(runtime_only / "txl-deploy", "selftest", frozen("clusters"))
 
 
 @pytest.mark.slow
@@ -184,13 +178,12 @@ def test_the_console_script_says_what_it_lacks(embedder: Path, command: tuple[st
 
 
 @pytest.mark.slow
-def test_a_bundle_streams_where_there_is_only_the_runtime(
-    embedder: Path, make_bundle: Callable[..., Path], tmp_path: Path
-) -> None:
-    bundle = make_bundle(config={"vocab_size": 256}, vocabulary=True)
+def test_a_bundle_streams_where_there_is_only_the_runtime(embedder: Path, tmp_path: Path) -> None:
     for name in ("torch", "onnx", "typer", "rich"):
         assert run(embedder / "python", "-c", f"import {name}", check=False).returncode == 1
     state = tmp_path / "state.safetensors"
-    embedded = run(embedder / "python", ROOT / "samples" / "embed.py", bundle, "a", "--tokens", 3, "--state", state)
-    assert "4 of 7 rows" in embedded.stderr
+    embedded = run(
+        embedder / "python", ROOT / "samples" / "embed.py", frozen("clusters"), "a", "--tokens", 3, "--state", state
+    )
+    assert "4 of 6 rows" in embedded.stderr
     assert state.is_file()

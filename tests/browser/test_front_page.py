@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import httpx2
 import pytest
 from browsing import SCHEMES, WIDTHS, accessibility, opened, reached_by_tab, served, to_reach, too_wide
+from frozen import frozen
 from serving import Server, serving
 from support import until
 
@@ -16,9 +16,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module")
-def server(make_bundle: Callable[..., Path]) -> Iterator[Server]:
+def server() -> Iterator[Server]:
     """It asks for no token, so pages of others must not reach it."""
-    with serving(make_bundle(config={"vocab_size": 256}, vocabulary=True)) as started:
+    with serving(frozen("clusters"), "--name", "small") as started:
         yield started
 
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,10 @@ from browsing import (
     to_reach,
     too_wide,
 )
+from frozen import frozen
 from hostile import HOSTILE
 from playing import Playground, playing
+from resealing import copied, reseal
 from serving import serving
 from support import until
 
@@ -40,11 +42,9 @@ TEXT = "def main(arguments):\n    return arguments"
 
 
 @pytest.fixture(scope="module")
-def letters(make_bundle: Callable[..., Path]) -> Path:
-    """A bundle that reads bytes: M = 7 and segments of 4."""
-    return make_bundle(
-        config={"vocab_size": 256}, vocabulary=True, batch_size=3, boundary_token=10, verify=False, seed=3
-    )
+def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle that reads bytes: M = 6 and segments of 4."""
+    return reseal(copied(frozen("clusters"), tmp_path_factory.mktemp("letters") / "small.txl"), boundary_token=10)
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def test_a_whole_session_by_keyboard_alone(chrome, server, letters):
         press(window, "Generate", "Generated 12 tokens")
         first = tokens(window)
         assert len(first) == 16
-        assert page.get_by_role("meter", name="Memory rows filled").get_attribute("aria-valuenow") == "7"
+        assert page.get_by_role("meter", name="Memory rows filled").get_attribute("aria-valuenow") == "6"
 
         page.locator("#text [role=option][tabindex='0']").wait_for()
         while not page.evaluate("document.activeElement.role === 'option'"):
@@ -192,12 +192,12 @@ def test_losses_are_those_that_the_runtime_computes(chrome, server, letters):
         single = window.page.get_by_role("table", name="Loss of each token").locator("tbody tr").all()
         each = [[cell.inner_text() for cell in row.locator("td").all()[1:3]] for row in single]
         assert window.faults() == []
-    assert [row[0] for row in found] == ["none", "1 row", "3 rows", "all 7 rows"]
+    assert [row[0] for row in found] == ["none", "1 row", "3 rows", "all 6 rows"]
     means = []
     whole = model.stream(1).score(ids[None])[0]
-    for (_, mean, perplexity, more), length in zip(found, (0, 1, 3, 7), strict=True):
+    for (_, mean, perplexity, more), length in zip(found, (0, 1, 3, 6), strict=True):
         losses = model.stream(1, memory_length=length).score(ids[None])[0]
-        if length < 7:
+        if length < 6:
             size = len(losses) // 8
             blocks = [(losses - whole)[at : at + size].mean() for at in range(0, len(losses) // size * size, size)]
             value, error = (losses - whole).mean(), np.std(blocks, ddof=1) / math.sqrt(len(blocks))
@@ -214,7 +214,7 @@ def test_losses_are_those_that_the_runtime_computes(chrome, server, letters):
         level = sum(max(times, 1 / times) >= least for least in (1.1, 2, 5))
         assert mark == ("" if not level else f"g{level if times > 1 else -level}")
         assert "with memory" in title
-    for column, length in ((0, 0), (1, 7)):
+    for column, length in ((0, 0), (1, 6)):
         losses = model.stream(1, memory_length=length).score(ids[None])[0]
         assert np.abs(np.array([float(row[column]) for row in each]) - losses).max() < 1e-3
 
@@ -284,7 +284,7 @@ def test_what_was_read_and_not_given_yet_is_not_said_to_be_in_the_memory(chrome,
             in window.page.locator("#meter-text").inner_text()
         )
         press(window, "Generate", "Generated 2 tokens")
-        assert (meter.get_attribute("aria-valuenow"), held.count()) == ("7", 7)
+        assert (meter.get_attribute("aria-valuenow"), held.count()) == ("6", 6)
         assert "will go in" not in window.page.locator("#meter-text").inner_text()
         first = window.page.get_by_role("list", name="States").locator("li").last.inner_text()
         assert "8 tokens to go in" in first, "as the meter said before"
@@ -303,7 +303,7 @@ def test_a_state_has_the_name_that_it_was_given(chrome, server):
             each.inner_text() for each in window.page.get_by_role("list", name="States").locator("li").all()
         )
         assert "<b>before‹U+202E›" in newest
-        assert "11 tokens, 7 memory rows filled, kept by you" in newest
+        assert "11 tokens, 6 memory rows filled, kept by you" in newest
         assert "The beginning" in oldest
         assert window.faults() == []
 
@@ -320,11 +320,11 @@ def test_with_and_without_memory_generates_twice_beside_the_text(chrome, server,
         sides = window.page.locator("#sides .tokens").all()
         shown = [side.locator(".token").evaluate_all("all => all.map((e) => e.title)") for side in sides]
         assert tokens(window) == before
-        assert window.page.get_by_role("meter").get_attribute("aria-valuenow") == "7"
+        assert window.page.get_by_role("meter").get_attribute("aria-valuenow") == "6"
         assert accessibility(window.page) == []
         assert window.faults() == []
     twice = sorted((body for body in asked if "memory_length" in body), key=lambda body: -body["memory_length"])
-    assert [body["memory_length"] for body in twice] == [7, 0]
+    assert [body["memory_length"] for body in twice] == [6, 0]
     for body, titles in zip(twice, shown, strict=True):
         assert (body["seed"], body["temperature"], len(body["prompt"])) == (3, 0.5, len(before))
         prompt, ids = np.array(body["prompt"]), []
@@ -475,9 +475,7 @@ def test_the_page_tells_that_the_server_was_interrupted(chrome, letters):
         assert window.foreign == window.dialogs == []
 
 
-def test_a_page_goes_on_with_a_server_that_was_killed_and_came_back_and_not_with_another_model(
-    chrome, letters, make_bundle
-):
+def test_a_page_goes_on_with_a_server_that_was_killed_and_came_back_and_not_with_another_model(chrome, letters):
     with contextlib.ExitStack() as stack:
 
         def killed() -> None:
@@ -503,12 +501,28 @@ def test_a_page_goes_on_with_a_server_that_was_killed_and_came_back_and_not_with
         press(window, "Generate", "Generated 3 tokens")
         assert tokens(window)[: len(text)] == text
         killed()
-        stack.enter_context(serving(make_bundle(verify=False), "--port", port))
+        stack.enter_context(serving(frozen("ring"), "--port", port))
         press(window, "Connect again")
         lost.get_by_role("heading", name="Another model is served here now").wait_for()
         assert "copy what you need of it first" in lost.inner_text()
         assert len(tokens(window)) == len(text) + 3
         assert not [line for line in window.said if "Failed to load resource" not in line]
+
+
+@contextlib.contextmanager
+def of_another_model(chrome: Any, server: Playground, **facts: Any) -> Iterator[Any]:
+    """The page, told other facts of its model."""
+
+    def changed(route: Any) -> None:
+        answer = route.fetch()
+        document = answer.json()
+        document["data"][0] |= facts
+        route.fulfill(response=answer, json=document)
+
+    with at_desk(chrome, server) as window:
+        window.page.route("**/v1/models", changed)
+        window.page.reload()
+        yield window.page
 
 
 @pytest.mark.parametrize(
@@ -520,31 +534,15 @@ def test_a_page_goes_on_with_a_server_that_was_killed_and_came_back_and_not_with
     ],
 )
 def test_the_page_says_of_a_model_that_needs_more_than_tokens_that_it_continues_no_texts(chrome, server, side, entries):
-    def changed(route: Any) -> None:
-        answer = route.fetch()
-        document = answer.json()
-        document["data"][0][side] = entries
-        route.fulfill(response=answer, json=document)
-
-    with at_desk(chrome, server) as window:
-        window.page.route("**/v1/models", changed)
-        window.page.reload()
-        window.page.get_by_role("alert").filter(has_text="This model does not continue texts").wait_for()
-        assert not window.page.get_by_role("button", name="Generate", exact=True).is_visible()
+    with of_another_model(chrome, server, **{side: entries}) as page:
+        page.get_by_role("alert").filter(has_text="This model does not continue texts").wait_for()
+        assert not page.get_by_role("button", name="Generate", exact=True).is_visible()
 
 
 def test_the_page_says_of_a_model_without_memory_rows_that_it_has_none(chrome, server):
-    def changed(route: Any) -> None:
-        answer = route.fetch()
-        document = answer.json()
-        document["data"][0]["memory_length"] = 0
-        route.fulfill(response=answer, json=document)
-
-    with at_desk(chrome, server) as window:
-        window.page.route("**/v1/models", changed)
-        window.page.reload()
-        window.page.get_by_text("This model has no memory rows: it sees its segment alone.").wait_for()
-        assert window.page.get_by_role("meter").get_attribute("aria-valuetext") == "no memory"
+    with of_another_model(chrome, server, memory_length=0) as page:
+        page.get_by_text("This model has no memory rows: it sees its segment alone.").wait_for()
+        assert page.get_by_role("meter").get_attribute("aria-valuetext") == "no memory"
 
 
 def test_a_page_of_another_origin_can_do_nothing(chrome, server, tmp_path):

@@ -10,38 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import txl_export
 from browsing import SCHEMES, WIDTHS, accessibility, opened, reached_by_tab, to_reach, too_wide
+from frozen import frozen
 from hostile import HOSTILE, MARKUP
 from support import save_checkpoint, small_config
-from torch import Tensor, nn
-from txl_export import InputSpec, OutputSpec, StateSpec, StepSpec
 from txl_export.families.registry import facts_of_bundle
 from txl_report import write_report
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
 LARGEST = 5_000_000
 TEXT = "def main(arguments):\n    return arguments  # what was given, as it was given\n" * 12
-
-
-class Filter(nn.Module):
-    """A step without tokens: a mean that goes on."""
-
-    def forward(self, features: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-        mean = 0.9 * mean + 0.1 * features.mean(1)
-        return torch.tanh(features + mean[:, None]), mean
-
-
-def own_module(path: Path) -> Path:
-    """A bundle of a module without tokens."""
-    spec = StepSpec(
-        Filter(),
-        [InputSpec("features", ("B", "L", 6))],
-        [StateSpec("mean", ("B", 6))],
-        [OutputSpec("filtered", ("B", "L", 6))],
-    )
-    return txl_export.export(spec, path, segment_length=(4,), batch_size=2).path
 
 
 def failed(bundle: Path, path: Path) -> Path:
@@ -68,15 +47,14 @@ def written(make_bundle: Callable[..., Path], tmp_path_factory: pytest.TempPathF
                 bundle = make_bundle(config=letters, vocabulary=True, batch_size=2, attention=True)
                 return bundle, {"text": text, "context": True}
             case "int8":
-                return make_bundle(config=letters, vocabulary=True, batch_size=2, precision="int8"), {"text": text}
+                return frozen("0.8/int8"), {"text": text}
             case "adaptive":  # as wt103's: clusters of words, each with a narrower embedding
                 clusters = {"vocab_size": 1100, "cutoffs": (300, 900), "div_val": 2}
                 return make_bundle(config=clusters, batch_size=2), {}
             case "own module":
-                return own_module(folder / "own.txl"), {}
+                return frozen("0.8/policy-16"), {}
             case "unverified":
-                bundle = make_bundle(config=letters, vocabulary=True, batch_size=2, verify=False)
-                return bundle, {}
+                return frozen("ring"), {}
             case "failed":
                 right = make_bundle(config=letters, vocabulary=True, batch_size=2, attention=True)
                 return right, {"verify": failed(right, folder / "failed.json")}
@@ -157,17 +135,6 @@ def test_the_first_screen_shows_what_memory_does_beside_a_passage(chrome, writte
         titles = window.page.locator(".opening .passage .gain").evaluate_all("all => all.map((e) => e.title)")
         assert len(titles) > 100
         assert all(" with memory, " in title and " without: " in title for title in titles)
-
-
-def test_charts_stand_side_by_side_where_there_is_room(chrome, written):
-    with opened(chrome, written("everything").as_uri()) as window:
-        tops: dict[int, list[float]] = {}
-        for width in (1400, 800):
-            window.page.set_viewport_size({"width": width, "height": 900})
-            charts = window.page.locator("#same .histogram").all()
-            tops[width] = [chart.bounding_box()["y"] for chart in charts]
-        assert tops[1400][0] == tops[1400][1]
-        assert sorted(set(tops[800])) == tops[800]
 
 
 def test_tables_are_printed_where_they_were_unfolded_and_else_not(chrome, written):

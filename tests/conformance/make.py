@@ -22,13 +22,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [
-    str(ROOT),
-    str(ROOT / "export"),
-    str(ROOT / "runtime"),
-    str(ROOT / "tests"),
-    str(ROOT / "tests" / "helpers"),
-]
+sys.path[:0] = [str(ROOT / name) for name in ("", "export", "runtime", "tests", "tests/helpers")]
 FIXTURES = ROOT / "tests" / "fixtures"
 
 import step_models  # noqa: E402
@@ -480,14 +474,9 @@ class Composer:
         ahead = 2 * long + (0 if self.exact and 1 not in self.lengths else 1)
         self.feed(ahead), self.feed(ahead, last=True), self.state()
         self.begin("commit", rule, b)
-        (
-            self.run("all"),
-            self.run("all", commit=False),
-            self.state(),
-            self.run("all", commit=False),
-            self.run("all"),
-            self.state(),
-        )
+        for commit in (True, False):
+            self.run("all", commit=commit)
+        self.state(), self.run("all", commit=False), self.run("all"), self.state()
         if b > 1 and not self.manifest.joint:
             self.begin("padding", rule, b - 1)
             self.warm(), self.state()
@@ -526,10 +515,8 @@ class Composer:
             self.select(*[0] * b), self.run("all"), self.state()
         self.begin("snapshot", rule, b)
         self.warm(), self.ask("save")
-        kept, self.elsewhere = (
-            self.elsewhere or self.saved,
-            self.saved,
-        )  # the one of the other rule, where there are two
+        kept = self.elsewhere or self.saved  # the one of the other rule, where there are two
+        self.elsewhere = self.saved
         self.run("all"), self.state(), self.ask("restore", bytes=None), self.state(), self.run("all"), self.state()
         self.begin("snapshot", rule, b)
         self.run("all"), self.ask("restore", bytes=kept), self.state(), self.run(), self.run("all"), self.ask("save")
@@ -758,14 +745,8 @@ class Composer:
         names = ["run", "run", "run", "uncommitted", "feed", "select", "save", "restore", "reset", "state"]
         names += ["take", "put"] if self.apart or self.b == 1 else []
         names += ["score", "generate"] if self.fluent else []
-        shown = {
-            "uncommitted": "commit",
-            "feed": "cut",
-            "save": "snapshot",
-            "restore": "snapshot",
-            "take": "rows",
-            "put": "rows",
-        }
+        shown = {"uncommitted": "commit", "feed": "cut", "take": "rows", "put": "rows"}
+        shown |= {"save": "snapshot", "restore": "snapshot"}
         saved_b, done = 0, set[str]()
         for _ in range(turns):
             name = str(self.draws.choice(names))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from pathlib import Path
@@ -94,8 +93,3 @@ def test_an_application_finds_what_was_installed(built: Path, engine: Path, tmp_
     said = done([tmp_path / "build" / "consumer", FOLDER / "bundles" / "clusters", "abc", "5", tmp_path / "memory"])
     assert said
     assert StreamState.load(tmp_path / "memory").fill.tolist() == [6]
-    (folder,) = (tmp_path / "there").rglob("pkgconfig")
-    words = done(["pkg-config", "--libs", "--cflags", "txl"], env={**os.environ, "PKG_CONFIG_PATH": str(folder)})
-    assert "-ltxl" in words
-    control = done([built / "txl-control", FOLDER / "bundles" / "policy-1", "5"])
-    assert control.startswith("5 steps")

@@ -137,17 +137,8 @@ def test_tokens_that_are_not_as_many_for_each_sequence_and_streams_that_were_mov
     built: Path, installed: Path, engine: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "main.cpp").write_text(IN_CPP)
-    done(
-        [
-            compiler(built, "CXX"),
-            "-std=c++17",
-            SANITIZED,
-            tmp_path / "main.cpp",
-            "-o",
-            tmp_path / "main",
-            *flags(installed),
-        ]
-    )
+    program, source = tmp_path / "main", tmp_path / "main.cpp"
+    done([compiler(built, "CXX"), "-std=c++17", SANITIZED, source, "-o", program, *flags(installed)])
     assert done([tmp_path / "main", FOLDER / "bundles" / "ring"]).splitlines() == [
         "3: 3 token ids were given, expected as many for each of 2 sequences; give [b, T]",
         "3: 3 token ids were given, expected as many for each of 2 sequences; give [b, T]",

@@ -46,19 +46,11 @@ def printed(found: Verification) -> str:
     [
         (30_000, 30_000, 300_000, "best token first 100 %, among the first 10 100 % · 10 best shared 100 %"),
         (29_999, 30_000, 299_999, "best token first 99.99 %, among the first 10 100 % · 10 best shared 99.99 %"),
-        (15_000, 29_000, 0, "best token first 50 %, among the first 10 96.66 % · 10 best shared 0 %"),
     ],
 )
 def test_what_is_not_all_is_no_hundred_percent(first: int, among: int, shared: int, said: str):
     within = {"1": first, "2": among, "5": among, "10": among}
     assert said in shown(spread=Spread("the text", (), {}, (), ranks=Ranks(30_000, within, 10, shared)))
-
-
-@pytest.mark.parametrize("changes", [{}, {"spread": None}, {"spread": Spread("the text", (), {}, ())}], ids=str)
-def test_older_verifications_have_no_such_line(changes: dict[str, Any]):
-    text = shown(**changes)
-    assert "best token" not in text
-    assert "top-1" in text
 
 
 def rows_of(text: str, heading: str) -> list[list[str]]:

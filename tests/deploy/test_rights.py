@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import FIXTURES
+from frozen import frozen
 
 from txl_deploy import verbs
 
 NOBODY = 65534
 ROOT = Path(verbs.__file__).parents[1]
-BUNDLE = FIXTURES / "format1" / "kv"
+BUNDLE = frozen("0.8/tokens")
 PLACES = [sysconfig.get_path("purelib"), *(ROOT / name for name in ("", "export", "runtime"))]
 """What a system's Python, which anybody may run, imports from."""
 
@@ -49,7 +49,7 @@ def python() -> str:
 @pytest.fixture
 def ids(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("ids") / "ids.npy"
-    np.save(path, np.arange(40, dtype=np.int32) % 60)
+    np.save(path, np.arange(40, dtype=np.int32) % 41)
     for folder in path.parents:
         if folder.stat().st_uid == os.geteuid() and "pytest" in str(folder):
             folder.chmod(0o755)

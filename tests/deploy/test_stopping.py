@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import txl_runtime
+from frozen import frozen
 from step_models import recurrent
 from support import call_main
 from txl_report import writing
@@ -68,13 +69,12 @@ def test_a_signal_while_something_is_cleaned_up_shows_no_traceback(dropped, tmp_
     assert "Traceback" not in err
 
 
-def test_a_server_does_not_begin_to_serve(dropped, make_bundle, monkeypatch, capfd):
+def test_a_server_does_not_begin_to_serve(dropped, monkeypatch, capfd):
     dropping, code, told = dropped
-    bundle = make_bundle(config={}, seed=0, batch_size=2)
     monkeypatch.setattr(txl_runtime, "load", dropping(txl_runtime.load))
     ending = threading.Timer(60, os.kill, (os.getpid(), signal.SIGTERM))  # where it serves all the same
     ending.start()
-    found, out, err = call_main(["serve", bundle, "--port", 0], monkeypatch, capfd)
+    found, out, err = call_main(["serve", frozen("ring"), "--port", 0], monkeypatch, capfd)
     ending.cancel()
     assert (found, out, err) == (code, "", f"error: {told}\n")
 

@@ -27,14 +27,15 @@ class Playground:
         process: of it.
     """
 
-    def __init__(self, bundle: Path, *options: object) -> None:
-        command = [sys.executable, "-m", "txl_deploy", "playground", bundle, "--port", 0, "--no-open", *options]
+    def __init__(self, bundle: Path, *options: object, **environment: str) -> None:
+        opens = () if "BROWSER" in environment else ("--no-open",)
+        command = [sys.executable, "-m", "txl_deploy", "playground", bundle, "--port", 0, *opens, *options]
         self.process = subprocess.Popen(
             [*map(str, command)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"} | environment,
         )
         self.said: list[str] = []
         found = threading.Event()
@@ -56,14 +57,21 @@ class Playground:
                 found.set()
         found.set()
 
+    @property
+    def shown(self) -> dict[str, str]:
+        """Headers with the token."""
+        return {"Authorization": f"Bearer {self.token}"}
+
     def get(self, path: str) -> Any:
         """The answer to a request with the token."""
-        return httpx2.get(self.origin + path, headers={"Authorization": f"Bearer {self.token}"}, timeout=30)
+        return httpx2.get(self.origin + path, headers=self.shown, timeout=60)
 
-    def interrupt(self) -> int:
-        """What Ctrl-C does; the exit code."""
-        self.process.send_signal(signal.SIGINT)
-        return self.process.wait(60)
+    def interrupt(self, number: int = signal.SIGINT) -> int:
+        """What Ctrl-C does; the exit code, once all is read that was said."""
+        self.process.send_signal(number)
+        code = self.process.wait(60)
+        self._reader.join(10)
+        return code
 
     def close(self) -> None:
         """End it, whatever it does."""
@@ -75,9 +83,9 @@ class Playground:
 
 
 @contextlib.contextmanager
-def playing(bundle: Path, *options: object) -> Iterator[Playground]:
+def playing(bundle: Path, *options: object, **environment: str) -> Iterator[Playground]:
     """A playground that is killed at the end, if it still runs."""
-    started = Playground(bundle, *options)
+    started = Playground(bundle, *options, **environment)
     try:
         yield started
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import linecache
 import logging
 import os
@@ -15,7 +16,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -112,10 +113,37 @@ def package(name: str) -> Any:
         torch.set_rng_state(draws)
 
 
+class Called(NamedTuple):
+    """What became of a command: its exit code, standard output and standard error."""
+
+    code: Any
+    stdout: str
+    stderr: str
+
+    @property
+    def document(self) -> Any:
+        """What standard output holds, which has to be one JSON document and nothing else."""
+        return json.loads(self.stdout)
+
+    @property
+    def lines(self) -> list[str]:
+        """Of standard error."""
+        return self.stderr.splitlines()
+
+    @property
+    def error(self) -> str:
+        """The one line of a refusal; only notes and finished stages may stand before it."""
+        assert (self.code, self.stdout) == (2, "")
+        *before, error = self.lines
+        assert all(line.startswith("note: ") or line.endswith(" s") for line in before), before
+        assert error.startswith("error: ")
+        return error
+
+
 def call_main(
     arguments: Sequence[object], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> tuple[Any, str, str]:
-    """A command in this process, what `txl-deploy` itself calls: exit code, standard output and standard error.
+) -> Called:
+    """A command in this process, what `txl-deploy` itself calls.
 
     It saves the seconds that importing torch takes. An error nobody foresaw comes out of it.
     """
@@ -134,7 +162,7 @@ def call_main(
         for stream in (sys.stdout, sys.stderr):  # pytest reads back what was written through the same objects
             stream.reconfigure(errors="replace")
     captured = capfd.readouterr()
-    return ended.value.code, captured.out, captured.err
+    return Called(ended.value.code, captured.out, captured.err)
 
 
 def cli(*arguments: object, cwd: Path | None = None, **options: Any) -> subprocess.CompletedProcess[str]:

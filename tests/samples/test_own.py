@@ -34,7 +34,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "streaming_frames": {"batch_size": 2, "segment_length": 8},
 }
 NAMES = tuple(TINY)
-PLACE = "own-samples"
 
 
 @pytest.fixture
@@ -59,7 +58,7 @@ def sample(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[StepSpec, str], txl_runtime.Model]:
     """Exports each sample once, without verification."""
-    folder, made = tmp_path_factory.mktemp(PLACE, numbered=False), dict[str, txl_runtime.Model]()
+    folder, made = tmp_path_factory.mktemp("own-samples"), dict[str, txl_runtime.Model]()
 
     def exported(spec: StepSpec, name: str) -> txl_runtime.Model:
         if name not in made:
@@ -141,53 +140,6 @@ def test_a_sample_streams_as_its_module_computes(name: str, tiny: Callable[..., 
             np.testing.assert_allclose(values, states[key].numpy(), atol=1e-4)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_idle_sequence_of_a_sample_changes_no_bit_of_another(name: str, tiny: Callable[..., Any]) -> None:
-    spec, model = tiny(name)
-    assert model.manifest.streams == "independent"
-    batch, length = model.batch_size, max(model.segment_lengths)
-    together, alone = model.stream(), model.stream()
-    for number, inputs in enumerate(segments(spec, batch, [length] * 4)):
-        both = together.run(inputs)
-        lengths = np.zeros(batch, np.int32)
-        lengths[1] = length
-        other = alone.run(inputs, lengths)
-        assert all((both[key][1] == other[key][1]).all() for key in both), number
-    snapshot = {key: value.copy() for key, value in alone.state().items()}
-    assert all(not np.take(snapshot[entry.name], 0, axis=entry.shape.index("B")).any() for entry in spec.states), (
-        "the idle sequence is what it began as"
-    )
-
-
-GO_ON = """
-import sys, numpy, txl_runtime
-bundle, state, inputs, results = sys.argv[1:]
-stream = txl_runtime.load(bundle).stream()
-stream.restore(txl_runtime.StreamState.load(state))
-numpy.savez(results, **stream.run(dict(numpy.load(inputs))))
-assert "torch" not in sys.modules
-"""
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_another_process_goes_on_from_a_snapshot_bit_for_bit(
-    name: str, tiny: Callable[..., Any], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    spec, model = tiny(name)
-    bundle = tmp_path_factory.getbasetemp() / PLACE / f"{name}.txl"
-    stream = model.stream()
-    *before, after = segments(spec, model.batch_size, [max(model.segment_lengths)] * 5)
-    for inputs in before:
-        stream.run(inputs)
-    stream.snapshot().save(tmp_path / "state.safetensors")
-    np.savez(tmp_path / "inputs.npz", **after)
-    files = [tmp_path / file for file in ("state.safetensors", "inputs.npz", "results.npz")]
-    subprocess.run([sys.executable, "-c", GO_ON, bundle, *files], check=True)
-    with np.load(tmp_path / "results.npz") as results:
-        for key, values in stream.run(after).items():
-            np.testing.assert_array_equal(results[key], values)
-
-
 def test_the_policy_needs_its_memory(sample: Callable[..., Any]) -> None:
     """What the sample says of its corridors: the sign is seen at the door alone, and the expert is always right."""
     module = sample("recurrent_policy")
@@ -198,27 +150,6 @@ def test_the_policy_needs_its_memory(sample: Callable[..., Any]) -> None:
         left, won = corridors.act(corridors.right_action())
         assert (left == won).all()
     assert not np.any(signs)
-
-
-def test_the_changed_transformer_generates_and_takes_any_length(tiny: Callable[..., Any]) -> None:
-    _, model = tiny("changed_transformer_xl")
-    tokens = np.random.default_rng(0).integers(0, 256, (2, 21))
-    whole, parts = model.stream(), model.stream()
-    expected = whole.feed(tokens, [21, 13])
-    found = [parts.feed(tokens[:, :5], [5, 5]), parts.feed(tokens[:, 5:], [16, 8])]
-    np.testing.assert_allclose(np.concatenate(found, 1)[0], expected[0], atol=1e-4)
-    np.testing.assert_allclose(np.concatenate(found, 1)[1, :13], expected[1, :13], atol=1e-4)
-    assert whole.state()["fill"].tolist() == [21, 13]
-    assert len(list(whole.generate(tokens, 4, seed=0))) == 4
-
-
-def test_the_state_space_model_scores_one_by_one_as_in_segments(tiny: Callable[..., Any]) -> None:
-    _, model = tiny("selective_state")
-    tokens = np.random.default_rng(0).integers(0, 256, (2, 27))
-    single = model.stream()
-    alone = np.concatenate([single.run({"tokens": tokens[:, t : t + 1]})["next"] for t in range(27)], 1)
-    np.testing.assert_allclose(model.stream().feed(tokens), alone, atol=1e-4)
-    assert model.stream().score(tokens).shape == (2, 26)
 
 
 def test_frames_are_cut_into_windows_with_what_lies_ahead(tiny: Callable[..., Any], sample: Callable[..., Any]) -> None:

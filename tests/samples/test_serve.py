@@ -10,13 +10,13 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from frozen import frozen
 from serving import serving
 from typer.main import get_command
 
@@ -145,7 +145,7 @@ def test_the_container_calls_the_command_as_it_is_and_as_nobody() -> None:
 
 
 @pytest.mark.slow
-def test_the_containers_health_check_tells_a_server_from_none(make_bundle: Callable[..., Path]) -> None:
+def test_the_containers_health_check_tells_a_server_from_none() -> None:
     program, flag, code = health_check()
     assert (program, flag) == ("python", "-c")
 
@@ -153,7 +153,7 @@ def test_the_containers_health_check_tells_a_server_from_none(make_bundle: Calla
         there = code.replace("127.0.0.1:8000", f"127.0.0.1:{port}")
         return subprocess.run([sys.executable, "-c", there], capture_output=True, timeout=60).returncode
 
-    with serving(make_bundle(config={"vocab_size": 256}, vocabulary=True)) as server:
+    with serving(frozen("clusters")) as server:
         port = int(server.url.rpartition(":")[2])
         assert asked(port) == 0
     assert asked(port) == 1

@@ -44,8 +44,3 @@ def die_there(connection: Connection, settings: bytes) -> None:
 
     Scorer.score = fatal  # type: ignore[assignment, method-assign]
     work(connection, settings)
-
-
-def die_at_once(connection: Connection, settings: bytes) -> None:
-    """Before the bundle is loaded."""
-    os.kill(os.getpid(), signal.SIGKILL)

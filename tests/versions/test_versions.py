@@ -134,18 +134,6 @@ def test_ctrl_c_ends_what_draws_a_bar(line: str, made: Path, tmp_path: Path) -> 
 
 def test_the_runtimes_own_tests_pass(made: Path) -> None:
     able = [ROOT / "tests" / "runtime" / name for name in PLAIN]
-    options = [
-        "-q",
-        "-c",
-        os.devnull,
-        "--rootdir",
-        ROOT,
-        "--noconftest",
-        "-m",
-        "not slow",
-        "-p",
-        "no:cacheprovider",
-        "-o",
-        f"pythonpath={ROOT / 'tests'} {ROOT / 'tests' / 'helpers'}",
-    ]
+    options = ["-q", "-c", os.devnull, "--rootdir", ROOT, "--noconftest", "-m", "not slow", "-p", "no:cacheprovider"]
+    options += ["-o", f"pythonpath={ROOT / 'tests'} {ROOT / 'tests' / 'helpers'}"]
     print(run(made, "python", "-m", "pytest", *options, "--import-mode=importlib", *able)[-200:])

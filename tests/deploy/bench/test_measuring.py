@@ -6,12 +6,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import txl_runtime
+from frozen import frozen
 from txl_runtime.errors import BackendError, UsageError
 
 from txl_deploy.bench import processes, timing
@@ -117,8 +117,8 @@ def test_bandwidth_is_a_rate() -> None:
     assert 0.01 < (bandwidth.gb_per_second or 0) < 10_000
 
 
-def test_python_is_timed_without_changing_the_model(make_bundle: Callable[..., Path]) -> None:
-    model = txl_runtime.load(make_bundle(), threads=1)
+def test_python_is_timed_without_changing_the_model() -> None:
+    model = txl_runtime.load(frozen("ring"), threads=1)
     engine = model.backend
     found = overhead(Works(model), steps=20)
     assert model.backend is engine
@@ -127,15 +127,15 @@ def test_python_is_timed_without_changing_the_model(make_bundle: Callable[..., P
     assert 0 < found.without_engine < np.inf
 
 
-def test_filling_fills_every_stream(make_bundle: Callable[..., Path]) -> None:
-    model = txl_runtime.load(make_bundle(batch_size=3, config={}), threads=1)
+def test_filling_fills_every_stream() -> None:
+    model = txl_runtime.load(frozen("ring"), threads=1)
     competitor = BundleCompetitor("bundle", model)
     fill(competitor, model)
-    assert competitor.stream.fill.tolist() == [7, 7, 7]
+    assert competitor.stream.fill.tolist() == [6, 6, 6]
 
 
-def test_a_bundle_is_measured_without_competitors_and_processes(make_bundle: Callable[..., Path]) -> None:
-    works = Works(txl_runtime.load(make_bundle(), threads=1))
+def test_a_bundle_is_measured_without_competitors_and_processes() -> None:
+    works = Works(txl_runtime.load(frozen("ring"), threads=1))
     found = bench(works, threads=1, seconds=0.01, rounds=1, processes=False)
     assert [row.task for row in found.rows] == ["decode", "prefill", "score"]
     assert found.load is None

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 import txl_runtime
+from frozen import frozen
 from stand_ins.driver_statuses import INTEGRATED, MEMORY_BITS, MEMORY_KHZ
 from stand_ins.engine import open_stand_in, refuse
 from txl_runtime.device.backend import DeviceBackend
@@ -39,9 +40,9 @@ def _small_copies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def model(make_bundle: Callable[..., Path]) -> Model:
+def model() -> Model:
     """A bundle that many tests share, on the stand-in of a device."""
-    opened = txl_runtime.load(make_bundle(batch_size=3), backend="cpu", threads=1)
+    opened = txl_runtime.load(frozen("ring"), backend="cpu", threads=1)
     opened.backend = open_stand_in(opened.bundle)
     return opened
 
@@ -119,8 +120,8 @@ def test_c8_programs_that_do_nothing_are_tied_like_the_real_ones(model: Model) -
     assert not other.stream().step(np.ones((3, 1), np.int32)).any(), "nobody has written a result"
 
 
-def test_on_the_cpu_it_is_python_s_alone(make_bundle: Callable[..., Path]) -> None:
-    assert overhead(Works(txl_runtime.load(make_bundle(), backend="cpu", threads=1)), steps=5).what == PYTHON
+def test_on_the_cpu_it_is_python_s_alone() -> None:
+    assert overhead(Works(txl_runtime.load(frozen("ring"), backend="cpu", threads=1)), steps=5).what == PYTHON
 
 
 def test_c8_the_bandwidth_is_the_device_s_own(model: Model) -> None:
@@ -223,8 +224,8 @@ def test_a_speed_that_the_driver_does_not_know_is_not_made_up(
     assert "kernels not listed" in shown
 
 
-def test_on_the_cpu_no_floor_of_a_device_is_shown(make_bundle: Callable[..., Path]) -> None:
-    opened = txl_runtime.load(make_bundle(), backend="cpu", threads=1)
+def test_on_the_cpu_no_floor_of_a_device_is_shown() -> None:
+    opened = txl_runtime.load(frozen("ring"), backend="cpu", threads=1)
     assert device_floors(opened, 10**8, HostBandwidth.__new__(HostBandwidth)) == ()
 
 
@@ -234,9 +235,7 @@ def test_c8_rows_of_competitors_on_the_cpu_have_no_share_of_it(model: Model) -> 
     assert [(row.competitor, row.of_bandwidth is None) for row in rows] == [("bundle", False), ("torch", True)]
 
 
-def test_c8_processes_open_the_backend_that_was_asked_for(
-    make_bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_c8_processes_open_the_backend_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
     measured = processes._child
 
@@ -245,7 +244,7 @@ def test_c8_processes_open_the_backend_that_was_asked_for(
         return measured(what, bundle, **options | {"backend": "cpu"})
 
     monkeypatch.setattr(processes, "_child", child)
-    model = txl_runtime.load(make_bundle(), backend="cpu", threads=1)
+    model = txl_runtime.load(frozen("ring"), backend="cpu", threads=1)
     model.backend.name = "rtx"
     report = bench(Works(model), threads=1, seconds=0.01, rounds=1)
     assert report.load is not None
@@ -253,9 +252,9 @@ def test_c8_processes_open_the_backend_that_was_asked_for(
     assert {row["backend"] for row in asked} == {"rtx"}
 
 
-def test_c8_a_process_says_why_it_cannot_open_it(make_bundle: Callable[..., Path]) -> None:
+def test_c8_a_process_says_why_it_cannot_open_it() -> None:
     with pytest.raises(txl_runtime.TxlError, match="backend rtx cannot run here"):
-        processes.measure_load(make_bundle(), 1, runs=1, backend="rtx")
+        processes.measure_load(frozen("ring"), 1, runs=1, backend="rtx")
 
 
 @pytest.mark.parametrize(

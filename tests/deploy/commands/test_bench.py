@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import math
 import sys
@@ -14,9 +12,9 @@ from typing import Any
 
 import msgspec
 import pytest
-import txl_export
-from support import cli
-from txl_report.schema.measurement import BUNDLE, Measurement
+from frozen import frozen
+from support import FIXTURES, call_main, cli
+from txl_report.schema.measurement import BUNDLE, Measurement, decode_measurement
 
 from txl_deploy.bench_tables import document_of, panels, verdict
 
@@ -24,8 +22,8 @@ FAST = ("--seconds", 0.02, "--threads", 1)
 
 
 @pytest.fixture(scope="module")
-def bundle(make_bundle: Callable[..., Path]) -> Path:
-    return make_bundle()
+def bundle() -> Path:
+    return frozen("ring")
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +45,10 @@ def test_rows_hold_what_is_promised(document: dict[str, Any]) -> None:
         assert 0 < ms["best"] <= ms["p50"] <= ms["p90"] <= ms["p99"]
         assert ms["calls"] >= 3 * document["conditions"]["rounds"]
         assert len(row["rounds"]) == document["conditions"]["rounds"]
-        assert row["tokens_per_second"] == pytest.approx(row["segment_length"] / ms["p50"] * 1e3)
-        assert row["gb_per_second"] == pytest.approx(row["bytes_per_token"] * row["segment_length"] / ms["p50"] / 1e6)
+        assert row["tokens_per_second"] == pytest.approx(3 * row["segment_length"] / ms["p50"] * 1e3)
+        assert row["gb_per_second"] == pytest.approx(
+            3 * row["bytes_per_token"] * row["segment_length"] / ms["p50"] / 1e6
+        )
         assert row["of_bandwidth"] > 0
         assert row["description"]
     ours = {row["task"]: row["ms"]["p50"] for row in document["rows"] if row["competitor"] == BUNDLE}
@@ -58,7 +58,7 @@ def test_rows_hold_what_is_promised(document: dict[str, Any]) -> None:
 def test_conditions_are_stated(document: dict[str, Any]) -> None:
     conditions = document["conditions"]
     assert conditions["threads"] == 1
-    assert conditions["memory_rows"] == [conditions["memory_length"]] == [7], "memory is full before timing"
+    assert conditions["memory_rows"] == [conditions["memory_length"]] * 3 == [6] * 3, "memory is full before timing"
     assert conditions["warm_up_calls"] > 0
     assert {"python", "onnxruntime", "numpy", "torch"} <= set(document["machine"]["versions"])
     assert document["machine"]["read_gb_per_second"] > 0
@@ -80,16 +80,16 @@ def test_python_load_and_memory_are_measured(document: dict[str, Any]) -> None:
     if sys.platform == "linux":
         assert 0 < memory["before"] < memory["settled"] <= memory["peak"] <= memory["high_water"] * 1.05
         assert memory["private"] < memory["settled"]
-    assert memory["state"] == 2 * 2 * 2 * 7 * 8 * 4, "layers, keys and values, heads, rows, width of a head, bytes"
+    assert memory["state"] == 3 * 2 * 2 * 2 * 6 * 4 * 4, "sequences, layers, keys and values, heads, rows, width, bytes"
 
 
 def test_the_floor_is_what_a_step_must_read(document: dict[str, Any]) -> None:
     decode, prefill = document["floor"]["decode"], document["floor"]["prefill"]
-    layer = 4 * 16 * 16 + 2 * 16 * 32 + 32 + 16 + 2 * 16 + 4 * 16  # attention, feed-forward, biases u, v, norms
-    assert decode["weights"] == 4 * (2 * layer + 60 * 16 + 60), "the tied embedding is the softmax's"
-    assert decode["memory"] == prefill["memory"] == 2 * 2 * 7 * 16 * 4
-    assert decode["positions"] == 2 * 8 * 16 * 4
-    assert prefill["positions"] == 2 * 11 * 16 * 4
+    layer = 4 * 8 * 8 + 2 * 8 * 12 + 12 + 8 + 2 * 8 + 4 * 8  # attention, feed-forward, biases u, v, norms
+    assert decode["weights"] == 4 * (2 * layer + 41 * 8 + 41), "the tied embedding is the softmax's"
+    assert decode["memory"] == prefill["memory"] == 3 * 2 * 2 * 6 * 8 * 4
+    assert decode["positions"] == 2 * 7 * 8 * 4
+    assert prefill["positions"] == 2 * 10 * 8 * 4
 
 
 def test_a_person_reads_tables_and_a_verdict(bundle: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_person_reads_tables_and_a_verdict(bundle: Path) -> None:
         "decode: all log-probabilities",
         "prefill:",
         "score:",
-        "memory full: 7 of 7 rows",
+        "memory full: 6 of 6 rows",
         "load → first token",
     ):
         assert said in done.stdout
@@ -135,59 +135,41 @@ def test_the_picture_has_a_panel_per_kind_of_work(document: dict[str, Any]) -> N
         (("--against", "torch,torch"), "expected every name once"),
         (("--against", "none,torch"), "or none alone"),
         (("--seconds", 0), "--seconds is 0, expected 0.01"),
-        (("--threads", 0), "threads is 0, expected"),
         (("--plot", "speed.gif"), "expected a name that ends in .png or .svg"),
         (("--plot", "nowhere/speed.png"), "expected a folder that exists"),
+        (("--module", "policy.py:policy"), "--module is for a model of your own; leave it out"),
     ],
 )
-def test_wrong_use_is_refused_in_one_line(bundle: Path, options: tuple[object, ...], said: str) -> None:
-    done = cli("bench", bundle, *options)
-    assert done.returncode == 2
-    assert said in done.stderr.splitlines()[-1]
+def test_wrong_use_is_refused_in_one_line(
+    bundle: Path, options: tuple[object, ...], said: str, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    code, _, err = call_main(("bench", bundle, *options), monkeypatch, capfd)
+    assert code == 2
+    assert said in err.splitlines()[-1]
 
 
 @pytest.mark.slow
-def test_a_competitor_that_cannot_run_is_left_out_with_its_reason(make_bundle: Callable[..., Path]) -> None:
-    hidden = make_bundle(memory="hidden")
-    alone = cli("bench", hidden, *FAST, "--against", "onnx-hidden")
-    assert alone.returncode == 2
-    assert "the bundle keeps hidden memory itself" in alone.stderr
-    beside = cli("bench", hidden, *FAST, "--against", "onnx-hidden,torch-kv", "--json")
+def test_a_competitor_that_cannot_run_is_left_out_with_its_reason() -> None:
+    beside = cli("bench", frozen("hidden"), *FAST, "--against", "onnx-hidden,torch-kv", "--json")
     assert beside.returncode == 0, beside.stderr
     assert json.loads(beside.stdout)["left_out"] == {"onnx-hidden": "the bundle keeps hidden memory itself"}
     assert "note: onnx-hidden is left out" in beside.stderr
 
 
-POLICY = """
-import torch
-from txl_export import InputSpec, StateSpec, StepSpec
+OTHERS = """
 
-
-class Policy(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lstm, self.action = torch.nn.LSTM(6, 8), torch.nn.Linear(8, 3)
-
-    def forward(self, seen, hidden, cell):
-        print("the user's own words")
-        rows, (hidden, cell) = self.lstm(seen[None], (hidden, cell))
-        return self.action(rows[0]), hidden, cell
-
-
-def build(weights):
-    torch.manual_seed(0)
-    states = [StateSpec("hidden", (1, "B", 8)), StateSpec("cell", (1, "B", 8))]
-    return StepSpec(Policy(), [InputSpec("seen", ("B", 6))], states, ["action"])
-
-
-def other(weights):
+def other():
     torch.manual_seed(1)
-    states = [StateSpec("hidden", (1, "B", 8)), StateSpec("cell", (1, "B", 8))]
-    return StepSpec(Policy(), [InputSpec("seen", ("B", 6))], states, ["action"])
+    return StepSpec(Policy(), [InputSpec("obs", ("B", "L", 6))], [StateSpec("h", (1, "B", 8))], ["action", "value"])
 
 
-def broken(weights):
+def broken():
     raise RuntimeError("no weights today")
+
+
+def speaking():
+    print("the user's own words")
+    return policy()
 """
 
 
@@ -195,14 +177,13 @@ def broken(weights):
 def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a policy's file and its bundle."""
     folder = tmp_path_factory.mktemp("own")
-    (folder / "policy.py").write_text(POLICY)
-    with contextlib.redirect_stdout(io.StringIO()):
-        txl_export.export(f"{folder}/policy.py:build", folder / "policy.txl", batch_size=2, verify=False)
+    (folder / "policy.py").write_text((FIXTURES / "release_0_8" / "own.py").read_text() + OTHERS)
+    (folder / "policy.txl").symlink_to(frozen("policy-16"))
     return folder
 
 
 def test_a_model_of_one_s_own_is_measured_beside_its_module(own: Path) -> None:
-    module = ("--module", own / "policy.py:build", "--against", "torch")
+    module = ("--module", own / "policy.py:speaking", "--against", "torch")
     done = cli("bench", own / "policy.txl", *FAST, *module, "--json")
     assert done.returncode == 0, done.stderr
     assert "the user's own words" in done.stderr
@@ -213,64 +194,41 @@ def test_a_model_of_one_s_own_is_measured_beside_its_module(own: Path) -> None:
     }
     assert (document["family"], document["memory_form"]) == ("own_module", None)
     assert [(row["task"], row["segment_length"], row["competitor"]) for row in document["rows"]] == [
-        ("step", 1, BUNDLE),
-        ("step", 1, "torch"),
+        *(("step", 4, BUNDLE), ("step", 4, "torch"), ("step", 1, BUNDLE), ("step", 1, "torch"))
     ]
     for row in document["rows"]:
         ms = row["ms"]
         assert 0 < ms["p50"] <= ms["p90"] <= ms["p99"]
-        assert row["positions_per_second"] == pytest.approx(2 / ms["p50"] * 1e3)
+        assert row["positions_per_second"] == pytest.approx(16 * row["segment_length"] / ms["p50"] * 1e3)
         assert row["gb_per_second"] == pytest.approx(row["bytes_per_step"] / ms["p50"] / 1e6)
         assert row["of_bandwidth"] > 0
     assert document["rows"][0]["bytes_per_step"] == sum(document["floor"]["step"].values())
     assert document["agreement"]["torch"]["found"]["action"] <= document["agreement"]["torch"]["limit"] == 1e-3
-    assert document["conditions"]["state"] == {"hidden": [1, 2, 8], "cell": [1, 2, 8]}
+    assert document["conditions"]["state"] == {"h": [1, 16, 8]}
     assert 0 < document["load"]["total"] <= document["load"]["process"]
-    assert document["memory"]["state"] == 2 * 2 * 8 * 4
+    assert document["memory"]["state"] == 16 * 8 * 4
     assert document["device_floors"] == [], "it ran on the CPU"
-    assert document["verdict"].startswith("L 1 ")
-    assert document["verdict"].count("× torch") == 1
+    assert document["verdict"].startswith("L 4 ")
+    assert document["verdict"].count("× torch") == 2
 
 
 def test_a_person_reads_of_a_bundle_alone(own: Path) -> None:
     done = cli("bench", own / "policy.txl", *FAST)
     assert done.returncode == 0, done.stderr
-    for said in ("steps: all outputs of segments of 1", "state full: hidden 1 × 2 × 8", "positions/s", "first result"):
+    for said in ("steps: all outputs of segments of 1", "state full: h 1 × 16 × 8", "positions/s", "first result"):
         assert said in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("L 1 ")
+    assert done.stdout.splitlines()[-1].startswith("L 4 ")
 
 
 def test_the_picture_of_steps_has_a_floor_in_every_panel() -> None:
     names = ("barh", "text", "axvline", "legend", "set_title", "set_xlabel", "set_xlim")
     drawn: list[str] = []
     axes = SimpleNamespace(**{name: (lambda *_, name=name, **__: drawn.append(name)) for name in names})
-    times = {"calls": 9, "p50": 1.0, "p90": 2.0, "p99": 3.0, "best": 0.5}
-    row = {"competitor": BUNDLE, "task": "step", "description": "", "ms": times, "rounds": [1.0]}
-    row |= {
-        "positions_per_second": 1e3,
-        "ratio": 1.0,
-        "bytes_per_step": 8,
-        "gb_per_second": 1.0,
-        "of_bandwidth": 0.5,
-        "restless": 0,
-        "foreign": None,
-    }
-    machine = {"cpu": "", "cores": 1, "system": "", "read_gb_per_second": 2.0, "read_measurements": [2.0]}
-    conditions = {"threads": 1, "batch_size": 1, "state": {}, "rounds": 1, "slice_seconds": 1.0, "warm_up_calls": 3}
-    report = {
-        "model_id": "0" * 64,
-        "family": "own_module",
-        "precision": "fp32",
-        "conditions": conditions,
-        "agreement": {},
-    }
-    report |= {"machine": machine | {"read_method": "", "versions": {}}, "floor": {"step": {"weights": 4, "state": 4}}}
-    report |= {"rows": [row | {"segment_length": length} for length in (4, 1)], "left_out": {}}
-    report |= {"overhead": None, "load": None, "memory": None}
-    found = panels(msgspec.convert(report, Measurement))
+    measured = decode_measurement((FIXTURES / "release_0_8" / "policy-16.bench.json").read_bytes())
+    found = panels(msgspec.structs.replace(measured, floor={"step": {"weights": 4, "state": 4}}))
     for panel in found:
         panel(axes)
-    assert (len(found), drawn.count("barh"), drawn.count("axvline")) == (2, 2, 2)
+    assert (len(found), drawn.count("axvline")) == (2, 2)
 
 
 @pytest.mark.parametrize(
@@ -278,32 +236,16 @@ def test_the_picture_of_steps_has_a_floor_in_every_panel() -> None:
     [
         (("--against", "torch"), 2, "give --module FILE.py:FUNCTION and --weights, or --against none"),
         (("--weights", "policy.pt"), 2, "--weights is given without --module"),
-        (
-            ("--module", "policy.py:build", "--against", "torch-kv"),
-            2,
-            "'torch-kv', expected some of torch, torch-compile",
-        ),
-        (("--module", "policy.py:nothing"), 2, "policy.py has no nothing; its functions are build, other, broken"),
+        (("--module", "policy.py:policy", "--against", "torch-kv"), 2, "'torch-kv', expected some of torch, torch-"),
+        (("--module", "policy.py:nothing"), 2, "policy.py has no nothing; its functions are "),
         (("--module", "policy.py:broken"), 2, "RuntimeError: no weights today"),
-        (
-            ("--module", "policy.py:other", "--against", "torch"),
-            1,
-            "torch: action differs from the bundle's by max_abs",
-        ),
-        (("--module", "policy.py:build", "--seconds", 0, "--against", "none"), 2, "--seconds is 0, expected 0.01"),
+        (("--module", "policy.py:other", "--against", "torch"), 1, "differs from the bundle's by max_abs"),
     ],
 )
 def test_wrong_use_of_one_s_own_module_is_refused_in_one_line(
-    own: Path, options: tuple[object, ...], code: int, said: str
+    own: Path, options: tuple[object, ...], code: int, said: str, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
-    done = cli("bench", "policy.txl", "--threads", 1, *options, cwd=own)
-    assert done.returncode == code
-    assert said in done.stderr.splitlines()[-1]
-    assert not done.stdout
-
-
-def test_a_transformer_xl_has_no_module(bundle: Path, own: Path) -> None:
-    done = cli("bench", bundle, "--module", own / "policy.py:build")
-    assert done.returncode == 2
-    assert "is a Transformer-XL's" in done.stderr
-    assert "--module is for a model of your own; leave it out" in done.stderr.splitlines()[-1]
+    monkeypatch.chdir(own)
+    found, out, err = call_main(("bench", "policy.txl", "--threads", 1, *options), monkeypatch, capfd)
+    assert (found, out) == (code, "")
+    assert said in err.splitlines()[-1]

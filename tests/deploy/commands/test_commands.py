@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,46 +13,14 @@ import numpy as np
 import pytest
 import torch
 import txl_runtime
-from support import ORACLE, call_main, cli, random_state, save_checkpoint, small_config
+from frozen import frozen
+from support import ORACLE, cli, random_state, save_checkpoint, small_config
 from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
 from txl_runtime.bundle.reading import open_bundle
 
 TEXT = "The memory of a segment is the input of the next one. " * 8
 CONFIG = small_config(vocab_size=256)
-
-
-@dataclass(frozen=True)
-class Result:
-    code: int
-    stdout: str
-    stderr: str
-
-    @property
-    def document(self) -> Any:
-        """What stdout holds, which has to be one JSON document and nothing else."""
-        return json.loads(self.stdout)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Models this small lose more to handing work around than they gain."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    """A command in this process: what `txl-deploy` itself calls, without the seconds that importing torch takes."""
-
-    def call(*arguments: object) -> Result:
-        monkeypatch.setenv("COLUMNS", "200")
-        code, stdout, stderr = call_main(arguments, monkeypatch, capfd)
-        return Result(code, stdout, stderr)
-
-    return call
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +43,9 @@ def bundle(folder: Path, exported: subprocess.CompletedProcess[str]) -> Path:
 
 
 @pytest.fixture
-def ids_only(make_bundle: Callable[..., Path]) -> Path:
+def ids_only() -> Path:
     """A bundle without a vocabulary."""
-    return make_bundle()
+    return frozen("0.8/clusters")
 
 
 # ---- export
@@ -383,15 +349,6 @@ def test_a_command_that_does_not_exist_is_wrong_use(run):
     assert result.stderr.startswith("error: No such command 'frobnicate'")
 
 
-@pytest.mark.parametrize("verb", ["inspect", "export", "verify", "selftest", "generate", "score"])
-def test_every_verb_explains_itself(run, verb):
-    result = run(verb, "--help")
-    assert result.code == 0
-    assert f" {verb} [OPTIONS]" in result.stdout
-    assert "--json" in result.stdout
-    assert verb in run().stdout
-
-
 def generating(bundle: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "txl_deploy", "generate", str(bundle), "--prompt", "a"]
     endless = ["--max-new-tokens", "9999999"]
@@ -408,37 +365,6 @@ def test_a_command_that_is_stopped_says_so(bundle, number, told):
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 128 + number
     assert stderr.decode() == f"error: {told}\n"
-
-
-LONG = {
-    "export": ("model.pt", "-o", "new.txl", "--segment-length", "4"),
-    "verify": ("model.txl", "--segments", "999999"),
-    "bench": ("model.txl", "--against", "none", "--seconds", "60"),
-}
-"""Work that goes on long after its first line on standard error, on files of the tests."""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="signals are Unix's")
-@pytest.mark.parametrize("verb", LONG)
-def test_every_long_command_can_be_interrupted(folder, bundle, verb):
-    before = sorted(path.name for path in folder.iterdir())
-    command = [
-        sys.executable,
-        "-m",
-        "txl_deploy",
-        verb,
-        *(str(bundle) if each == "model.txl" else each for each in LONG[verb]),
-    ]
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stderr is not None
-    assert process.stderr.readline(), "it is at work"
-    process.send_signal(signal.SIGINT)
-    out, stderr = process.communicate(timeout=60)
-    assert (process.returncode, out) == (130, b"")
-    assert stderr.decode().splitlines()[-1] == "error: interrupted"
-    assert b"Traceback" not in stderr
-    assert sorted(path.name for path in folder.iterdir()) == before
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes are Unix's")

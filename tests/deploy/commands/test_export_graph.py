@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import txl_runtime
 from small_files import leaky
-from support import call_main
 from txl_runtime.sessions import Outputs, Request, Sessions
 
 
-@pytest.fixture
-def run(
-    tmp_path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    """A command in this process, in a folder with a file."""
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with a file."""
     leaky(tmp_path / "leaky.onnx")
     monkeypatch.chdir(tmp_path)
-    return lambda *arguments: call_main(arguments, monkeypatch, capfd)
 
 
 def test_a_file_becomes_a_bundle_beside_it_that_is_inspected_reported_and_packaged(run, tmp_path):

@@ -3,26 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import NamedTuple
 
 import foreign_graphs as graphs
 import pytest
 import torch
 from foreign_graphs import STATEFUL, STATELESS, exported
-from support import call_main
-
-
-class Result(NamedTuple):
-    code: int
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    """A command in this process."""
-    return lambda *arguments: Result(*call_main(arguments, monkeypatch, capfd))
 
 
 @pytest.fixture

@@ -5,40 +5,38 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from step_models import counting, recurrent
-from support import call_main
+from support import Called
 
-Run = Callable[..., tuple[Any, str, str]]
+Run = Callable[..., Called]
 
 
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """Run `report` of a small bundle in an empty folder: exit code, standard output and standard error."""
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A small bundle in an empty folder."""
     recurrent().write(tmp_path / "step.txl")
     monkeypatch.chdir(tmp_path)
-    return lambda *arguments: call_main(["report", "step.txl", *arguments], monkeypatch, capfd)
 
 
 def test_the_page_goes_into_the_current_folder(run: Run):
-    code, out, err = run()
+    code, out, err = run("report", "step.txl")
     assert code in (0, None)
     assert Path("report.html").read_text().startswith("<!DOCTYPE html>")
     assert "report.html" in out
     assert "speed" in out
     assert "write the page" in err
-    code, _, err = run()
+    code, _, err = run("report", "step.txl")
     assert code == 2
     assert "add --force" in err
-    code, _, _ = run("--force")
+    code, _, _ = run("report", "step.txl", "--force")
     assert code in (0, None)
 
 
 def test_json_says_what_the_page_has(run: Run):
-    _, out, _ = run("-o", "page.html", "--json")
+    _, out, _ = run("report", "step.txl", "-o", "page.html", "--json")
     document = json.loads(out)
     assert document["path"] == "page.html"
     assert document["bytes"] == Path("page.html").stat().st_size
@@ -55,7 +53,7 @@ def test_json_says_what_the_page_has(run: Run):
 )
 def test_what_cannot_be_used_leaves_nothing(run: Run, wrong: str):
     Path("list.json").write_text("[]")
-    code, out, err = run(*wrong.split())
+    code, out, err = run("report", "step.txl", *wrong.split())
     assert code == 2
     assert out == ""
     assert "Traceback" not in err
@@ -67,6 +65,6 @@ def test_token_ids_come_from_a_file(run: Run):
     Path("step.txl").rename("first.txl")
     Path("other.txl").rename("step.txl")
     np.save("ids.npy", np.zeros((2, 2), np.float32))
-    code, _, err = run("--tokens", "ids.npy")
+    code, _, err = run("report", "step.txl", "--tokens", "ids.npy")
     assert code == 2
     assert "ids.npy" in err

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,59 +54,6 @@ def test_what_is_no_request_is_refused_in_one_line() -> None:
     assert done.stderr == ""
 
 
-@pytest.fixture
-def driver() -> Driver:
-    found = Driver()
-    found.answer({"do": "load", "path": str(FOLDER / "bundles" / "policy-1"), "update": None})
-    return found
-
-
-@pytest.mark.parametrize(
-    ("request_", "told"),
-    [
-        ({"do": "state"}, "no stream is open"),
-        ({"do": "encode", "bytes": "!"}, "the bundle has no vocabulary"),
-        ({"do": "open", "b": "one", "memory_length": None}, "batch_size is 'one'"),
-        ({"do": "open", "b": 2, "memory_length": None}, "batch_size is 2, expected 1"),
-    ],
-    ids=lambda value: value["do"] if isinstance(value, dict) else "",
-)
-def test_wrong_use_is_refused(request_: dict[str, object], told: str, driver: Driver) -> None:
-    reply = driver.answer(request_)
-    assert reply["kind"] == "usage"
-    assert told in reply["refused"]
-
-
-@pytest.mark.parametrize(
-    "array",
-    [
-        None,
-        {"dtype": "float32", "shape": [1]},
-        {"dtype": "float64", "shape": [1], "data": "AAAAAAAAAAA="},
-        {"dtype": "float32", "shape": [2], "data": "AAAAAA=="},
-        {"dtype": "float32", "shape": [-1], "data": "AAAAAA=="},
-        {"dtype": "float32", "shape": [True], "data": "AAAAAA=="},
-        {"dtype": [], "shape": [1], "data": "AAAAAA=="},
-        {"dtype": "float32", "shape": [1], "data": "A"},
-        {"dtype": "float32", "shape": [1], "data": 3},
-    ],
-    ids=str,
-)
-def test_what_is_no_array_is_refused(array: object, driver: Driver) -> None:
-    driver.answer({"do": "open", "b": 1, "memory_length": None})
-    reply = driver.answer({"do": "run", "inputs": {"obs": array}, "counts": None, "commit": True})
-    assert reply["kind"] == "usage"
-    good = driver.answer(
-        {"do": "run", "inputs": {"obs": packed(np.zeros((1, 1, 6), np.float32))}, "counts": None, "commit": True}
-    )
-    assert "ok" in good
-
-
-def test_a_bundle_that_is_not_there_is_refused_as_one(tmp_path: Path) -> None:
-    reply = Driver().answer({"do": "load", "path": str(tmp_path / "none"), "update": None})
-    assert reply["kind"] == "bundle"
-
-
 REQUESTS: dict[str, dict[str, Any]] = {
     "load": {"path": "x", "update": None},
     "open": {"b": 1, "memory_length": None},
@@ -151,10 +97,3 @@ def test_whatever_stands_in_a_request_it_is_answered_or_refused(does: str) -> No
                 driver.answer({"do": "load", "path": str(FOLDER / "bundles" / "hidden"), "update": None})
             driver.answer({"do": "open", "b": 1, "memory_length": None})
     assert refused > len(JUNK) / 2
-
-
-def test_no_tokens_are_not_drawn() -> None:
-    driver = Driver()
-    driver.answer({"do": "load", "path": str(FOLDER / "bundles" / "hidden"), "update": None})
-    driver.answer({"do": "open", "b": 1, "memory_length": None})
-    assert driver.answer({"do": "generate", **REQUESTS["generate"], "count": 0})["kind"] == "usage"

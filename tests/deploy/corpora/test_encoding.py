@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support import FIXTURES
+from frozen import frozen
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.bundle.vocabulary import Bytes, Words
@@ -21,7 +21,7 @@ WORDS = Words(symbols=("<unk>", "<eos>", "a", "b"), unknown=0, line_end=1)
 
 @pytest.fixture(scope="module")
 def manifest() -> Manifest:
-    return open_bundle(FIXTURES / "format1" / "kv").manifest
+    return open_bundle(frozen("0.8/clusters")).manifest
 
 
 def document(content: bytes | list[int]) -> Document:
@@ -71,8 +71,8 @@ def test_words_that_are_not_in_the_vocabulary_are_counted(manifest: Manifest) ->
     ("content", "vocabulary", "said"),
     [
         (b"text", None, "has no vocabulary to read text with"),
-        ([1, 60], None, "holds id 60, expected 0 … 59"),
-        ([-1], None, "holds id -1, expected 0 … 59"),
+        ([1, 41], None, "holds id 41, expected 0 … 40"),
+        ([-1], None, "holds id -1, expected 0 … 40"),
         (b"\xff", WORDS, "is not UTF-8"),
         (b"c", Words(symbols=("a",)), "'c' is not among the 1 words"),
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,8 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import txl_runtime
+from frozen import frozen
+from resealing import copied
 from stand_ins import dying_worker
-from support import FIXTURES, until
+from support import until
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.errors import BackendError
 
@@ -29,29 +30,17 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are Uni
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
-    shutil.copytree(FIXTURES / "format1" / "kv", tmp_path / "model.txl")
     (tmp_path / "deaths").mkdir()
-    return tmp_path / "model.txl"
+    return copied(frozen("0.8/clusters"), tmp_path / "model.txl")
 
 
 def unit(index: int, name: str = "") -> Unit:
-    ids = np.random.default_rng(index).integers(60, size=1 + index * 3)
+    ids = np.random.default_rng(index).integers(41, size=1 + index * 3)
     return Unit(index, name or f"d{index}", "", 1, ids.astype(np.int32).tobytes(), len(ids))
 
 
 def pairs(units: list[Unit]) -> Iterator[list[Unit]]:
     return (units[first : first + 2] for first in range(0, len(units), 2))
-
-
-def test_processes_tell_how_far_a_batch_is(bundle: Path) -> None:
-    told: list[tuple[int, float]] = []
-    units, model = [unit(20), unit(3)], identity(open_bundle(bundle).manifest)
-    with Processes(
-        Settings(bundle=str(bundle)), 2, model, lambda batch, share: told.append((batch[0].index, share))
-    ) as opened:
-        found = [[each.index for each in batch] for batch, _ in opened.score(iter([[each] for each in units]))]
-    assert sorted(found) == [[3], [20]]
-    assert sorted(told) == [(3, 1.0), (20, 1.0)]
 
 
 def scored(bundle: Path, units: list[Unit], many: int = 2) -> dict[int, Outcome]:
@@ -114,20 +103,6 @@ def test_a_process_that_dies_is_replaced_and_its_documents_are_repeated(
     assert [heard.count(name) for name in ("d0", "d1", "d5", "d6")] == [2, 2, 3, 1]
 
 
-def test_processes_that_die_before_they_load_end_the_run(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "work", dying_worker.die_at_once)
-    with pytest.raises(BackendError, match="3 processes ended with SIGKILL while they loaded"):
-        scored(bundle, [unit(1)], many=1)
-
-
-def test_a_bundle_that_does_not_load_is_told_as_it_is(bundle: Path) -> None:
-    with (
-        Processes(Settings(bundle=str(bundle), backend="rtx"), 1, ("", "")) as opened,
-        pytest.raises(BackendError, match="rtx"),
-    ):
-        list(opened.score(pairs([unit(1)])))
-
-
 @pytest.mark.parametrize("other", [0, 1], ids=["model", "weights"])
 def test_another_model_than_the_one_that_was_read_is_refused(bundle: Path, other: int) -> None:
     model = list(identity(open_bundle(bundle).manifest))
@@ -137,19 +112,6 @@ def test_another_model_than_the_one_that_was_read_is_refused(bundle: Path, other
         pytest.raises(BackendError, match=r"model\.txl: was replaced while it was read; start again"),
     ):
         list(opened.score(pairs([unit(1)])))
-
-
-def test_what_was_begun_is_finished_before_an_error_of_the_batches(bundle: Path) -> None:
-    def failing() -> Iterator[list[Unit]]:
-        yield from pairs([unit(index) for index in range(4)])
-        raise ValueError("a bad line")
-
-    model = identity(open_bundle(bundle).manifest)
-    with Processes(Settings(bundle=str(bundle)), 1, model) as opened:
-        scores = opened.score(failing())
-        assert [each.index for batch in (next(scores)[0], next(scores)[0]) for each in batch] == [0, 1, 2, 3]
-        with pytest.raises(ValueError, match="a bad line"):
-            next(scores)
 
 
 PARENT = """

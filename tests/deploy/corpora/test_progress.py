@@ -34,13 +34,6 @@ def test_the_rest_is_told_from_this_runs_own_speed(clock: list[float]) -> None:
     assert shown.rest() == 0
 
 
-def test_without_a_total_nothing_is_told(clock: list[float]) -> None:
-    shown = Advance("score", 0)
-    clock[0] += 50
-    shown.advance(10, 1, 1)
-    assert shown.rest() is None
-
-
 def test_lines_come_less_and_less_often_where_there_is_no_terminal(
     clock: list[float], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,13 +93,3 @@ def test_documents_of_an_earlier_run_are_counted_and_named(
         shown.advance(1856, 1856, 4000)
     said = capsys.readouterr().err
     assert said == "score corpus: 2,000 documents, 144 of them earlier, 500 tokens/s, 8.0 s\n"
-
-
-def test_one_document_is_no_documents(
-    clock: list[float], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(terminal.Messages, "stream", sys.stderr)
-    with Advance("score corpus", 1) as shown:
-        clock[0] += 2
-        shown.advance(1, 1, 50)
-    assert capsys.readouterr().err == "score corpus: 1 document, 25 tokens/s, 2.0 s\n"

@@ -8,18 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import txl_runtime
+from frozen import frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stand_ins.steps import speaking, spoken
 from step_models import VOCABULARY, B, counting, recurrent
-from support import FIXTURES
 from txl_runtime.errors import BackendError, UsageError
 
 from txl_deploy.corpora import scoring
 from txl_deploy.corpora.documents import Unit
 from txl_deploy.corpora.scoring import Scorer, rows_of
-
-KV = FIXTURES / "format1" / "kv"
 
 
 def unit(ids: np.ndarray, index: int = 0, skipped: int = 0) -> Unit:
@@ -28,7 +26,7 @@ def unit(ids: np.ndarray, index: int = 0, skipped: int = 0) -> Unit:
 
 @pytest.fixture(scope="module")
 def model() -> txl_runtime.Model:
-    return txl_runtime.load(KV, threads=1)
+    return txl_runtime.load(frozen("0.8/clusters"), threads=1)
 
 
 @settings(max_examples=40, deadline=None)
@@ -39,7 +37,7 @@ def test_documents_beside_each_other_score_as_alone(
     model: txl_runtime.Model, lengths: list[int], skipped: int, chunk: int
 ) -> None:
     draws = np.random.default_rng(sum(lengths))
-    documents = [draws.integers(60, size=length) for length in lengths]
+    documents = [draws.integers(41, size=length) for length in lengths]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(scoring, "SEGMENTS_PER_CALL", chunk)
         scorer = Scorer(model)
@@ -54,7 +52,7 @@ def test_documents_beside_each_other_score_as_alone(
 def test_how_far_a_long_document_is_is_told(model: txl_runtime.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scoring, "SEGMENTS_PER_CALL", 1)
     shares: list[float] = []
-    Scorer(model).score([unit(np.arange(41) % 60), unit(np.arange(9) % 60)], shares.append)
+    Scorer(model).score([unit(np.arange(41)), unit(np.arange(9))], shares.append)
     assert len(shares) == -(-40 // model.segment_lengths[0])
     assert shares == sorted(set(shares))
     assert 0 < shares[0] < 0.5
@@ -82,11 +80,11 @@ def test_where_the_engine_fails_only_what_fails_alone_has_no_result(
 
     def score(self: Any, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         calls.append(len(calls))
-        if calls == [0] or (tokens == 59).any():
+        if calls == [0] or (tokens == 40).any():
             raise BackendError("out of memory just now")
         return real(self, tokens, lengths)
 
-    good, other, bad = unit(np.arange(5)), unit(np.arange(4)), unit(np.array([3, 59, 4]))
+    good, other, bad = unit(np.arange(5)), unit(np.arange(4)), unit(np.array([3, 40, 4]))
     expected = Scorer(model).score([good, other])
     monkeypatch.setattr("txl_runtime.streaming.stream.Stream.score", score)
     assert [each.total for each in Scorer(model).score([good, other])] == pytest.approx(

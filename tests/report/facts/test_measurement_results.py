@@ -8,7 +8,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from frozen import frozen
 from resealing import BASES, changed
+from support import FIXTURES
 from txl_report.blocks import Figure, Pairs, Paragraph
 from txl_report.facts.results import measurement_of_file
 from txl_report.schema.measurement import (
@@ -21,6 +23,7 @@ from txl_report.schema.measurement import (
     Overhead,
     Percentiles,
     Row,
+    decode_measurement,
 )
 from txl_report.sections.speed import speed_section
 from txl_runtime.bundle.reading import Bundle, open_bundle
@@ -148,46 +151,17 @@ def test_a_busy_machine_is_told(tmp_path, opened, report):
 
 
 def test_steps_of_any_other_model_are_read(tmp_path: Path):
-    bundle = open_bundle(BASES / "step")
-    rows = (
-        Row(
-            task="step",
-            segment_length=1,
-            competitor="bundle",
-            positions_per_second=5.0,
-            ratio=1.0,
-            bytes_per_step=9,
-            gb_per_second=1.0,
-            of_bandwidth=None,
-            **timed(2.0),
-        ),
-    )
-    agreed = Agreement(segments=9, found={"values": 1e-7}, limit=1e-4, measure="max_abs", seconds=1.0)
-    document = document_of(
-        Measurement(
-            model_id=bundle.manifest.model_id,
-            family="own_module",
-            precision="fp32",
-            machine=msgspec.structs.replace(MACHINE, read_gb_per_second=None),
-            conditions=Conditions(
-                threads=1, batch_size=2, state={"hidden": (2, 16)}, rounds=5, slice_seconds=0.4, warm_up_calls=3
-            ),
-            rows=rows,
-            floor={"step": {"weights": 1, "state": 2}},
-            agreement={"torch": agreed},
-            left_out={},
-            overhead=None,
-            load=None,
-            memory=None,
-        )
-    )
-    found = read(tmp_path, bundle, document)
-    (chart,) = charts(found)
-    assert chart.title == "Step, L 1: all outputs of a segment"
-    assert chart.table.columns[4].name == "Positions/s"
+    document = decode_measurement((FIXTURES / "release_0_8" / "policy-16.bench.json").read_bytes())
+    agreed = Agreement(segments=9, found={"action": 1e-7}, limit=1e-4, measure="max_abs", seconds=1.0)
+    machine = msgspec.structs.replace(document.machine, read_gb_per_second=None, read_method="reading")
+    changes = {"machine": machine, "agreement": {"torch": agreed}}
+    found = read(tmp_path, open_bundle(frozen("policy-16")), msgspec.structs.replace(document, **changes))
+    first, second = charts(found)
+    assert (first.title, second.title) == tuple(f"Step, L {n}: all outputs of a segment" for n in (4, 1))
+    assert first.table.columns[4].name == "Positions/s"
     said = told(found)
     assert said["Memory reads"] == "reading"
-    assert said["Torch agrees"] == "values 1e-07, 9 segments (max_abs limit 0.0001)"
+    assert said["Torch agrees"] == "action 1e-07, 9 segments (max_abs limit 0.0001)"
 
 
 @pytest.mark.parametrize(
@@ -198,17 +172,13 @@ def test_steps_of_any_other_model_are_read(tmp_path: Path):
         ("rows.0.competitor", "bundle", "'decode' of L 1 has 2 rows of the bundle"),
         ("rows.0.tokens_per_second", None, "a row of 'torch' has no rate"),
         ("rows.0.ms.p50", 0, "p50"),
-        ("rows.0.ms.p50", 1e300, "p50"),
         ("rows.0.ms.p90", 0.1, "percentiles of 'torch' are not in order"),
-        ("rows.0.ms", {}, "ms"),
         ("rows.0.foreign", 2, "foreign"),
         ("machine.cores", -1, "cores"),
-        ("machine", "mine", "machine"),
         ("conditions.threads", "two", "threads"),
         ("overhead.step", 1e300, "overhead"),
         ("left_out", ["torch"], "left_out"),
         ("model_id", "0" * 64, "is of model 000000000000, the bundle is of .*give a measurement of this bundle"),
-        ("model_id", "<b>", "model_id"),
         ("precision", "int4", "is of int4, the bundle is fp32"),
     ],
 )

@@ -11,11 +11,17 @@ from typing import Any
 import msgspec
 import pytest
 from resealing import BASES, changed, copied, reseal
-from support import FIXTURES
 from txl_report.facts.plain import Missing
 from txl_report.facts.results import verification_of_bundle, verification_of_file
 from txl_report.schema.reading import MOST_TEXT
-from txl_report.schema.verification import LOGPROBS, Ranks, Verification
+from txl_report.schema.verification import (
+    LOGPROBS,
+    MEMORY,
+    Ranks,
+    Verification,
+    check_verification,
+    decode_verification,
+)
 from txl_runtime.bundle.reading import Bundle, open_bundle
 from txl_runtime.errors import UsageError
 
@@ -51,14 +57,6 @@ def read(tmp_path: Path, bundle: Bundle, document: Any) -> Verification:
 # ---- what bundles hold
 
 
-@pytest.mark.parametrize("name", ["adaptive", "half", "hidden", "kv", "plain10", "zeros"])
-def test_reports_of_the_first_format_are_read(name: str):
-    found = verification_of_bundle(open_bundle(FIXTURES / "format1" / name))
-    assert isinstance(found, Verification)
-    assert found.spread is None, "older versions wrote none"
-    assert found.gates
-
-
 def test_of_any_other_step_every_output_and_state_is_told():
     found = verification_of_bundle(open_bundle(BASES / "step"))
     assert isinstance(found, Verification)
@@ -89,6 +87,9 @@ def test_what_an_export_of_this_version_writes_is_read(make_bundle):
     assert [*spread.ranks.within] == ["1", "2", "5", "10"]
     assert 0.9 * positions < spread.ranks.within["1"] <= spread.ranks.within["10"] <= positions
     assert found.text is None
+    check_verification(found)
+    assert decode_verification(msgspec.json.encode(found)) == found
+    assert all(([*chain.outputs], [*chain.states]) == ([LOGPROBS], [MEMORY]) for chain in found.chains)
 
 
 def test_a_bundle_without_a_verification_says_so(tmp_path: Path):
@@ -98,9 +99,7 @@ def test_a_bundle_without_a_verification_says_so(tmp_path: Path):
     assert found == Missing("The bundle was exported without a verification (--no-verify).")
 
 
-@pytest.mark.parametrize(
-    "damage", [b"", b"{", b"[]", b"null", b"\xff", b'{"passed": true}', b"[" * 100_000, b'{"passed": 1e999}']
-)
+@pytest.mark.parametrize("damage", [b"", b"[]", b'{"passed": true}', b"[" * 100_000])
 def test_a_damaged_report_is_a_reason_and_no_crash(tmp_path: Path, damage: bytes):
     path = copied(BASES / "transformer_xl", tmp_path / "a.txl")
     (path / "report.json").write_bytes(damage)
@@ -163,28 +162,20 @@ def test_a_failed_verification_is_shown_as_such(tmp_path: Path, opened: Bundle, 
     ("place", "value", "said"),
     [
         ("passed", False, "passed is false, and its gates say otherwise"),
-        ("passed", "yes", r"\$.passed"),
         ("gates.0.passed", False, "does not follow from its value and its limit"),
-        ("gates.0.value", 1e9, "does not follow"),
-        ("gates.0.limit", -1, r"gates"),
-        ("gates", {}, r"\$.gates"),
         ("chains.0.agreeing", 10**9, "agrees at more positions than were decided"),
-        ("chains.0.segments", -1, "segments"),
         ("chains.0.mean_logprobs", ["<b>"], "mean_logprobs"),
-        ("spread.edges", [1.0], "counts of its spread do not fit"),
-        ("spread.edges.0", 5.0, "counts of its spread do not fit"),
         ("spread.kl", [1, 2], "counts of its spread do not fit"),
+        ("spread.ranks.within", {"²": 1}, "the ranks of its spread"),
+        ("spread.edges.0", 5.0, "counts of its spread do not fit"),
         ("spread.errors.log-probabilities.counts.0", -1, "counts"),
         ("spread.errors.log-probabilities.unit", "miles", "unit"),
         ("spread.ranks.within.1", 41, "the ranks of its spread"),
         ("spread.ranks.within", {"many": 1}, "the ranks of its spread"),
-        ("spread.ranks.within", {"²": 1}, "the ranks of its spread"),
         ("spread.ranks.shared", 401, "the ranks of its spread"),
         ("spread.ranks.positions", 0, "positions"),
         ("model_id", "0" * 64, "is of model 000000000000, the bundle is of .*give a verification of this bundle"),
-        ("model_id", "\x1b[31mred", "is of model"),
         ("precision", "int8", "is of int8, the bundle is fp32"),
-        ("precision", "x" * 10_000, "is of x+…, the bundle is fp32"),
     ],
 )
 def test_files_that_lie_are_refused(tmp_path, opened, written, place: str, value: Any, said: str):

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import txl_runtime
+from frozen import frozen
 from step_models import counting
 from txl_report.facts.plain import Missing
-from txl_report.measuring import heads, look_at_heads, pictures
-from txl_report.measuring.pictures import pictures_of
-from txl_report.measuring.results import HeadFacts
+from txl_report.measuring import look_at_heads
 
 L, M, LAYERS, HEADS = 4, 7, 2, 2
 
 
 @pytest.fixture
-def model(make_bundle: Callable[..., Path]) -> txl_runtime.Model:
-    bundle = make_bundle(config={"vocab_size": 256}, vocabulary=True, batch_size=2, attention=True)
-    return txl_runtime.load(bundle, threads=1)
+def model() -> txl_runtime.Model:
+    return txl_runtime.load(frozen("0.8/tokens"), threads=1)
 
 
 def text(tokens: int) -> np.ndarray:
-    return np.random.default_rng(1).integers(0, 256, tokens).astype(np.int32)
+    return np.random.default_rng(1).integers(0, 41, tokens).astype(np.int32)
 
 
 def test_heads_are_averaged_as_plain_loops_do(model: txl_runtime.Model) -> None:
@@ -62,39 +59,6 @@ def test_heads_are_averaged_as_plain_loops_do(model: txl_runtime.Model) -> None:
     assert found.mean_beyond == sum(one.distance >= L for one in found.facts)
 
 
-def test_pictures_show_the_last_segment(model: txl_runtime.Model) -> None:
-    ids = text(55)
-    found = look_at_heads(model, ids).pictures
-    stream = model.stream(1)
-    stream.feed(ids[None, :48])
-    looked = stream.attention(ids[None, 48:52])[:, 0]
-    assert len(found.heads) == LAYERS * HEADS
-    for picture in found.heads:
-        values = looked[picture.layer, picture.head]
-        assert picture.largest == pytest.approx(values.max())
-        assert np.abs((picture.values / 255.0) ** 2 * picture.largest - values).max() < 0.01
-    assert (found.memory_columns, found.column_width, found.notes) == (M, 1, ())
-    seen = [bytes([token]).decode(errors="surrogateescape") for token in ids[41:52]]
-    assert (list(found.column_texts), list(found.query_texts)) == (seen, seen[M:])
-
-
-def test_large_pictures_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pictures, "MOST_QUERIES", 3)
-    monkeypatch.setattr(pictures, "MOST_COLUMNS", 5)
-    monkeypatch.setattr(pictures, "MOST_BYTES", 50)
-    looked = np.random.default_rng(0).random((2, 4, 6, 13), np.float32)
-    facts = [HeadFacts(layer, head, 0.0, None, 0.0, 0.0, 0, 0.0) for layer in range(2) for head in range(4)]
-    found = pictures_of(looked, np.arange(13, dtype=np.int32), 7, facts, None)
-    assert (found.column_width, found.memory_columns) == (3, 3)
-    assert found.column_texts == ("0", "1 2 3", "4 5 6", "7 8 9", "10 11 12")
-    assert found.query_texts == ("10", "11", "12")
-    assert [(picture.layer, picture.head) for picture in found.heads] == [(0, 0), (1, 0), (1, 3)]
-    first = found.heads[0]
-    sums = looked[0, 0, 3:, 4:7].sum(axis=1)
-    assert np.abs((first.values[:, 2] / 255.0) ** 2 * first.largest - sums).max() < 0.02
-    assert len(found.notes) == 3
-
-
 def test_what_is_missing_is_said(model: txl_runtime.Model, tmp_path: Path) -> None:
     short = look_at_heads(model, text(11))
     assert isinstance(short, Missing)
@@ -102,11 +66,3 @@ def test_what_is_missing_is_said(model: txl_runtime.Model, tmp_path: Path) -> No
     assert look_at_heads(model, text(12)).segments == 1
     without = txl_runtime.load(counting().write(tmp_path / "counting.txl"), threads=1)
     assert "--attention" in look_at_heads(without, [1, 2, 3]).reason
-
-
-@pytest.mark.parametrize(("queries", "segments"), [(2_048, 32), (40, 10), (4, 8)])
-def test_how_many_segments_are_looked_at_follows_from_their_length(
-    model: txl_runtime.Model, monkeypatch: pytest.MonkeyPatch, queries: int, segments: int
-) -> None:
-    monkeypatch.setattr(heads, "QUERIES", queries)
-    assert look_at_heads(model, text(500)).segments == segments

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import txl_runtime
 from copying import copying, loss, repeating
+from frozen import frozen
 from step_models import VOCABULARY, counting, growing, recurrent
 from txl_report.facts.plain import Missing
 from txl_report.measuring import measure_text
@@ -23,15 +24,14 @@ from txl_runtime import UsageError
 from txl_runtime.bundle.vocabulary import Words
 from txl_runtime.listener import Listener
 
-L, M = 4, 7
+L, M = 4, 6
 WARM_UP = 8
-"""Tokens: two segments hold seven rows."""
+"""Tokens: two segments hold six rows."""
 
 
 @pytest.fixture
-def model(make_bundle: Callable[..., Path]) -> txl_runtime.Model:
-    bundle = make_bundle(config={"vocab_size": 256}, vocabulary=True, batch_size=2, attention=True)
-    return txl_runtime.load(bundle, threads=1)
+def model() -> txl_runtime.Model:
+    return txl_runtime.load(frozen("clusters"), threads=1)
 
 
 def text(tokens: int, vocab_size: int = 256) -> np.ndarray:
@@ -73,7 +73,7 @@ def test_losses_are_those_of_a_plain_loop(model: txl_runtime.Model) -> None:
         assert entry.without.nll == pytest.approx(pieces(model, ids, 0)[:, place::L].mean(), abs=1e-6)
     assert found.of_bytes
     assert found.by_memory is not None
-    assert [entry.rows for entry in found.by_memory] == [0, 1, 3, 7]
+    assert [entry.rows for entry in found.by_memory] == [0, 1, 3, 6]
     for entry in found.by_memory:
         capped = pieces(model, ids, entry.rows)
         assert entry.loss.nll == pytest.approx(capped.mean(), abs=1e-6)
@@ -170,18 +170,14 @@ def test_a_text_that_does_not_fill_the_memory_says_how_long_it_has_to_be(model: 
     assert found.loss is not None
     assert found.loss.count == 8
     assert found.by_memory is found.passage is found.gain is None
-    assert found.reason == "The text is too short for a memory of 7 rows; give one of at least 13 tokens."
+    assert found.reason == "The text is too short for a memory of 6 rows; give one of at least 13 tokens."
     assert measure_text(model, text(13)).by_memory is not None
     assert measure_text(model, text(3)).loss is not None  # less than a segment
+    for tokens in range(2, 13):
+        assert "at least 13 tokens" in measure_text(model, text(tokens)).reason
     for tokens in (0, 1):
         assert "needs a text of at least 2 tokens" in measure_text(model, text(tokens)).reason
     assert measure_text(model, text(2)).loss is not None
-
-
-@pytest.mark.parametrize("tokens", range(2, 13))
-def test_however_short_a_text_is_the_same_length_is_asked_for(model: txl_runtime.Model, tokens: int) -> None:
-    """Also where it is shorter than a segment and is read as one."""
-    assert "at least 13 tokens" in measure_text(model, text(tokens)).reason
 
 
 def test_tokens_that_stand_for_unknown_words_are_told(model: txl_runtime.Model) -> None:

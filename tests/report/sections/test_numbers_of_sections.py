@@ -7,14 +7,13 @@ import math
 import re
 from xml.etree.ElementTree import fromstring
 
-import numpy as np
 import pytest
 from msgspec.structs import replace
 from report_pages import measures
 from resealing import BASES
 from txl_report.blocks import Figure, Pairs
 from txl_report.facts.results import verification_of_bundle
-from txl_report.measuring.results import HeadPicture, Loss, MemoryLoss, Pictures, PositionLoss, TextMeasures
+from txl_report.measuring.results import Loss, MemoryLoss, PositionLoss, TextMeasures
 from txl_report.schema.verification import LOGPROBS, Chain, Errors, Ranks, Spread, Tensor, Text, Verification
 from txl_report.sections.attention import attention_section
 from txl_report.sections.drift import CURVES, MOST_CHAINS, POINTS, curves_of, drift
@@ -29,28 +28,6 @@ def verified() -> Verification:
     found = verification_of_bundle(open_bundle(BASES / "transformer_xl"))
     assert isinstance(found, Verification)
     return found
-
-
-@pytest.mark.parametrize("length", [8, 20])
-def test_where_a_token_looks_most_is_counted_from_its_place_in_the_segment(length: int):
-    """Pictures have the last 8 tokens of a segment; each looks 3 tokens back with half of its attention."""
-    look = measures(pictures=1).heads
-    assert look is not None
-    rows, shown, first = 16, 8, length - 8
-    values = np.zeros((shown, rows + length), np.uint8)
-    for query in range(shown):
-        values[query, rows + first + query - 3] = round(255 * math.sqrt(0.5))
-    texts = tuple(f"slot {slot}" for slot in range(rows + length))
-    pictures = Pictures((HeadPicture(0, 0, values, 1.0),), texts[-shown:], texts, column_width=1, memory_columns=rows)
-    look = dataclasses.replace(look, segment_length=length, pictures=pictures)
-    blocks = attention_section("bundle", True, look, "export", "--text FILE").blocks
-    (figure,) = (each for each in blocks if isinstance(each, Figure) and each.scale is not None)
-    assert [row[:4] for row in figure.table.rows] == [
-        (str(first + query), f"slot {rows + first + query}", f"slot {rows + first + query - 3}", "3")
-        for query in range(shown)
-    ]
-    assert {row[4] for row in figure.table.rows} == {"50 %"}
-    assert re.findall('class="up"[^>]*>([^<]*)<', figure.chart.drawing) == [f"slot… {q}" for q in range(first, length)]
 
 
 @pytest.mark.parametrize(
