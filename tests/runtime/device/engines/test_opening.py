@@ -6,8 +6,8 @@ The engine files are real ones of TensorRT-RTX, where that is installed: they ar
 from __future__ import annotations
 
 import gc
-import shutil
-from collections.abc import Collection
+import sys
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from resealing import as_tensorrt, copied, reseal, with_identity
 from stand_ins.cuda import FAULTS, run_engines
 from stand_ins.driver import FakeDriver
 from stand_ins.engine import open_fake_device, recording_elsewhere
@@ -22,7 +23,6 @@ from stand_ins.tensorrt import VERSIONS, fake
 from txl_engines import build_bundle, given_weights
 from txl_engines.recording import record_pass
 from txl_runtime import BackendError, BundleError, load
-from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.reading import Bundle, open_bundle
 from txl_runtime.bundle.tables import Program
 from txl_runtime.device import choosing, onnxruntime_cuda
@@ -60,7 +60,7 @@ def built(make_bundle, tmp_path_factory):
     def build(update: str) -> Path:
         if update not in made:
             place = tmp_path_factory.mktemp("built") / "small.txl"
-            path = Path(shutil.copytree(make_bundle(batch_size=B, config={}), place))
+            path = copied(make_bundle(batch_size=B, config={}), place)
             shared = build_bundle(path, "rtx", (86,), update=update).shared_weight_bytes
             assert bool(shared) == (update == "ring")
             made[update] = path
@@ -105,27 +105,19 @@ def load_with(path: Path, backend: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         return load(path, backend=backend.name)
 
 
-def as_tensorrt(path: Path, place: Path, version: str, device: str = MODEL) -> Path:
-    """The same bundle, with its engines passed off as TensorRT's of a version."""
-    copy = Path(shutil.copytree(path, place))
-    shutil.move(copy / "engines" / "rtx", copy / "engines" / "tensorrt")
-    manifest = msgspec.json.decode((copy / "manifest.json").read_bytes())
-    for name in [name for name in manifest["files"] if name.startswith("engines/")]:
-        moved = name.replace("/rtx/", "/tensorrt/")
-        del manifest["files"][name]
-        if name.endswith(".json"):
-            sidecar = msgspec.json.decode((copy / moved).read_bytes())
-            sidecar["identity"] |= {
-                "flavour": "tensorrt",
-                "version": version,
-                "compute_capabilities": [],
-                "device": device,
-                "platform": platform_name(),
-            }
-            (copy / moved).write_bytes(msgspec.json.encode(sidecar))
-        manifest["files"][moved] = {"size": (copy / moved).stat().st_size, "sha256": file_sha256(copy / moved)}
-    (copy / "manifest.json").write_bytes(msgspec.json.encode(manifest))
-    return copy
+def loaded(path: Path, change: Callable[[Any], object] = id) -> DeviceBackend:
+    """A bundle's engines by a library that takes none of them; `change` is shown it."""
+    bundle, trt, cuda = open_bundle(path), fake("rtx171", SimpleNamespace(data=b"")), FakeDriver()
+    run_engines(trt, bundle, {}, cuda)
+    change(trt)
+    return load_engines(bundle, Library("rtx", trt), open_fake_device(cuda))
+
+
+def flipped(file: Path, place: int) -> None:
+    """Turn one bit of a file over."""
+    data = bytearray(file.read_bytes())
+    data[place] ^= 1
+    file.write_bytes(data)
 
 
 # --- all the way --------------------------------------------------------------------------------------------------
@@ -136,7 +128,7 @@ def as_tensorrt(path: Path, place: Path, version: str, device: str = MODEL) -> P
 def test_engines_of_every_version_stream_as_the_cpu_does(built, here, tmp_path, monkeypatch, name, update):
     path = built(update)
     if not name.startswith("rtx"):
-        path = as_tensorrt(path, tmp_path / "other.txl", VERSIONS[name][1])
+        path = as_tensorrt(path, tmp_path / "other.txl", VERSIONS[name][1], MODEL)
     if update == "ring" and name in ("trt10.0.1", "trt10.13.0.35"):
         backend, _, _ = opened(path, name)
         stream = load_with(path, backend, monkeypatch).stream()
@@ -161,19 +153,6 @@ def test_engines_of_every_version_stream_as_the_cpu_does(built, here, tmp_path, 
             np.testing.assert_allclose(found[key], rows, rtol=0, atol=1e-5)
     assert cuda.calls["cuGraphLaunch"] > 50
     assert seen.contexts == len(ours.loop._calls), "a context for every program and side"
-
-
-def in_an_older_way(path: Path, place: Path) -> Path:
-    """The same bundle, whose RTX engines pass for those of a version that did not give them memory."""
-    copy = Path(shutil.copytree(path, place))
-    manifest = msgspec.json.decode((copy / "manifest.json").read_bytes())
-    for name in [name for name in manifest["files"] if name.startswith("engines/") and name.endswith(".json")]:
-        sidecar = msgspec.json.decode((copy / name).read_bytes())
-        sidecar["identity"]["recipe"] = 2
-        (copy / name).write_bytes(msgspec.json.encode(sidecar))
-        manifest["files"][name] = {"size": (copy / name).stat().st_size, "sha256": file_sha256(copy / name)}
-    (copy / "manifest.json").write_bytes(msgspec.json.encode(manifest))
-    return copy
 
 
 def compared(path: Path, backend: DeviceBackend, monkeypatch: pytest.MonkeyPatch, update: str) -> Any:
@@ -209,7 +188,7 @@ def test_a_step_of_rtx_is_one_launch(built, here, monkeypatch, update):
 def test_engines_that_were_built_in_an_older_way_run_as_they_did_and_are_named(
     built, here, tmp_path, monkeypatch, update
 ):
-    path = in_an_older_way(built(update), tmp_path / "older.txl")
+    path = with_identity(copied(built(update), tmp_path / "older.txl"), recipe=2)
     backend, cuda, seen = opened(path, given_memory=False)
     stream = compared(path, backend, monkeypatch, update)
     assert calls_of_a_step(stream, cuda) == SINGLY, "and the engine's own launch"
@@ -308,7 +287,7 @@ def test_memory_that_is_not_there_is_an_error_that_says_so(built, here, monkeypa
 
 
 def test_work_that_cannot_be_recorded_is_done_as_it_is(built, here, tmp_path, monkeypatch):
-    path = as_tensorrt(built("rolled"), tmp_path / "other.txl", "11.4.0.106")
+    path = as_tensorrt(built("rolled"), tmp_path / "other.txl", "11.4.0.106", MODEL)
     backend, _, _ = opened(path, "trt114a", ["not recordable"])
     ours = load_with(path, backend, monkeypatch).stream()
     theirs = load(path, backend="cpu", update="rolled").stream()
@@ -335,7 +314,7 @@ def test_another_models_engine_that_is_recording_neither_stops_a_model_nor_is_sp
 
 
 def test_what_rtx_compiles_is_kept_beside_the_bundle_and_given_back(built, here, tmp_path, monkeypatch):
-    path = Path(shutil.copytree(built("ring"), tmp_path / "a bundle.txl"))
+    path = copied(built("ring"), tmp_path / "a bundle.txl")
     backend, _, seen = opened(path)
     stream = load_with(path, backend, monkeypatch).stream()
     for _ in range(3):
@@ -351,7 +330,7 @@ def test_what_rtx_compiles_is_kept_beside_the_bundle_and_given_back(built, here,
 
 
 def test_a_place_that_cannot_be_written_only_makes_the_next_start_slower(built, here, tmp_path, monkeypatch):
-    path = Path(shutil.copytree(built("ring"), tmp_path / "a.txl"))
+    path = copied(built("ring"), tmp_path / "a.txl")
     (tmp_path / "a.txl.rtx-cache").write_text("a file where the folder would be")
     backend, _, _ = opened(path)
     stream = load_with(path, backend, monkeypatch).stream()
@@ -389,7 +368,7 @@ def test_a_call_that_goes_wrong_is_an_error_and_changes_nothing(built, here, mon
 
 @pytest.mark.parametrize("wrong", ["cache refused", "cache, RuntimeError"])
 def test_kernels_that_are_refused_are_written_anew_however_large_they_were(built, here, tmp_path, monkeypatch, wrong):
-    path = Path(shutil.copytree(built("ring"), tmp_path / "a.txl"))
+    path = copied(built("ring"), tmp_path / "a.txl")
     stream = load_with(path, opened(path)[0], monkeypatch).stream()
     for _ in range(3):
         stream.step(np.zeros((B, 1), int))
@@ -404,7 +383,7 @@ def test_kernels_that_are_refused_are_written_anew_however_large_they_were(built
 
 
 def test_kernels_are_collected_once_for_each_program(built, here, tmp_path, monkeypatch):
-    path = Path(shutil.copytree(built("ring"), tmp_path / "a.txl"))
+    path = copied(built("ring"), tmp_path / "a.txl")
     backend, _, seen = opened(path)
     model = load_with(path, backend, monkeypatch)
     for _ in range(4):
@@ -418,7 +397,7 @@ def test_kernels_are_collected_once_for_each_program(built, here, tmp_path, monk
 
 
 def test_engines_that_pass_say_where(built, here, tmp_path, monkeypatch):
-    path = Path(shutil.copytree(built("ring"), tmp_path / "a.txl"))
+    path = copied(built("ring"), tmp_path / "a.txl")
     model = load_with(path, opened(path)[0], monkeypatch)
     run_selftest(model).require()
     assert set(record_pass(model)) == {program.name for program in model.backend.programs}
@@ -451,7 +430,7 @@ def test_an_engine_for_another_gpu_is_refused_by_name(built, monkeypatch):
 
 def test_engines_of_rtx_run_under_another_system_and_those_of_tensorrt_do_not(built, here, tmp_path, monkeypatch):
     """NVIDIA says so: built on a Linux server, shipped to PCs with Windows. 0.8.0 wrote a platform to either."""
-    rtx, tensorrt = built("ring"), as_tensorrt(built("ring"), tmp_path / "tensorrt.txl", "10.3.0")
+    rtx, tensorrt = built("ring"), as_tensorrt(built("ring"), tmp_path / "tensorrt.txl", "10.3.0", MODEL)
     monkeypatch.setattr(engine_files, "platform_name", lambda: "win32-amd64")
     engine = find_engines(open_bundle(rtx), "rtx")[0]
     assert engine.sidecar.identity.platform == "any"
@@ -479,14 +458,9 @@ def test_an_engine_of_a_gpu_of_another_size_is_refused_though_it_has_the_same_na
 
 
 def test_an_engine_of_other_weights_is_refused_by_name(built, here, tmp_path):
-    path = Path(shutil.copytree(built("ring"), tmp_path / "a.txl"))
-    manifest = msgspec.json.decode((path / "manifest.json").read_bytes())
-    data = bytearray((path / "weights.safetensors").read_bytes())
-    data[-1] ^= 1
-    (path / "weights.safetensors").write_bytes(data)
-    manifest["files"]["weights.safetensors"]["sha256"] = file_sha256(path / "weights.safetensors")
-    (path / "manifest.json").write_bytes(msgspec.json.encode(manifest))
-    assert "was built from other weights" in refusal(path)
+    path = copied(built("ring"), tmp_path / "a.txl")
+    flipped(path / "weights.safetensors", -1)
+    assert "was built from other weights" in refusal(reseal(path))
 
 
 def test_a_bundle_without_engines_says_how_to_build_them(make_bundle):
@@ -503,59 +477,36 @@ def test_engines_of_the_other_rule_are_not_taken_for_it(built):
 
 
 def test_a_damaged_engine_is_refused_before_a_library_reads_it(built, here, tmp_path):
-    path = Path(shutil.copytree(built("ring"), tmp_path / "a.txl"))
-    engine = path / "engines" / "rtx" / "logprobs-ring-1.engine"
-    data = bytearray(engine.read_bytes())
-    data[200] ^= 1
-    engine.write_bytes(data)
-    bundle = open_bundle(path)  # the model itself is whole
-    assert load(path, backend="cpu").update == "ring"
+    path = copied(built("ring"), tmp_path / "a.txl")
+    flipped(path / "engines" / "rtx" / "logprobs-ring-1.engine", 200)
+    assert load(path, backend="cpu").update == "ring", "the model itself is whole"
     with pytest.raises(BundleError, match=r"SHA-256 is not the manifest's.*build it with `txl-deploy build` again"):
-        load_engines(bundle, Library("rtx", fake("rtx171", SimpleNamespace(data=b""))), open_fake_device(FakeDriver()))
-    manifest = msgspec.json.decode((path / "manifest.json").read_bytes())
-    manifest["files"]["engines/rtx/logprobs-ring-1.engine"]["sha256"] = file_sha256(engine)
-    (path / "manifest.json").write_bytes(msgspec.json.encode(manifest))
-    bundle = open_bundle(path)
+        loaded(path)
     with pytest.raises(BundleError, match="is not the file that its sidecar describes"):
-        load_engines(bundle, Library("rtx", fake("rtx171", SimpleNamespace(data=b""))), open_fake_device(FakeDriver()))
+        loaded(reseal(path))
 
 
 @pytest.mark.parametrize(
-    ("bits", "words"),
-    [
-        ("VERSION_MISMATCH", "another version"),
-        ("UNSUPPORTED_CC", "not built for this GPU"),
-        (None, "no usable CUDA driver"),
-    ],
+    ("bits", "words"), [("UNSUPPORTED_CC", "not built for this GPU"), ("", "no usable CUDA driver")]
 )
-def test_a_header_that_does_not_fit_says_why(built, here, monkeypatch, bits, words):
-    bundle = open_bundle(built("ring"))
-    trt = fake("rtx171", SimpleNamespace(data=b""))
-    cuda = FakeDriver()
-    run_engines(trt, bundle, {}, cuda)
-    flags = 0 if bits is None else int(trt.EngineInvalidityDiagnostics[bits])
-    # The stand-in's numbers are plain; bit 0 cannot be asked for among them.
-    monkeypatch.setattr(trt.Runtime, "get_engine_validity", lambda *_: (trt.EngineValidity.INVALID, flags))
-    with pytest.raises(BundleError, match="cannot run it") as caught:
-        load_engines(bundle, Library("rtx", trt), open_fake_device(cuda))
-    assert words in str(caught.value) or flags == 0
+def test_a_header_that_does_not_fit_says_why(built, here, bits, words):
+    def refusing(trt: Any) -> None:
+        flags = int(trt.EngineInvalidityDiagnostics[bits]) if bits else 0
+        trt.Runtime.get_engine_validity = lambda *_: (trt.EngineValidity.INVALID, flags)
+
+    with pytest.raises(BundleError, match=f"cannot run it.*{words}"):
+        loaded(built("ring"), refusing)
 
 
 def test_an_engine_that_is_not_loaded_says_what_the_library_said(built, here):
-    bundle = open_bundle(built("ring"))
-    trt = fake("rtx171", SimpleNamespace(data=b""))
-    cuda = FakeDriver()
-    run_engines(trt, bundle, {}, cuda)
     with pytest.raises(BundleError, match=r"cannot load it \(.*Serialization assertion failed.*build it again"):
-        load_engines(bundle, Library("rtx", trt), open_fake_device(cuda))
+        loaded(built("ring"))
 
 
 # --- packages that are not there ----------------------------------------------------------------------------------
 
 
 def test_missing_packages_are_named(monkeypatch):
-    import sys
-
     with pytest.raises(
         BackendError, match="was built without CUDA, expected onnxruntime-gpu; pip uninstall onnxruntime"
     ):
@@ -585,7 +536,7 @@ def test_engines_lie_on_the_device_whatever_the_application_works_on(built, here
 
 
 def test_a_bundle_that_is_the_folder_one_is_in_keeps_its_kernels_beside_it(built, here, tmp_path, monkeypatch):
-    path = Path(shutil.copytree(built("ring"), tmp_path / "a.txl"))
+    path = copied(built("ring"), tmp_path / "a.txl")
     monkeypatch.chdir(path)
     stream = load_with(Path(), opened(Path())[0], monkeypatch).stream()
     for _ in range(3):

@@ -5,15 +5,14 @@ The engine files are real ones of TensorRT-RTX, where that is installed: they ar
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import numpy as np
 import onnxruntime
 import pytest
+from resealing import as_tensorrt
 from stand_ins.cuda import run_engines
 from stand_ins.driver import FakeDriver
 from stand_ins.engine import open_fake_device
@@ -21,7 +20,6 @@ from stand_ins.tensorrt import VERSIONS, fake
 from step_models import FEATURES, MODELS, VOCABULARY, B
 from txl_engines import build_bundle
 from txl_runtime import BackendError, load
-from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.device import onnxruntime_cuda
 from txl_runtime.device.backend import DeviceBackend
@@ -29,7 +27,6 @@ from txl_runtime.device.engines import files as engine_files
 from txl_runtime.device.engines.files import find_engines
 from txl_runtime.device.engines.library import Library
 from txl_runtime.device.engines.opening import load_engines
-from txl_runtime.device.gpu import platform_name
 from txl_runtime.streaming.state import initial_values
 
 GPU = "Fake RTX, SM 86, 16 multiprocessors"
@@ -51,24 +48,6 @@ def built(tmp_path_factory):
         return made[kind, target]
 
     return build
-
-
-def as_tensorrt(path: Path, place: Path, version: str) -> Path:
-    """The same bundle, with its engines passed off as TensorRT's of a version."""
-    copy = Path(shutil.copytree(path, place))
-    shutil.move(copy / "engines" / "rtx", copy / "engines" / "tensorrt")
-    manifest = msgspec.json.decode((copy / "manifest.json").read_bytes())
-    for name in [name for name in manifest["files"] if name.startswith("engines/")]:
-        moved = name.replace("/rtx/", "/tensorrt/")
-        del manifest["files"][name]
-        if name.endswith(".json"):
-            sidecar = msgspec.json.decode((copy / moved).read_bytes())
-            sidecar["identity"] |= {"flavour": "tensorrt", "version": version, "compute_capabilities": []}
-            sidecar["identity"] |= {"device": GPU, "platform": platform_name()}
-            (copy / moved).write_bytes(msgspec.json.encode(sidecar))
-        manifest["files"][moved] = {"size": (copy / moved).stat().st_size, "sha256": file_sha256(copy / moved)}
-    (copy / "manifest.json").write_bytes(msgspec.json.encode(manifest))
-    return copy
 
 
 def opened(path: Path, name: str, cuda: FakeDriver) -> DeviceBackend:
@@ -118,7 +97,7 @@ def test_engines_of_every_version_compute_what_the_cpu_does(built, tmp_path, mon
     monkeypatch.setattr(engine_files, "gpu_model", lambda: GPU)
     path, cuda = built(kind, "rtx"), FakeDriver()
     if not name.startswith("rtx"):
-        path = as_tensorrt(path, tmp_path / "other.txl", VERSIONS[name][1])
+        path = as_tensorrt(path, tmp_path / "other.txl", VERSIONS[name][1], GPU)
     backend = opened(path, name, cuda)
     pair = loops(path, backend)
     run_both(kind, pair, 40)
