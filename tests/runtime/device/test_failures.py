@@ -208,6 +208,12 @@ def test_whatever_an_engine_raises_while_it_is_recorded_the_stream_goes_on(cases
     assert try_everywhere(case, "a second segment, which is recorded", ("engine",), outcome, False)
 
 
+@kinds
+@pytest.mark.parametrize("call", ["cuGraphLaunch", "cuEventRecord", "cuCtxPush"])
+def test_a_step_that_fails_changes_nothing(cases, name, update, call):
+    assert try_everywhere(cases(name, update), "a replayed segment", (call,), LAUNCH_FAILED, False)
+
+
 @pytest.mark.slow(keep=5)
 @pytest.mark.parametrize(("name", "update"), KINDS[:3], ids=lambda value: value)
 @pytest.mark.parametrize("operation", OPERATIONS)

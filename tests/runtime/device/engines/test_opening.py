@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from frozen import frozen
 from resealing import as_tensorrt, copied, reseal, with_identity
 from stand_ins.cuda import FAULTS, run_engines
 from stand_ins.driver import FakeDriver
@@ -38,7 +39,7 @@ from txl_runtime.selftest import run_selftest
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has no wheel for this platform")
 
-B, V = 2, 60
+B, V = 3, 41
 GPU = "Fake RTX, SM 86"
 MODEL = f"{GPU}, 16 multiprocessors"
 both = pytest.mark.parametrize("update", ["ring", "rolled"])
@@ -53,14 +54,14 @@ def small_matrices_count_as_large():
 
 
 @pytest.fixture(scope="module")
-def built(make_bundle, tmp_path_factory):
+def built(tmp_path_factory):
     """A bundle with RTX engines of an update rule; those of a ring share nearly all weights."""
     made: dict[str, Path] = {}
 
     def build(update: str) -> Path:
         if update not in made:
             place = tmp_path_factory.mktemp("built") / "small.txl"
-            path = copied(make_bundle(batch_size=B, config={}), place)
+            path = copied(frozen("0.8/tokens"), place)
             shared = build_bundle(path, "rtx", (86,), update=update).shared_weight_bytes
             assert bool(shared) == (update == "ring")
             made[update] = path
@@ -463,8 +464,8 @@ def test_an_engine_of_other_weights_is_refused_by_name(built, here, tmp_path):
     assert "was built from other weights" in refusal(reseal(path))
 
 
-def test_a_bundle_without_engines_says_how_to_build_them(make_bundle):
-    path = make_bundle(batch_size=B, config={})
+def test_a_bundle_without_engines_says_how_to_build_them():
+    path = frozen("ring")
     with pytest.raises(BackendError, match=r"has no rtx engines.*txl-deploy build .* --target rtx"):
         open_engines(open_bundle(path), "rtx")
     with pytest.raises(BackendError, match="backend tensorrt cannot run here: the bundle has no engines for it"):
