@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from resealing import contents
 from support import until
 from txl_engines import building, publishing
 from txl_engines.bundles import build_bundle
@@ -57,23 +57,12 @@ WORKER = building.COMMAND
 
 
 @pytest.fixture
-def bundle(make_bundle, tmp_path) -> Path:
-    path = tmp_path / "small.txl"
-    shutil.copytree(make_bundle(verify=False), path)
-    return path
-
-
-@pytest.fixture
 def endless(tmp_path, monkeypatch) -> Path:
     """The build process never ends by itself; the file that will hold its number."""
     note = tmp_path / "pid"
     monkeypatch.setenv("TXL_TEST_PID", str(note))
     monkeypatch.setattr(building, "COMMAND", ("-c", ENDLESS))
     return note
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def gone(process: int) -> bool:

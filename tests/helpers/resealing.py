@@ -20,6 +20,11 @@ def copied(source: Path, target: Path) -> Path:
     return Path(shutil.copytree(source, target))
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder, hidden ones too."""
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
 def reseal(path: Path, **fields: Any) -> Path:
     """Let the manifest list all files as they are, and change some of its fields."""
     manifest = json.loads((path / "manifest.json").read_bytes()) | fields
