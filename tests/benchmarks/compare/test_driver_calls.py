@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ def bundles(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(bundles) -> driver_calls.Record:
+    gc.freeze()  # each way ends with a collection, which other tests' objects would make long
     return driver_calls.record(bundles, CASES)
 
 
