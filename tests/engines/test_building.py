@@ -33,6 +33,8 @@ from txl_runtime.errors import BundleError, UsageError
 from txl_runtime.listener import Silent
 from verified_steps import Heard
 
+pytestmark = pytest.mark.device
+
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has no wheel for this platform or Python")
 
 WIDE = {"d_model": 64, "d_embed": 64, "n_head": 2, "d_head": 32, "d_inner": 64}

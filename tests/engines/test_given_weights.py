@@ -28,6 +28,8 @@ from txl_runtime.device.engines.sidecar import distinct, held_weights
 from txl_runtime.errors import UsageError
 from verified_steps import Heard
 
+pytestmark = pytest.mark.device
+
 FOLDER = "session.model_external_initializers_file_folder_path"
 
 

@@ -19,6 +19,8 @@ from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.errors import TxlError
 from txl_runtime.listener import Silent
 
+pytestmark = pytest.mark.device
+
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has no wheel for this platform or Python")
 
 # A build that goes on until it is stopped, or until nobody waits for it; its process number is told.

@@ -25,6 +25,8 @@ from stand_ins.driver_statuses import (
     MemoryCopy,
 )
 
+pytestmark = pytest.mark.device
+
 SIZE = 64
 
 

@@ -11,6 +11,8 @@ import driver_calls
 import pytest
 from txl_runtime.device.cuda import Queue
 
+pytestmark = pytest.mark.device
+
 CASES = [("together", "replace"), ("counting", "replace")]
 
 

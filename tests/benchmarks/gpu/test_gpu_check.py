@@ -29,6 +29,8 @@ from txl_runtime.device.choosing import NO_GPU
 from txl_runtime.device.gpu import gpu_name
 from txl_runtime.errors import CheckError
 
+pytestmark = pytest.mark.device
+
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "gpu"
 WORKER = """
 import os, signal, sys, time

@@ -17,6 +17,8 @@ from txl_runtime import load
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.errors import CheckError
 
+pytestmark = pytest.mark.device
+
 quiet = pytest.mark.filterwarnings("ignore")  # the compiler's own deprecations
 B, PATH = 3, frozen("ring")
 

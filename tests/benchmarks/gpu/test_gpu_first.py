@@ -41,6 +41,8 @@ from txl_runtime.device.engines.sidecar import with_weights
 from txl_runtime.device.gpu import gpu_name
 from txl_runtime.selftest import run_selftest
 
+pytestmark = pytest.mark.device
+
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "benchmarks" / "gpu"
 BUNDLES = sorted((FOLDER / "bundles").glob("*.txl"))

@@ -19,6 +19,8 @@ from txl_runtime.device.cuda import Device, Queue
 from txl_runtime.device.driver import Driver
 from txl_runtime.device.gpu import gpu_name
 
+pytestmark = pytest.mark.device
+
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "gpu"
 
 BIG, PIECE = 2**16, 2**12

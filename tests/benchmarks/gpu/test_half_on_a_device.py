@@ -32,6 +32,8 @@ from txl_runtime.model import Model
 from txl_runtime.selftest import SelftestResult, run_selftest
 from txl_runtime.streaming.stream import Stream
 
+pytestmark = pytest.mark.device
+
 OLD = FIXTURES / "release_0_8" / "half"
 RULES = ("ring", "rolled")
 SIZES = {

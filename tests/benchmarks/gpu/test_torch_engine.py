@@ -29,6 +29,8 @@ from txl_runtime.device.dtypes import stored_type, tensor_bytes
 from txl_runtime.device.interface import ALIGNMENT, Launch, host_address
 from txl_runtime.errors import BackendError, UsageError
 
+pytestmark = pytest.mark.device
+
 B = 3
 SHAPES: dict[str, dict[str, Any]] = {
     "plain": {},

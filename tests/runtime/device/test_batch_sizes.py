@@ -21,6 +21,8 @@ from txl_runtime.device import choosing
 from txl_runtime.device.engines.files import find_engines
 from txl_runtime.selftest import run_selftest
 
+pytestmark = pytest.mark.device
+
 B, V = 3, 60
 updates = pytest.mark.parametrize("update", ["ring", "rolled"])
 

@@ -18,6 +18,8 @@ from stand_ins.driver_statuses import LAUNCH_FAILED, OUT_OF_MEMORY
 from step_models import FEATURES
 from txl_runtime import BackendError, Model, Stream, UsageError
 
+pytestmark = pytest.mark.device
+
 ALLOCATIONS = ("cuMemAlloc", "cuMemHostAlloc")
 WAITS = ("cuStreamSynchronize", "cuEventSynchronize")
 CALLS = (

@@ -17,6 +17,8 @@ from stand_ins.driver import FakeDriver
 from step_models import FEATURES
 from txl_runtime import Model
 
+pytestmark = pytest.mark.device
+
 KINDS = (("plain", "ring"), ("plain", "rolled"), ("recurrent", "replace"))
 NAMES = ("run", "try", "feed arrays", "reset", "select", "snapshot", "state", "restore", *ALONE)
 TOKENS = ("step", "feed", "last", "score", "generate")

@@ -29,6 +29,8 @@ from txl_runtime.device.engines.library import Library
 from txl_runtime.device.engines.opening import load_engines
 from txl_runtime.streaming.state import initial_values
 
+pytestmark = pytest.mark.device
+
 GPU = "Fake RTX, SM 86, 16 multiprocessors"
 every = pytest.mark.parametrize("kind", MODELS)
 
