@@ -21,10 +21,13 @@ import pytest
 import txl_runtime
 from frozen import frozen
 from onnx import helper
+from random_operations import Case, Play
 from resealing import copied, reseal, with_identity
 from stand_ins.driver import FakeDriver
-from stand_ins.engine import recording_elsewhere
+from stand_ins.engine import open_fake_device, recording_elsewhere
 from stand_ins.onnxruntime import CPU, Session, StandInOrt, load_with, opened
+from step_models import MODELS
+from txl_engines.bundles import build_bundle
 from txl_engines.recording import record_pass
 from txl_runtime import BackendError, BundleError, load
 from txl_runtime.bundle.encoding import file_sha256
@@ -55,6 +58,23 @@ def test_onnx_runtime_streams_by_address(built, monkeypatch, update):
         np.testing.assert_allclose(ours.score(tokens), theirs.score(tokens), rtol=0, atol=1e-5)
         drawn = [list(stream.generate(tokens, 3, temperature=0)) for stream in (ours, theirs)]
         assert np.array_equal(*drawn)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_steps_run_by_address_too(tmp_path, monkeypatch, kind):
+    path = MODELS[kind]().write(tmp_path / "step.txl")
+    build_bundle(path, "cuda")
+    # Addresses are the host's, and work is done at once, as ONNX Runtime waits for its own.
+    bundle, device = open_bundle(path), open_fake_device(FakeDriver(eager=True, unified=True))
+    sessions = onnxruntime_cuda.OrtSessions(onnxruntime, bundle, [("CPUExecutionProvider", {})], "cpu")
+    backend = onnxruntime_cuda.load_onnxruntime(sessions, bundle, device, device.queue(), None, "CPUExecutionProvider")
+    assert backend.update == "replace"
+    assert len(backend.programs) == len(bundle.manifest.programs)
+    Play(Case(kind, "replace", path, load(path, "cpu", threads=1), 0.0), load_with(path, backend, monkeypatch), 0).go(
+        40
+    )
+    with pytest.raises(BackendError, match=r"has cuda engines of replace memory alone, expected them for"):
+        find_engines(bundle, "cuda", "ring")
 
 
 def test_opening_and_running_leave_the_application_on_its_device(built, monkeypatch):
@@ -247,46 +267,32 @@ def test_a_library_that_is_missing_is_told_when_the_provider_does_not_start(buil
         opened(built("ring"), change=on_the_cpu)
 
 
-@pytest.mark.parametrize(
-    ("said", "error", "wanted"),
-    [
-        (
-            "CUDA failure 35: driver version is insufficient",
-            BackendError,
-            "could not start CUDAExecutionProvider: CUDA f",
-        ),
-        (
-            "cuDNN is unavailable",
-            BackendError,
-            r"expected cuDNN 9, which this model's steps need; .* pip install nvidia-cudnn-cu13$",
-        ),
-        (
-            "Unsupported model IR version: 99",
-            BundleError,
-            "expected a graph ONNX Runtime can load; build it",
-        ),
-    ],
-)
-def test_errors_of_the_provider_are_told_from_those_of_a_graph(built, said, error, wanted):
+PROVIDER = {
+    "CUDA failure 35: driver version is insufficient": (BackendError, "could not start CUDAExecutionProvider: CUDA f"),
+    "cuDNN is unavailable": (
+        BackendError,
+        r"expected cuDNN 9, which this model's steps need; .* pip install nvidia-cudnn-cu13$",
+    ),
+    "Unsupported model IR version: 99": (BundleError, "expected a graph ONNX Runtime can load; build it"),
+    "Could not find an implementation for TensorScatter(24)": (
+        BundleError,
+        r"expected ONNX Runtime 1\.25 or newer for opset 24, and this is 1\.24\.4",
+    ),
+}
+
+
+@pytest.mark.parametrize("said", PROVIDER)
+def test_errors_of_the_provider_are_told_from_those_of_a_graph(built, said):
     def fail(ort: StandInOrt) -> None:
         def session(*_: Any, **options: Any) -> Any:
             assert not options["enable_fallback"], "it prints, and tries again on the CPU"
             raise RuntimeError(said)
 
         ort.InferenceSession = session
+        ort.__version__ = "1.24.4" if "TensorScatter" in said else ort.__version__
 
+    error, wanted = PROVIDER[said]
     with pytest.raises(error, match=wanted):
-        opened(built("ring"), change=fail)
-
-
-def test_a_provider_that_is_too_old_for_a_graph_says_which_version_is_not(built):
-    def fail(ort: StandInOrt) -> None:
-        def session(*_: Any, **__: Any) -> Any:
-            raise RuntimeError("Could not find an implementation for TensorScatter(24)")
-
-        ort.InferenceSession, ort.__version__ = session, "1.24.4"
-
-    with pytest.raises(BundleError, match=r"expected ONNX Runtime 1\.25 or newer for opset 24, and this is 1\.24\.4"):
         opened(built("ring"), change=fail)
 
 

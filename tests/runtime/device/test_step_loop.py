@@ -78,20 +78,6 @@ def test_engines_of_steps_that_leave_b_open_are_of_the_bundle_s_b(opened, tmp_pa
 
 
 @every
-def test_a_state_that_was_taken_continues_in_another_loop(opened, kind):
-    model, _ = opened(kind)
-    draws, one, other = np.random.default_rng(1), model.open_loop(), model.open_loop()
-    for _ in range(4):
-        inputs, counts = draw_segment(kind, draws)
-        one.run(inputs, counts)
-    for row in range(B):
-        other.put(row, one.take(row))
-    inputs, counts = draw_segment(kind, draws)
-    assert_same(other.run(inputs, counts).outputs(), one.run(inputs, counts).outputs())
-    assert_alike(other, one)
-
-
-@every
 def test_a_segment_that_was_looked_at_is_committed_afterwards(opened, kind):
     model, _ = opened(kind)
     draws, one, other = np.random.default_rng(3), model.open_loop(), model.open_loop()
@@ -110,16 +96,6 @@ def test_a_segment_that_was_looked_at_is_committed_afterwards(opened, kind):
         assert bool(written) == bool(counts.any())
 
 
-def test_tokens_are_fed_scored_and_continued_as_on_the_cpu(opened):
-    ours, theirs = (model.stream() for model in opened("counting"))
-    tokens = draw_inputs("counting", np.random.default_rng(0), B, 9)["tokens"]
-    assert_same({"nll": ours.score(tokens)}, {"nll": theirs.score(tokens)})
-    assert_same({"fed": ours.feed(tokens)}, {"fed": theirs.feed(tokens)})
-    drawn = [list(stream.generate(tokens, 5, seed=1)) for stream in (ours, theirs)]
-    assert np.array_equal(*drawn)
-    assert_same(ours.state(), theirs.state())
-
-
 def test_a_state_grows_program_by_program_and_starts_anew_with_a_reset(opened):
     model, _ = opened("growing")
     loop, log, draws = model.open_loop(), model.backend.driver.log, np.random.default_rng(0)
@@ -131,16 +107,6 @@ def test_a_state_grows_program_by_program_and_starts_anew_with_a_reset(opened):
     assert ran == 2 * ["step-2.0", "step-2.1", "step-2.2", "step-2.3", "step-2.3"]
     assert loop.take(0).tensors.keys() == {"clock", "rows"}, "the summary is absent"
     assert loop.take(0).tensors["rows"].shape == (0, 4)
-
-
-def test_each_program_is_recorded_once_per_side_of_the_memory(opened):
-    model, _ = opened("recurrent")
-    loop, driver, draws = model.open_loop(), model.backend.driver, np.random.default_rng(0)
-    for _ in range(10):
-        loop.run(draw_inputs("recurrent", draws, B, 1), np.ones(B, np.int32)).outputs()
-    assert driver.replayed == 8
-    assert driver.captured == 4, "on each side without results, and with those that are asked for again"
-    assert loop.recorded == {"step-1, side 0": "recorded", "step-1, side 1": "recorded"}
 
 
 def test_only_what_was_asked_for_comes_back_and_no_state_does(opened):

@@ -272,15 +272,6 @@ def test_an_interrupt_while_weights_are_on_their_way_leaves_nothing_behind(built
     cuda.check(everything=True)
 
 
-def test_everything_is_given_back(built, here, monkeypatch):
-    backend, cuda, _ = opened(built("rolled"))
-    model = load_with(built("rolled"), backend, monkeypatch)
-    stream = model.stream()
-    stream.feed(np.zeros((B, 9), int))
-    del stream, model, backend
-    cuda.check(everything=True)
-
-
 def test_memory_that_is_not_there_is_an_error_that_says_so(built, here, monkeypatch):
     backend, cuda, _ = opened(built("ring"))
     model = load_with(built("ring"), backend, monkeypatch)
