@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import shutil
@@ -18,7 +17,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import txl_runtime
 from frozen import frozen
 from onnx import helper
 from random_operations import Case, Play
@@ -434,11 +432,3 @@ def test_libraries_of_cuda_are_found_in_whichever_folder_pip_put_them(tmp_path, 
     broken = tmp_path / "site" / "nvidia" / next(iter(LAYOUTS[version])) / "lib" / f"libcublas.so.{version[:2]}"
     broken.write_bytes(b"cut short")
     assert re.search(rf"Failed to load {broken}: .*in: .*{broken.parent}", preloaded(tmp_path / "site"))
-
-
-def test_the_runtime_composes_nothing():
-    for path in Path(txl_runtime.__file__).parent.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert not {name.partition(".")[0] for name in names} & {"onnx", "onnx_ir", "txl_engines", "torch"}, path
