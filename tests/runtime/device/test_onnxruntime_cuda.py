@@ -197,7 +197,7 @@ def written_before(built: Callable[..., Path], folder: Path) -> Path:
     return path
 
 
-def test_what_is_read_on_the_cpu_is_refused_by_name(built, tmp_path):
+def test_what_is_read_on_the_cpu_is_refused_by_name(built, tmp_path, monkeypatch):
     """C1: ONNX Runtime has no CUDA kernel of Clip for int32, and copies what the CPU reads once."""
     path = written_before(built, tmp_path)
     wanted = (
@@ -206,6 +206,8 @@ def test_what_is_read_on_the_cpu_is_refused_by_name(built, tmp_path):
     )
     with pytest.raises(BackendError, match=wanted):
         opened(path)
+    monkeypatch.setattr(onnxruntime_cuda.OrtSessions, "_check_places", lambda *_: None)
+    assert "nodes run on the CPU: the.clip (Clip)" in opened(path).description
 
 
 def test_inputs_that_nobody_reads_may_be_anywhere(built):
