@@ -48,18 +48,9 @@ def _opset(version: int) -> onnx.ModelProto:
     return graph
 
 
-def _double() -> onnx.ModelProto:
-    return product(TensorProto.DOUBLE, TensorProto.DOUBLE)
-
-
-def _string() -> onnx.ModelProto:
-    node = helper.make_node("Identity", ["a"], ["b"])
-    return small_graphs.model([node], [value("a", [2], TensorProto.STRING)], [value("b", [2], TensorProto.STRING)])
-
-
-def _dynamic() -> onnx.ModelProto:
-    node = helper.make_node("Relu", ["a"], ["b"])
-    return small_graphs.model([node], [value("a", ["n", 2])], [value("b", ["n", 2])])
+def _unary(operator: str, shape: list[int | str], dtype: int = FLOAT) -> onnx.ModelProto:
+    node = helper.make_node(operator, ["a"], ["b"])
+    return small_graphs.model([node], [value("a", shape, dtype)], [value("b", shape, dtype)])
 
 
 def _mixed_norm() -> onnx.ModelProto:
@@ -105,9 +96,15 @@ ROWS = {
     "opset too new": (_opset(26), r"opset 26, expected 9 to 24.*use a newer library"),
     "opset far too new": (_opset(99), r"opset 99, expected 9 to 24"),
     "opset too old": (_opset(7), r"opset 7, expected 9 to 24"),
-    "double": (_double(), r"one of its inputs is a float64\[2, 4\], expected a float32\[2, 4\] as in the manifest"),
-    "string": (_string(), r"one of its inputs is a string\[2\], expected a float32\[2\]"),
-    "dynamic": (_dynamic(), r"one of its inputs is a float32\[n, 2\], expected a float32\[1, 2\]"),
+    "double": (
+        product(TensorProto.DOUBLE, TensorProto.DOUBLE),
+        r"one of its inputs is a float64\[2, 4\], expected a float32\[2, 4\] as in the manifest",
+    ),
+    "string": (
+        _unary("Identity", [2], TensorProto.STRING),
+        r"one of its inputs is a string\[2\], expected a float32\[2\]",
+    ),
+    "dynamic": (_unary("Relu", ["n", 2]), r"one of its inputs is a float32\[n, 2\], expected a float32\[1, 2\]"),
     "mixed layer norm": (_mixed_norm(), r"'the_norm' \(LayerNormalization\): .*identical types.*cast one of the two"),
     "no output": (_no_output(), r"a graph without outputs"),
     "missing weights": (_external(), r"gone\.bin: missing, expected the weights of small\.onnx; copy the bundle again"),

@@ -108,7 +108,7 @@ def test_the_corpus_has_the_files_that_its_generator_writes_and_every_case_has_i
     kept, written = (
         {path.name: path.read_bytes() for path in at.iterdir()} for at in (bad_bundles.CORPUS / "files", tmp_path)
     )
-    assert written == kept
+    assert written == {name: data for name, data in kept.items() if name != "bomb.npz"}
     cases = bad_bundles.index()["cases"]
     assert {change["from"] for case in cases for change in case["changes"] if change["do"] == "put"} == kept.keys()
     assert len({case["name"] for case in cases}) == len(cases)
