@@ -128,7 +128,7 @@ class Play:
         rows = [None if most is None or index % 2 == 0 else self.number(0, most) for index in range(pairs)]
         self.pairs = [Pair(ours.stream(*given), case.theirs.stream(*given)) for given in zip(sizes, rows, strict=True)]
         fluent = case.name not in ("recurrent", "growing")
-        names = ["run", "run", "uncommitted", "unread", "together", "feed", "select", "snapshot", "restore", "reset"]
+        names = ["run", "fewer", "uncommitted", "unread", "together", "feed", "select", "snapshot", "restore", "reset"]
         names += ["run", "renew"]
         names += ["step", "step", "step", "feed_tokens", "score", "generate"] if fluent else ["run", "run"]
         names += [] if case.name == "growing" else ["take", "put"]
@@ -155,6 +155,8 @@ class Play:
         assert pair.ours.fill.tolist() == pair.theirs.fill.tolist()
         assert pair.ours.loop.heads.tolist() == pair.theirs.loop.heads.tolist()
         self.same(*(stream.state() for stream in pair.both))
+        for row in range(self.model.batch_size):  # those too that no sequence is in
+            self.same(*(stream.loop.take(row).tensors for stream in pair.both))
 
     def same(self, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
         """Whether arrays are equal, or as near as the two ways of computing them."""
@@ -194,6 +196,11 @@ class Play:
     def do_run(self, pair: Pair) -> None:
         inputs, counts = self.segment(pair.ours.batch_size)
         self.same(*(stream.run(inputs, counts) for stream in pair.both))
+
+    def do_fewer(self, pair: Pair) -> None:
+        """A segment of the first sequences alone, as a loop takes it."""
+        inputs, counts = self.segment(self.number(1, pair.ours.batch_size))
+        self.same(*(stream.loop.run(inputs, counts).outputs() for stream in pair.both))
 
     def do_uncommitted(self, pair: Pair) -> None:
         inputs, counts = self.segment(pair.ours.batch_size)
