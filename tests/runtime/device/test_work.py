@@ -223,25 +223,6 @@ def test_what_is_updated_in_place_has_to_be_one_buffer(opened):
 
 
 @both
-def test_a_segment_that_is_not_committed_leaves_every_bit(opened, update):
-    one, other = opened(update).open_loop(), opened(update).open_loop()
-    counts = np.array([4, 3, 0], np.int32)
-    for seed in range(9):
-        tried = {"tokens": tokens_of(4, 100 + seed)}
-        expected = one.run(tried, counts, commit=False).rows().copy()
-        assert one.run(tried, counts, commit=False).rows().tobytes() == expected.tobytes()
-        assert one.fill.tolist() == other.fill.tolist()
-        given = [
-            loop.run({"tokens": tokens_of(3, seed)}, counts - counts // 2).rows().tobytes() for loop in (one, other)
-        ]
-        assert given[0] == given[1]
-    for row in range(B):
-        mine, theirs = one.take(row), other.take(row)
-        assert (mine.fill, mine.head) == (theirs.fill, theirs.head)
-        assert all(mine.tensors[name].tobytes() == theirs.tensors[name].tobytes() for name in theirs.tensors)
-
-
-@both
 def test_a_segment_that_was_looked_at_is_committed_afterwards(opened, update):
     """All that a commit does then is to move spilled rows; nothing is run again."""
     model = opened(update)
