@@ -17,8 +17,6 @@ from stand_ins.engine import open_fake_device
 from stand_ins.jetpack import EngineRun
 from stand_ins.tensorrt import fake
 
-pytestmark = pytest.mark.device
-
 TENSORRT, RTX = "trt114a", "rtx171"
 
 

@@ -25,8 +25,6 @@ from stand_ins.driver_statuses import (
     MemoryCopy,
 )
 
-pytestmark = pytest.mark.device
-
 SIZE = 64
 
 

@@ -15,8 +15,6 @@ from txl_runtime.device.engines.library import Library
 from stand_ins import jetpack
 from stand_ins.engine import open_fake_device
 
-pytestmark = pytest.mark.device
-
 
 def library(monkeypatch: pytest.MonkeyPatch, version: str) -> Library:
     monkeypatch.setenv(jetpack.VERSION, version)

@@ -333,6 +333,17 @@ def test_nothing_is_pushed_where_the_device_is_current_already(machine):
     machine.pop()
 
 
+def test_what_was_left_is_not_left_again_where_the_application_has_the_device(machine):
+    here = machine.device.current()
+    with here:
+        pass
+    machine.push(0)
+    with here:
+        pass
+    assert machine.current() == machine.fake.contexts[0]
+    machine.pop()
+
+
 def test_a_library_that_makes_another_device_current_inside_is_put_right(machine):
     machine = Machine(seed=1, devices=2)
     others = machine.push(1)

@@ -18,8 +18,6 @@ from stand_ins.driver_statuses import LAUNCH_FAILED, OUT_OF_MEMORY
 from step_models import FEATURES
 from txl_runtime import BackendError, Model, Stream, UsageError
 
-pytestmark = pytest.mark.device
-
 ALLOCATIONS = ("cuMemAlloc", "cuMemHostAlloc")
 WAITS = ("cuStreamSynchronize", "cuEventSynchronize")
 MADE = ("cuStreamCreate", "cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphInstantiate", "cuEventCreate")

@@ -35,8 +35,6 @@ from txl_runtime.device.engines.files import find_engines
 from txl_runtime.guard.external_data import values_read
 from txl_runtime.selftest import run_selftest
 
-pytestmark = pytest.mark.device
-
 B, V = 2, 41
 both = pytest.mark.parametrize("update", ["ring", "rolled"])
 

@@ -37,8 +37,6 @@ from txl_runtime.device.engines.sidecar import differences
 from txl_runtime.device.gpu import platform_name
 from txl_runtime.selftest import run_selftest
 
-pytestmark = pytest.mark.device
-
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has no wheel for this platform")
 
 B, V = 3, 41
