@@ -355,24 +355,6 @@ def test_a_library_that_makes_another_device_current_inside_is_put_right(machine
     assert machine.current() is None
 
 
-def test_the_lock_keeps_others_out_until_it_is_given_back_as_often_as_taken(machine):
-    order: list[str] = []
-
-    def other() -> None:
-        with machine.lock:
-            order.append("other")
-
-    with machine.lock:
-        thread = threading.Thread(target=other)
-        thread.start()
-        with machine.lock:
-            pass
-        thread.join(0.05)
-        order.append("first")
-    thread.join()
-    assert order == ["first", "other"]
-
-
 # --- boards and cards ---------------------------------------------------------------------------------------------
 
 

@@ -140,19 +140,6 @@ def test_the_states_of_one_sequence_are_moved_alone(opened):
     assert driver.bytes_copied - before == 2 * one
 
 
-def test_loops_give_their_memory_back(opened):
-    model, _ = opened("recurrent")
-    driver = model.backend.driver
-    loop = model.open_loop()
-    result = loop.run(draw_inputs("recurrent", np.random.default_rng(0), B, 4), np.full(B, 4, np.int32))
-    loop.clear(np.array([1]))  # put into the queue, and nobody waits for it
-    del loop
-    assert result.outputs()["best"].any()
-    del result
-    driver.drain()
-    assert driver.memory.used() == 0
-
-
 def test_a_segment_that_no_program_takes_is_refused_with_the_lengths_there_are(opened):
     loop = opened("recurrent")[0].open_loop()
     with pytest.raises(UsageError, match=r"a segment of 3 positions .* \(lengths \[1, 4\]\)"):

@@ -23,7 +23,6 @@ from stand_ins.engine import open_fake_device, recording_elsewhere
 from stand_ins.onnxruntime import load_with
 from stand_ins.tensorrt import VERSIONS, fake
 from txl_engines import build_bundle, given_weights
-from txl_engines.recording import record_pass
 from txl_runtime import BackendError, BundleError, load
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.device import onnxruntime_cuda
@@ -35,7 +34,6 @@ from txl_runtime.device.engines.library import Library
 from txl_runtime.device.engines.opening import load_engines, open_engines
 from txl_runtime.device.engines.sidecar import differences
 from txl_runtime.device.gpu import platform_name
-from txl_runtime.selftest import run_selftest
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has no wheel for this platform")
 
@@ -241,14 +239,6 @@ def test_an_interrupt_while_weights_are_on_their_way_leaves_nothing_behind(built
     cuda.check(everything=True)
 
 
-def test_memory_that_is_not_there_is_an_error_that_says_so(built, here, monkeypatch):
-    backend, cuda, _ = open_built(built("ring"))
-    model = load_with(built("ring"), backend, monkeypatch)
-    cuda.capacity = 0
-    with pytest.raises(BackendError, match=r"cuMemAlloc_v2 returned .* out of memory.*the device's memory is full"):
-        model.stream()
-
-
 def test_work_that_cannot_be_recorded_is_done_as_it_is(built, here, tmp_path, monkeypatch):
     path = as_tensorrt(built("rolled"), tmp_path / "other.txl", "11.4.0.106", MODEL)
     backend, _, _ = open_built(path, "trt114a", ["not recordable"])
@@ -356,19 +346,6 @@ def test_kernels_are_collected_once_for_each_program(built, here, tmp_path, monk
     assert seen.serialized == 1, "one program ran, and later streams compile nothing"
 
 
-# --- the self-test, and its record --------------------------------------------------------------------------------
-
-
-def test_engines_that_pass_say_where(built, here, tmp_path, monkeypatch):
-    path = copied(built("ring"), tmp_path / "a.txl")
-    model = load_with(path, open_built(path)[0], monkeypatch)
-    run_selftest(model).require()
-    assert set(record_pass(model)) == {program.name for program in model.backend.programs}
-    for engine in find_engines(open_bundle(path), "rtx"):
-        assert f"self-test on {GPU}" in engine.sidecar.verified_on
-    assert record_pass(load(path, backend="cpu")) == ()
-
-
 # --- what is refused ----------------------------------------------------------------------------------------------
 
 
@@ -432,11 +409,6 @@ def test_a_bundle_without_engines_says_how_to_build_them():
         open_engines(open_bundle(path), "rtx")
     with pytest.raises(BackendError, match="backend tensorrt cannot run here: the bundle has no engines for it"):
         load(path, backend="tensorrt")
-
-
-def test_engines_of_the_other_rule_are_not_taken_for_it(built):
-    with pytest.raises(BackendError, match=r"has rtx engines of rolled memory alone.*--update ring"):
-        find_engines(open_bundle(built("rolled")), "rtx", "ring")
 
 
 def test_a_damaged_engine_is_refused_before_a_library_reads_it(built, here, tmp_path):
