@@ -14,12 +14,13 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses
 
 ENGINE := $(BIN)/python -m pip install --quiet --no-deps --no-compile --only-binary :all: --target .engines
 
-.PHONY: demo test sweep fuzz lint published outside cpp cpp-fuzz cpp-full packages versions clients triton browser cuda screenshots gpu-check wheel wheelhouse clean
+.PHONY: demo test test-device sweep fuzz lint published outside cpp cpp-fuzz cpp-full packages versions clients triton browser cuda screenshots gpu-check wheel wheelhouse clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       train a small model, export, verify, stream and score it (MINUTES=$(MINUTES) of training)"
 	@echo "make test       lint, types and the tests (WORKERS=$(WORKERS): processes that share them)"
+	@echo "make test-device  the tests of devices, engines and benchmarks that make test leaves out"
 	@echo "make sweep      a sample of the slow tests, always the same one; one that fails is run again alone (ALL=1: all)"
 	@echo "make fuzz       hostile bytes for every reader of files, guided by coverage (SECONDS=$(SECONDS) for each)"
 	@echo "make packages   the packages whose models some tests export, for these tests alone; they skip without"
@@ -76,7 +77,10 @@ cpp-fuzz: $(VENV)/ready
 	TXL_FUZZ_SECONDS=$(SECONDS) $(PYTEST) -s tests/cpp/test_fuzzing.py
 
 test: lint
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not device"
+
+test-device: $(VENV)/ready
+	$(PYTEST) -m "device and not slow"
 
 sweep: $(VENV)/ready
 	$(PYTEST) --sweep=$(if $(ALL),all,sample)

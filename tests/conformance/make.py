@@ -1,4 +1,4 @@
-"""Makes the conformance list anew, but for the bad bundles, which `fuzz.bad_bundles` writes.
+"""Makes the conformance list anew, but for the bad bundles, whose files `fuzz.bad_bundles` writes.
 
     python tests/conformance/make.py [--keep] [FOLDER]
 

@@ -21,6 +21,8 @@ from txl_runtime.device.engines.library import load_library
 from txl_runtime.device.engines.library_features import find_facts
 from txl_runtime.ladder import rung
 
+pytestmark = pytest.mark.device
+
 LAYERS = 2
 HEADS = {"d_model": 64, "d_embed": 64, "n_head": 2, "d_head": 32, "d_inner": 64}
 ODD = HEADS | {"d_model": 82, "d_embed": 82, "d_head": 41}

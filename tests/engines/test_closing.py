@@ -22,6 +22,8 @@ from txl_export.families.own_module import building
 from txl_export.families.own_module.spec import InputSpec, StateSpec, StepSpec
 from txl_runtime.bundle.reading import Bundle, open_bundle
 
+pytestmark = pytest.mark.device
+
 B = 3
 
 

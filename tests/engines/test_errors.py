@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +10,9 @@ import numpy as np
 import onnx
 import pytest
 import small_graphs
+from frozen import frozen
 from onnx import TensorProto, helper, numpy_helper
+from resealing import contents, copied, reseal
 from small_graphs import BF16, FLOAT, HALF, product, value
 from txl_engines import building
 from txl_engines.building import CompiledEngines
@@ -49,18 +48,9 @@ def _opset(version: int) -> onnx.ModelProto:
     return graph
 
 
-def _double() -> onnx.ModelProto:
-    return product(TensorProto.DOUBLE, TensorProto.DOUBLE)
-
-
-def _string() -> onnx.ModelProto:
-    node = helper.make_node("Identity", ["a"], ["b"])
-    return small_graphs.model([node], [value("a", [2], TensorProto.STRING)], [value("b", [2], TensorProto.STRING)])
-
-
-def _dynamic() -> onnx.ModelProto:
-    node = helper.make_node("Relu", ["a"], ["b"])
-    return small_graphs.model([node], [value("a", ["n", 2])], [value("b", ["n", 2])])
+def _unary(operator: str, shape: list[int | str], dtype: int = FLOAT) -> onnx.ModelProto:
+    node = helper.make_node(operator, ["a"], ["b"])
+    return small_graphs.model([node], [value("a", shape, dtype)], [value("b", shape, dtype)])
 
 
 def _mixed_norm() -> onnx.ModelProto:
@@ -106,9 +96,15 @@ ROWS = {
     "opset too new": (_opset(26), r"opset 26, expected 9 to 24.*use a newer library"),
     "opset far too new": (_opset(99), r"opset 99, expected 9 to 24"),
     "opset too old": (_opset(7), r"opset 7, expected 9 to 24"),
-    "double": (_double(), r"one of its inputs is a float64\[2, 4\], expected a float32\[2, 4\] as in the manifest"),
-    "string": (_string(), r"one of its inputs is a string\[2\], expected a float32\[2\]"),
-    "dynamic": (_dynamic(), r"one of its inputs is a float32\[n, 2\], expected a float32\[1, 2\]"),
+    "double": (
+        product(TensorProto.DOUBLE, TensorProto.DOUBLE),
+        r"one of its inputs is a float64\[2, 4\], expected a float32\[2, 4\] as in the manifest",
+    ),
+    "string": (
+        _unary("Identity", [2], TensorProto.STRING),
+        r"one of its inputs is a string\[2\], expected a float32\[2\]",
+    ),
+    "dynamic": (_unary("Relu", ["n", 2]), r"one of its inputs is a float32\[n, 2\], expected a float32\[1, 2\]"),
     "mixed layer norm": (_mixed_norm(), r"'the_norm' \(LayerNormalization\): .*identical types.*cast one of the two"),
     "no output": (_no_output(), r"a graph without outputs"),
     "missing weights": (_external(), r"gone\.bin: missing, expected the weights of small\.onnx; copy the bundle again"),
@@ -240,41 +236,28 @@ def test_bytes_that_are_no_engine(data: bytes):
         check_engine(data, described, load_library("rtx"))
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("precision", ["int8", "int4"])
-def test_precisions_of_the_cpu_are_refused_by_name(precision: str, target: str, make_bundle, tmp_path):
-    path = tmp_path / "b.txl"
-    shutil.copytree(make_bundle(verify=False), path)
-    manifest = json.loads((path / "manifest.json").read_text())
-    (path / "manifest.json").write_text(json.dumps(manifest | {"precision": precision}))
-    with pytest.raises(
-        UsageError, match=f"precision is {precision}, which is for the CPU, expected fp32, fp16 or bf16; export it"
-    ):
+@pytest.mark.parametrize(("target", "precision"), [*((target, "int8") for target in TARGETS), ("rtx", "int4")])
+def test_precisions_of_the_cpu_are_refused_by_name(target: str, precision: str, tmp_path):
+    path = copied(frozen(f"0.8/{precision}"), tmp_path / "b.txl")
+    wanted = f"precision is {precision}, which is for the CPU, expected fp32, fp16 or bf16"
+    with pytest.raises(UsageError, match=f"{wanted}; export it"):
         build_bundle(path, target)
-    reason = missing(target, open_bundle(path))
-    assert reason == f"the bundle's precision is {precision}, which is for the CPU, expected fp32, fp16 or bf16"
+    assert missing(target, open_bundle(path)) == f"the bundle's {wanted}"
 
 
-def test_an_altered_bundle_is_refused_and_left_alone(make_bundle, tmp_path):
-    path = tmp_path / "b.txl"
-    shutil.copytree(make_bundle(verify=False), path)
-    (path / "logprobs-1.onnx").write_bytes(b"garbage")
-    before = {file.name: file.read_bytes() for file in path.iterdir()}
+def test_an_altered_bundle_is_refused_and_left_alone(bundle):
+    good = (bundle / "logprobs-1.onnx").read_bytes()
+    (bundle / "logprobs-1.onnx").write_bytes(b"garbage")
     with pytest.raises(BundleError, match="7 bytes, expected"):
-        build_bundle(path, "rtx")
+        build_bundle(bundle, "rtx")
+    (bundle / "logprobs-1.onnx").write_bytes(good)
     with pytest.raises(UsageError, match="--target is 'npu', expected rtx, tensorrt or cuda"):
-        build_bundle(make_bundle(verify=False), "npu")
+        build_bundle(bundle, "npu")
     # With a manifest that vouches for the garbage, so that the build itself meets it after a good engine.
-    manifest = json.loads((path / "manifest.json").read_text())
-    program = manifest["programs"][-1]
-    garbage = b"\xff" * 50
-    (path / program["file"]).write_bytes(garbage)
-    manifest["files"][program["file"]] = {"size": 50, "sha256": hashlib.sha256(garbage).hexdigest()}
-    (path / "manifest.json").write_text(json.dumps(manifest))
-    other = next(p for p in manifest["programs"] if p != program)
-    (path / other["file"]).write_bytes((make_bundle(verify=False) / other["file"]).read_bytes())
-    before = {file.name: file.read_bytes() for file in path.iterdir()}
-    with pytest.raises(BundleError, match=f"{program['file']}: has a number of more than 64 bits"):
-        build_bundle(path, "rtx", update="rolled")
-    assert {file.name: file.read_bytes() for file in path.iterdir()} == before
-    open_bundle(path)
+    file = open_bundle(bundle).manifest.programs[-1].file
+    (bundle / file).write_bytes(b"\xff" * 50)
+    before = contents(reseal(bundle))
+    with pytest.raises(BundleError, match=f"{file}: has a number of more than 64 bits"):
+        build_bundle(bundle, "rtx", update="rolled")
+    assert contents(bundle) == before
+    open_bundle(bundle)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
+from resealing import copied
 from support import cli
 from txl_engines import given_weights
 from txl_engines.building import NEWEST_OPSET, ComposedEngines
@@ -26,24 +26,18 @@ from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.device.dtypes import stored_type, tensor_bytes
 from txl_runtime.device.engines.sidecar import distinct, held_weights
 from txl_runtime.errors import UsageError
-from txl_runtime.listener import Silent
+from verified_steps import Heard
+
+pytestmark = pytest.mark.device
 
 FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 @pytest.fixture
-def bundle(make_bundle, tmp_path, monkeypatch) -> Path:
-    """A copy of a small bundle, whose matrices count as large."""
+def bundle(bundle, monkeypatch) -> Path:
+    """One whose matrices count as large."""
     monkeypatch.setattr(given_weights, "LEAST_BYTES", 256)
-    return Path(shutil.copytree(make_bundle(verify=False), tmp_path / "small.txl"))
-
-
-class Heard(Silent):
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def warn(self, message: str) -> None:
-        self.warnings.append(message)
+    return bundle
 
 
 def run(graph: bytes, folder: Path, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -229,7 +223,7 @@ def test_real_engines_of_shared_weights_have_the_same_kernels_and_are_built_agai
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has no wheel for this platform or Python")
     wide = {"d_model": 192, "d_embed": 192, "n_head": 6, "d_head": 32, "d_inner": 769, "vocab_size": 400}
     made = make_bundle(config=wide, precision="fp16", verify=False)
-    bundle = Path(shutil.copytree(made, tmp_path / "wide.txl"))
+    bundle = copied(made, tmp_path / "wide.txl")
     shared = build_bundle(bundle, "rtx", (86,), kinds=("logprobs",))
     assert "6 read where all engines of the bundle read them" in " ".join(
         cli("inspect", bundle / shared.engines[0].file).stdout.split()

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
+from resealing import contents
 from support import until
 from txl_engines import building, publishing
 from txl_engines.bundles import build_bundle
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.errors import TxlError
 from txl_runtime.listener import Silent
+
+pytestmark = pytest.mark.device
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has no wheel for this platform or Python")
 
@@ -57,23 +57,12 @@ WORKER = building.COMMAND
 
 
 @pytest.fixture
-def bundle(make_bundle, tmp_path) -> Path:
-    path = tmp_path / "small.txl"
-    shutil.copytree(make_bundle(verify=False), path)
-    return path
-
-
-@pytest.fixture
 def endless(tmp_path, monkeypatch) -> Path:
     """The build process never ends by itself; the file that will hold its number."""
     note = tmp_path / "pid"
     monkeypatch.setenv("TXL_TEST_PID", str(note))
     monkeypatch.setattr(building, "COMMAND", ("-c", ENDLESS))
     return note
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def gone(process: int) -> bool:
@@ -106,27 +95,6 @@ def test_an_interrupt_ends_the_build_and_leaves_nothing(bundle: Path, endless: P
     before = contents(bundle)
     with pytest.raises(KeyboardInterrupt):
         build_bundle(bundle, "rtx", listener=Stops())
-    assert contents(bundle) == before
-    until(lambda: gone(int(endless.read_text())))
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
-def test_a_signal_arrives_while_native_code_runs(bundle: Path, endless: Path):
-    before = contents(bundle)
-
-    def interrupt() -> None:
-        started(endless)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            build_bundle(bundle, "rtx")
-    finally:
-        thread.join()
-        signal.signal(signal.SIGINT, handler)
     assert contents(bundle) == before
     until(lambda: gone(int(endless.read_text())))
 
@@ -202,35 +170,6 @@ def test_an_interrupt_while_engines_get_their_names_waits(bundle: Path, monkeypa
     assert renames > 2
     again = build_bundle(bundle, "rtx")
     assert all(engine.reused for engine in again.engines), "the new engines are there and listed"
-
-
-@pytest.mark.slow(keep=1)
-@pytest.mark.parametrize("last", range(1, 9))
-def test_a_bundle_loads_wherever_publishing_stops(bundle: Path, monkeypatch, last: int):
-    """Killed between any two renames; simulated by an error at each."""
-    build_bundle(bundle, "rtx")
-    kept = {name: data for name, data in contents(bundle).items() if not name.startswith("engines/")}
-    done = 0
-    replace = Path.replace
-
-    def stop(self: Path, target: Path) -> Path:
-        nonlocal done
-        done += 1
-        if done == last:
-            raise OSError(5, "Input/output error")
-        return replace(self, target)
-
-    monkeypatch.setattr(Path, "replace", stop)
-    made = None
-    with contextlib.suppress(TxlError):
-        made = build_bundle(bundle, "rtx", force=True)
-    monkeypatch.setattr(Path, "replace", replace)
-    assert done <= last
-    opened = open_bundle(bundle)
-    assert {name for name in kept if name != "manifest.json"} <= set(opened.manifest.files)
-    assert made is None or all(engine.file in opened.manifest.files for engine in made.engines)
-    again = build_bundle(bundle, "rtx")
-    assert all(engine.file in open_bundle(bundle).manifest.files for engine in again.engines)
 
 
 def test_a_bundle_that_changed_meanwhile_is_left_alone(bundle: Path):

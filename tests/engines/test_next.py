@@ -19,6 +19,8 @@ from txl_runtime.streaming.best_words import BestWords
 from txl_runtime.streaming.outputs import DrawCount, WholeSoftmax
 from txl_runtime.streaming.sampling import Sampler, draw, draw_from
 
+pytestmark = pytest.mark.device
+
 B, V = 6, 1500
 SHAPES: dict[str, tuple[dict[str, Any], str]] = {
     "plain, ring": ({}, "ring"),

@@ -24,6 +24,8 @@ from txl_export import InputSpec, StateSpec, StepSpec
 from txl_runtime.bundle.reading import Bundle, open_bundle
 from txl_runtime.bundle.tables import Program
 
+pytestmark = pytest.mark.device
+
 NEWEST = ("onnxruntime-cuda 1.31.1", "tensorrt 10.15", "tensorrt-rtx 1.7.1")
 OLDER = ("onnxruntime-cuda 1.23.2", "tensorrt 10.1")
 """Know no ring."""

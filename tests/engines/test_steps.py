@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import onnx
 import pytest
+import small_graphs
 from onnx import TensorProto, helper
 from small_graphs import model, value
-from step_models import MODELS, B, Graph, counting, growing, recurrent
+from step_models import MODELS, B, counting, growing, recurrent
 from txl_engines.building import CompiledEngines
 from txl_engines.bundles import build_bundle, choose_update
 from txl_engines.composing import compose, whole_programs
 from txl_runtime.bundle.reading import open_bundle
-from txl_runtime.bundle.tables import Program, TensorSpec
 from txl_runtime.device.engines.library import load_library
 from txl_runtime.device.engines.sidecar import read_sidecar
 from txl_runtime.errors import BundleError, UsageError
 from txl_runtime.listener import Silent
 
 every = pytest.mark.parametrize("kind", MODELS)
-TYPES = {TensorProto.FLOAT: "float32", TensorProto.INT32: "int32", TensorProto.BOOL: "bool"}
 
 
 @every
@@ -28,28 +28,20 @@ def test_steps_are_whole_programs_and_are_built_of_the_bundle_s_own_bytes(tmp_pa
     bundle = open_bundle(MODELS[kind]().write(tmp_path / "step.txl"))
     programs = whole_programs(bundle.manifest, "replace")
     assert programs == bundle.manifest.programs
-    for program in programs:
-        assert compose(bundle, program) == (bundle.path / program.file).read_bytes()
+    for each in programs:
+        assert compose(bundle, each) == (bundle.path / each.file).read_bytes()
 
 
 def test_a_step_of_any_number_of_rows_is_refused_with_what_to_do(tmp_path):
     made = growing()
     first = made.programs[1]
-    changed = [
-        TensorSpec(name=spec.name, dtype=spec.dtype, shape=tuple("rows" if size == 2 else size for size in spec.shape))
+    rows = tuple(
+        msgspec.structs.replace(spec, shape=tuple("rows" if size == 2 else size for size in spec.shape))
         if spec.name == "state.rows.in"
         else spec
         for spec in first.inputs
-    ]
-    made.programs[1] = Program(
-        name=first.name,
-        kind="step",
-        segment_length=2,
-        update="replace",
-        file=first.file,
-        inputs=tuple(changed),
-        outputs=first.outputs,
     )
+    made.programs[1] = msgspec.structs.replace(first, inputs=rows)
     path = made.write(tmp_path / "open.txl")
     with pytest.raises(UsageError, match=r"step-2\.1 takes state\.rows\.in of any number of rows.*--growth stages"):
         build_bundle(path, "cuda")
@@ -147,29 +139,9 @@ def _products() -> onnx.ModelProto:
 
 def _make(graph: onnx.ModelProto, folder: Path) -> None:
     """Check and build a graph as one step."""
-    sides = (
-        tuple(
-            TensorSpec(
-                name=item.name,
-                dtype=TYPES[item.type.tensor_type.elem_type],
-                shape=tuple(size.dim_value for size in item.type.tensor_type.shape.dim),
-            )
-            for item in side
-        )
-        for side in (graph.graph.input, graph.graph.output)
-    )
-    inputs, outputs = sides
-    program = Program(
-        name="step-2",
-        kind="step",
-        segment_length=2,
-        update="replace",
-        file="step-2.onnx",
-        inputs=inputs,
-        outputs=outputs,
-    )
+    described = small_graphs.program(graph, "replace", "step-2")
     maker = CompiledEngines(load_library("rtx"), "fp32")
-    maker.make(maker.read(graph.SerializeToString(), program, folder), program, folder / "step.engine", Silent())
+    maker.make(maker.read(graph.SerializeToString(), described, folder), described, folder / "step.engine", Silent())
 
 
 @pytest.mark.parametrize("graph", [_gru(), _wide_integers(), _products()], ids=["GRU", "int64 inside", "Einsum"])
@@ -180,26 +152,15 @@ def test_what_own_modules_hold_is_taken(tmp_path, graph):
 
 
 def _scatter() -> onnx.ModelProto:
-    graph = Graph()
-    graph.add("ScatterElements", ["x", "places", "x"], "y", axis=1, reduction="add")
-    inputs = (
-        TensorSpec(name="x", dtype="float32", shape=(B, 2)),
-        TensorSpec(name="places", dtype="int32", shape=(B, 2)),
-    )
-    return graph.finish(_described(inputs, TensorSpec(name="y", dtype="float32", shape=(B, 2))), 18)
+    node = helper.make_node("ScatterElements", ["x", "places", "x"], ["y"], axis=1, reduction="add")
+    inputs = [value("x", [B, 2]), value("places", [B, 2], TensorProto.INT32)]
+    return model([node], inputs, [value("y", [B, 2])], opset=18)
 
 
 def _unique() -> onnx.ModelProto:
-    graph = Graph()
-    graph.add("ReduceSum", [graph.add("Unique", ["x"])], "y", keepdims=0)
-    inputs = (TensorSpec(name="x", dtype="float32", shape=(B, 2)),)
-    return graph.finish(_described(inputs, TensorSpec(name="y", dtype="float32", shape=())), 18)
-
-
-def _described(inputs: tuple[TensorSpec, ...], output: TensorSpec) -> Program:
-    return Program(
-        name="step-2", kind="step", segment_length=2, update="replace", file="", inputs=inputs, outputs=(output,)
-    )
+    nodes = [helper.make_node("Unique", ["x"], ["once"], "Unique.once")]
+    nodes.append(helper.make_node("ReduceSum", ["once"], ["y"], keepdims=0))
+    return model(nodes, [value("x", [B, 2])], [value("y", [])], opset=18)
 
 
 REFUSED = {

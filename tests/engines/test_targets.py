@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +12,8 @@ from typing import Any
 
 import onnx
 import pytest
+from frozen import frozen
+from resealing import contents
 from support import cli
 from txl_engines import composing
 from txl_engines.building import ComposedEngines
@@ -27,36 +27,12 @@ from txl_runtime.device.engines.files import bundle_engines
 from txl_runtime.device.engines.sidecar import read_sidecar
 from txl_runtime.errors import BackendError, UsageError
 from txl_runtime.streaming.programs import KINDS, Programs
-
-
-class Warned:
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def stage(self, title, total=None):
-        pass
-
-    def advance(self, steps=1):
-        pass
-
-    def warn(self, message):
-        self.warnings.append(message)
-
-
-@pytest.fixture
-def bundle(make_bundle, tmp_path) -> Path:
-    """A copy of a small bundle that a test may build into."""
-    return Path(shutil.copytree(make_bundle(verify=False), tmp_path / "small.txl"))
-
-
-def tree(folder: Path) -> dict[str, str]:
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+from verified_steps import Heard
 
 
 @pytest.mark.parametrize("update", [None, "rolled"])
 def test_every_whole_program_is_written_and_listed(bundle: Path, update: str | None):
-    before = tree(bundle)
+    before = contents(bundle)
     made = build_bundle(bundle, "cuda", update=update)
     opened = open_bundle(bundle)
     programs = whole_programs(opened.manifest, update or "ring")
@@ -81,7 +57,7 @@ def test_every_whole_program_is_written_and_listed(bundle: Path, update: str | N
         assert sidecar.attention_layers == 2
         assert sidecar.in_place == (4 if update is None else 0)
         opened.check(engine.file)
-    after = tree(bundle)
+    after = contents(bundle)
     assert {name for name in after if not name.startswith("engines/")} == set(before)
     assert {name for name in before if after[name] != before[name]} == {"manifest.json"}
     assert dict(bundle_engines(opened)) == {engine.file: engine.sidecar for engine in made.engines}
@@ -93,11 +69,11 @@ def test_it_is_reused_until_something_changed_and_forced_ones_are_the_same(bundl
     forced = build_bundle(bundle, "cuda", force=True)
     assert not any(engine.reused for engine in forced.engines)
     assert [engine.sidecar.sha256 for engine in forced.engines] == [engine.sidecar.sha256 for engine in first.engines]
-    before = tree(bundle)
+    before = contents(bundle)
     monkeypatch.setattr(ComposedEngines, "make", None)  # nothing is made any more
     again = build_bundle(bundle, "cuda")
     assert all(engine.reused for engine in again.engines)
-    assert tree(bundle) == before
+    assert contents(bundle) == before
     assert LOCK not in before
     monkeypatch.undo()
 
@@ -105,7 +81,7 @@ def test_it_is_reused_until_something_changed_and_forced_ones_are_the_same(bundl
     document = json.loads(path.read_text())
     document["identity"] |= {"version": "recipe 0", "onnx": "0" * 64}
     path.write_text(json.dumps(document))
-    heard = Warned()
+    heard = Heard()
     again = build_bundle(bundle, "cuda", listener=heard)
     name = first.engines[0].file
     assert heard.warnings == [
@@ -113,7 +89,7 @@ def test_it_is_reused_until_something_changed_and_forced_ones_are_the_same(bundl
         f"{name} was built from another graph file; built again",
     ]
     assert [engine.reused for engine in again.engines] == [False, True, True, True]
-    assert {file: digest for file, digest in tree(bundle).items() if file.endswith(".onnx")} == {
+    assert {file: digest for file, digest in contents(bundle).items() if file.endswith(".onnx")} == {
         file: digest for file, digest in before.items() if file.endswith(".onnx")
     }
 
@@ -138,7 +114,7 @@ def test_kinds_of_programs_can_be_left_out(bundle: Path):
     assert wanted == {"rows": "logprobs", "last": "logprobs", "next": "logprobs", "nll": "score"}
     whole = build_bundle(bundle, "cuda")
     assert [engine.reused for engine in whole.engines].count(True) == 3, "the others can be added later"
-    heard = Warned()
+    heard = Heard()
     build_bundle(bundle, "cuda", kinds=("logprobs",), listener=heard)
     assert [message.split(" ", 1)[1] for message in heard.warnings] == [
         "is not among the programs of this build; removed (--programs all builds all)"
@@ -171,8 +147,8 @@ def test_kinds_of_programs_are_checked(bundle: Path):
     assert (refused.returncode, "add logprobs" in refused.stderr) == (2, True), refused.stderr
 
 
-def test_what_spares_rows_alone_is_left_out_where_rows_are_short(make_bundle):
-    manifest = open_bundle(make_bundle(batch_size=3, config={})).manifest
+def test_what_spares_rows_alone_is_left_out_where_rows_are_short():
+    manifest = open_bundle(frozen("ring")).manifest
     assert default_kinds(manifest) == ("logprobs",)
     for size, kind, wanted in ((1024, "hidden", ("logprobs",)), (1025, "hidden", None), (60, "step", None)):
         like: Any = SimpleNamespace(vocab_size=size, programs=(SimpleNamespace(kind=kind),))

@@ -82,7 +82,7 @@ def segments(batch: int, length: int, count: int = 9) -> list[tuple[NDArray[np.i
     made = []
     for number in range(count):
         valid = draws.integers(0, length + 1, batch) if number % 2 else np.full(batch, length)
-        made.append((draws.integers(0, 60, (batch, length + 1)).astype(np.int32), valid.astype(np.int32)))
+        made.append((draws.integers(0, 41, (batch, length + 1)).astype(np.int32), valid.astype(np.int32)))
     return made
 
 

@@ -37,7 +37,10 @@ def _looked_before(code: CodeType) -> frozenset[int]:
     for instruction in dis.get_instructions(code):
         if looked:
             found.add(instruction.offset)
-        looked = instruction.opname.startswith(LOOKS)
+        jumps = instruction.opname in ("JUMP_BACKWARD", "JUMP_ABSOLUTE")
+        if jumps:  # nothing falls through to what stands behind it
+            found.add(instruction.argval)
+        looked = instruction.opname.startswith(LOOKS) and not jumps
     return frozenset(found)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from txl_runtime.bundle.encoding import file_sha256
+from txl_runtime.device.gpu import platform_name
 
 BASES = Path(__file__).parents[2] / "conformance" / "bad_bundles" / "bases"
 """Two small verified bundles: `transformer_xl` and `step`."""
@@ -17,6 +18,11 @@ BASES = Path(__file__).parents[2] / "conformance" / "bad_bundles" / "bases"
 def copied(source: Path, target: Path) -> Path:
     """A copy that may be changed."""
     return Path(shutil.copytree(source, target))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder, hidden ones too."""
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 def reseal(path: Path, **fields: Any) -> Path:
@@ -29,6 +35,23 @@ def reseal(path: Path, **fields: Any) -> Path:
     }
     (path / "manifest.json").write_text(json.dumps(manifest))
     return path
+
+
+def with_identity(path: Path, **fields: Any) -> Path:
+    """Let every engine of a bundle say of itself that it was built otherwise."""
+    for sidecar in (path / "engines").rglob("*.json"):
+        document = json.loads(sidecar.read_bytes())
+        document["identity"] |= fields
+        sidecar.write_text(json.dumps(document))
+    return reseal(path)
+
+
+def as_tensorrt(source: Path, target: Path, version: str, device: str) -> Path:
+    """A copy of a bundle, with its engines of RTX passed off as TensorRT's of a version."""
+    path = copied(source, target)
+    (path / "engines" / "rtx").rename(path / "engines" / "tensorrt")
+    own = {"flavour": "tensorrt", "version": version, "device": device}
+    return with_identity(path, **own, compute_capabilities=[], platform=platform_name())
 
 
 def changed(document: Any, place: str, value: Any) -> Any:

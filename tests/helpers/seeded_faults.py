@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -290,19 +291,8 @@ def _stale(patch: pytest.MonkeyPatch, index: int) -> None:
     _around(patch, loop.DeviceLoop, "_staged", staged)
 
 
-@fault("valid is stale", (("plain", "ring"), ("plain", "rolled")))
-def _(patch: pytest.MonkeyPatch) -> None:
-    _stale(patch, 0)
-
-
-@fault("fill is stale", (("plain", "ring"), ("plain", "rolled")))
-def _(patch: pytest.MonkeyPatch) -> None:
-    _stale(patch, 1)
-
-
-@fault("head is stale", RING)
-def _(patch: pytest.MonkeyPatch) -> None:
-    _stale(patch, 2)
+for index, (counter, kinds) in enumerate({"valid": RING[:1] + ROLLED, "fill": RING[:1] + ROLLED, "head": RING}.items()):
+    fault(f"{counter} is stale", kinds)(partial(_stale, index=index))
 
 
 @fault("a step that is not committed is", ANY)

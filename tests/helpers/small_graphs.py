@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 from txl_runtime.bundle.tables import Program, TensorSpec
 
 FLOAT, HALF, BF16, INT32 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.INT32
-NAMES = {FLOAT: "float32", HALF: "float16", BF16: "bfloat16", INT32: "int32", TensorProto.DOUBLE: "float32"}
+NAMES = {FLOAT: "float32", HALF: "float16", BF16: "bfloat16", INT32: "int32", TensorProto.BOOL: "bool"}
 
 
 def value(name: str, shape: Sequence[Any], dtype: int = FLOAT) -> onnx.ValueInfoProto:
@@ -29,7 +29,7 @@ def model(
 
 
 def program(graph: onnx.ModelProto, update: str = "rolled", name: str = "small") -> Program:
-    """A program that promises what the graph has; double counts as float, as the parser takes it."""
+    """A program that promises what the graph has; other types count as float, as the parser takes double."""
 
     def specs(values: Sequence[onnx.ValueInfoProto]) -> tuple[TensorSpec, ...]:
         return tuple(

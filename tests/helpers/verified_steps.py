@@ -15,11 +15,13 @@ class Heard(Listener):
     """Remembers what it was told."""
 
     def __init__(self) -> None:
+        self.stages: list[str] = []
         self.totals: list[int] = []
         self.steps = 0
         self.warnings: list[str] = []
 
     def stage(self, title: str, total: int | None = None) -> None:
+        self.stages.append(title)
         if total is not None:
             self.totals.append(total)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,10 +18,12 @@ from txl_engines import given_weights
 from txl_engines.building import NEWEST_OPSET
 from txl_engines.checking import read_graph
 from txl_engines.composing import compose, whole_programs
-from txl_runtime.bundle.reading import Bundle
+from txl_runtime.bundle.reading import Bundle, open_bundle
 from txl_runtime.bundle.tables import Program
+from txl_runtime.device.backend import DeviceBackend
+from txl_runtime.device.engines.files import find_engines
 from txl_runtime.device.engines.library import Library
-from txl_runtime.device.engines.opening import give_weights, give_workspace
+from txl_runtime.device.engines.opening import give_weights, give_workspace, load_engines
 from txl_runtime.device.engines.running import EngineRuntime
 from txl_runtime.device.engines.sidecar import GivenWeight, with_weights
 
@@ -181,6 +184,25 @@ def run_graphs(
     elif "no runtime, TypeError" in faults:
         trt.Runtime = lambda logger: wrong("no runtime", None, TypeError)
     return seen
+
+
+def open_built(
+    path: Path,
+    version: str = "rtx171",
+    faults: Collection[str] = (),
+    driver: FakeDriver | None = None,
+    given_memory: bool = True,
+    update: str | None = None,
+) -> tuple[DeviceBackend, FakeDriver, SimpleNamespace]:
+    """The engines that a bundle has, opened by a library's version; CUDA's driver, and what was seen besides."""
+    bundle, driver, trt = open_bundle(path), driver or FakeDriver(), fake(version, SimpleNamespace(data=b""))
+    library = Library("rtx" if trt.__name__ == "tensorrt_rtx" else "tensorrt", trt)
+    programs = {
+        engine.sidecar.sha256: with_weights(engine.program, engine.sidecar.identity.given)
+        for engine in find_engines(bundle, library.target)
+    }
+    seen = run_engines(trt, bundle, programs, driver, faults, given_memory)
+    return load_engines(bundle, library, open_fake_device(driver), update), driver, seen
 
 
 def open_library(

@@ -1,16 +1,18 @@
-"""The benchmark of a bundle in C and in Python."""
+"""The benchmarks of a bundle in C, in plain C and in Python."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import c_against_python
 import pytest
 from building import ROOT, compiler, done, sanitized
+from plain_c import need
 
 
 def test_sides_take_turns_in_going_first() -> None:
@@ -25,25 +27,44 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert line == "| GRU | 2 | 4 | 2.00 (1.50 … 2.50) |"
 
 
+@pytest.fixture
+def results(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Callable[[str], dict[str, Any]]:
+    """What a benchmark measures with --quick, over the library as it is installed."""
+
+    def measure(name: str) -> dict[str, Any]:
+        built = sanitized(tmp_path_factory.getbasetemp())
+        done(["cmake", "--install", built, "--prefix", tmp_path / "there"])
+        script = ROOT / "benchmarks" / "compare" / f"{name}.py"
+        command = [sys.executable, script, "--quick", "--installed", tmp_path / "there", "--out", tmp_path]
+        flags = {"CXX": compiler(built, "CXX"), "CXXFLAGS": "-fsanitize=address,undefined"}
+        done(command, timeout=600, env=os.environ | flags)
+        return json.loads((tmp_path / f"{name}.json").read_text())["results"]
+
+    return measure
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # whoever comes first builds
-def test_it_runs_both_sides(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
-    built = sanitized(tmp_path_factory.getbasetemp())
-    done(["cmake", "--install", built, "--prefix", tmp_path / "there"])
-    script = ROOT / "benchmarks" / "compare" / "c_against_python.py"
-    found = subprocess.run(
-        [sys.executable, script, "--quick", "--installed", tmp_path / "there", "--out", tmp_path],
-        env=os.environ | {"CXX": compiler(built, "CXX"), "CXXFLAGS": "-fsanitize=address,undefined"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert found.returncode == 0, found.stderr[-2000:]
-    results = json.loads((tmp_path / "c_against_python.json").read_text())["results"]
+def test_it_runs_both_sides(results: Callable[[str], dict[str, Any]]) -> None:
+    found = results("c_against_python")
     rows = ["tiny, ring, 1", "tiny, ring, 4", "tiny, rolled, 1", "tiny, rolled, 4", "GRU, B 1", "GRU, B 16"]
-    assert list(results["steps"]) == rows
-    assert list(results["starts"]) == list(results["peaks"]) == [row for row in rows if not row.endswith("4")]
+    assert list(found["steps"]) == rows
+    assert list(found["starts"]) == list(found["peaks"]) == [row for row in rows if not row.endswith("4")]
     assert all(
-        figure > 0 for part in results.values() for sides in part.values() for each in sides.values() for figure in each
+        figure > 0 for part in found.values() for sides in part.values() for each in sides.values() for figure in each
     )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_packages_in_plain_c_are_made_of_two_steps_and_timed_on_three_sides(
+    results: Callable[[str], dict[str, Any]],
+) -> None:
+    need("cc")
+    found = results("plain_against_library")
+    assert list(found) == ["gru-1x256-b1", "txl, 1", "txl, 8"]
+    for each in found.values():
+        assert 0 < each["error"] < 1e-4
+        assert all(size > 0 for size in each["sizes"].values())
+        assert list(each["steps"]) == ["plain C", "library", "Python"]
+        assert all(figure > 0 for side in each["steps"].values() for figure in side)

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import txl_runtime
 
+pytestmark = pytest.mark.device
+
 
 @pytest.mark.parametrize("update", ["ring", "rolled"])
 def test_every_call_runs_the_engine_that_does_nothing(make_bundle: Callable[..., Path], update: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,13 +20,16 @@ import gpu_page
 import gpu_worker
 import numpy as np
 import pytest
+from frozen import frozen
 from gpu_journal import ENDED, FAILED, NOT_RUN, OK, Found, Journal, read_found
+from resealing import copied
 from stand_ins.engine import open_stand_in
 from txl_engines import build_bundle
 from txl_runtime.device import choosing
 from txl_runtime.device.choosing import NO_GPU
 from txl_runtime.device.gpu import gpu_name
-from txl_runtime.errors import CheckError
+
+pytestmark = pytest.mark.device
 
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "gpu"
 WORKER = """
@@ -42,9 +44,6 @@ journal.run("build", lambda: {{}})
 engine = given["--engine"]
 if engine == "cuda":
     os.kill(os.getpid(), signal.SIGSEGV)
-if engine == "tensorrt":
-    os.kill(os.getppid(), signal.SIGINT)
-    time.sleep(60)
 def stop(*_):
     journal.add(Found("open", ENDED, reason=given["--stopped"]))
     sys.exit(130)
@@ -56,7 +55,7 @@ for name in ("open", "self-test", "verify"):
 for name in ("decode", "draw", "score"):
     journal.run(name, lambda: {{"p50": 1.0, "p90": 2.0, "tokens/s": 500.0, "recorded": {{"logprobs-1": "recorded"}}}})
 """
-"""A worker that crashes as "cuda", interrupts its parent as "tensorrt", and hangs as "cpu"."""
+"""A worker that crashes as "cuda", and hangs as "cpu"."""
 
 
 @pytest.fixture
@@ -110,20 +109,6 @@ def test_what_does_not_fit_the_budget_is_listed(check: Callable[..., Any]) -> No
     assert "cpu-fp32-b1: self-test, verify, decode, draw, score not run: stopped: the budget of 3 s was spent" in page
     assert "interrupted" not in page
     assert "rtx-fp32-b1: not run: the budget of 3 s was spent" in page
-
-
-def test_an_interrupt_ends_it_with_what_there_is(check: Callable[..., Any]) -> None:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
-    try:
-        code, document, page = check("rtx", "tensorrt", "torch")
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert code == gpu_check.INTERRUPTED
-    assert set(states(document, "rtx").values()) == {OK}
-    assert states(document, "tensorrt")["build"] == OK
-    assert "tensorrt-fp32-b1: open ended: interrupted" in page
-    assert "tensorrt-fp32-b1: self-test, verify, decode, draw, score not run: interrupted" in page
-    assert "torch-fp32-b1: not run: interrupted" in page
 
 
 def test_results_are_on_the_disk_while_it_goes_on(check: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,16 +274,14 @@ def worked(path: Path, folder: Path, engine: str = "cpu", update: str = "none") 
     return {found.name: found for found in journal.found}
 
 
-def test_whatever_a_step_raises_the_next_ones_run(
-    make_bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whatever_a_step_raises_the_next_ones_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import txl_export.verifying as verifying
 
     def fail(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("of a library")
 
     monkeypatch.setattr(verifying, "verify", fail)
-    found = worked(make_bundle(verify=False), tmp_path)
+    found = worked(frozen("ring"), tmp_path)
     assert found["verify"].state == FAILED
     assert "ZeroDivisionError: of a library" in found["verify"].reason
     assert {name: item.state for name, item in found.items() if name != "verify"} == dict.fromkeys(
@@ -307,9 +290,7 @@ def test_whatever_a_step_raises_the_next_ones_run(
     assert found["decode"].figures["tokens/s"] > 0
 
 
-def test_verify_is_not_run_where_its_packages_are_not(
-    make_bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verify_is_not_run_where_its_packages_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = "import sys; sys.modules |= {'torch': None, 'onnx_ir': None}; import gpu_worker as worker; "
     command = [sys.executable, "-c", program + "print(worker.not_verifiable())"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(FOLDER), *map(str, gpu_check.OWN)])}
@@ -318,18 +299,17 @@ def test_verify_is_not_run_where_its_packages_are_not(
     assert done.stdout.strip() == reason
     assert gpu_worker.not_verifiable() == "", "everything is here"
     monkeypatch.setattr(gpu_worker, "not_verifiable", lambda: reason)
-    found = worked(make_bundle(verify=False), tmp_path)
+    found = worked(frozen("ring"), tmp_path)
     assert (found["verify"].state, found["verify"].reason) == (NOT_RUN, reason)
     assert found["decode"].state == OK
 
 
 @pytest.mark.parametrize("update", ["none", "rolled"])
 def test_an_engine_takes_every_step_on_the_stand_in(
-    update: str, make_bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    update: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choosing, "open_device", lambda name, bundle, rule: open_stand_in(bundle, rule, name))
-    path = tmp_path / "small.txl"
-    shutil.copytree(make_bundle(verify=False), path)
+    path = copied(frozen("ring"), tmp_path / "small.txl")
     found = worked(path, tmp_path, engine="cuda", update=update)
     assert {name: item.reason for name, item in found.items() if item.state != OK} == {}
     assert list(found) == list(gpu_items.STEPS["engine"])
@@ -339,31 +319,19 @@ def test_an_engine_takes_every_step_on_the_stand_in(
 
 
 def test_rolled_engines_beside_those_of_a_ring_are_not_verified_as_such(
-    make_bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choosing, "open_device", lambda name, bundle, rule: open_stand_in(bundle, rule, name))
-    path = tmp_path / "small.txl"
-    shutil.copytree(make_bundle(verify=False), path)
+    path = copied(frozen("ring"), tmp_path / "small.txl")
     build_bundle(path, "cuda", update="ring")
     found = worked(path, tmp_path, engine="cuda", update="rolled")
     assert found["verify"].state == NOT_RUN
     assert "has engines of ring memory too" in found["verify"].reason
 
 
-def test_a_self_test_that_fails_is_a_failure(
-    make_bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Result:
-        def require(self) -> None:
-            raise CheckError("logprobs differ by 3")
-
-    monkeypatch.setattr(gpu_worker, "run_selftest", lambda _: Result())
-    assert worked(make_bundle(verify=False), tmp_path)["self-test"].reason == "CheckError: logprobs differ by 3"
-
-
 @pytest.mark.skipif(gpu_name() is not None, reason="there is a GPU here")
-def test_an_engine_that_does_not_open_leaves_the_rest_out(make_bundle: Callable[..., Path], tmp_path: Path) -> None:
-    found = worked(make_bundle(verify=False), tmp_path, engine="tensorrt")
+def test_an_engine_that_does_not_open_leaves_the_rest_out(tmp_path: Path) -> None:
+    found = worked(frozen("ring"), tmp_path, engine="tensorrt")
     assert found["build"].state == FAILED
     assert {item.reason for name, item in found.items() if name != "build"} == {"its engines were not built"}
 

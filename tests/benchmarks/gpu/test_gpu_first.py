@@ -26,20 +26,18 @@ import numpy as np
 import pytest
 from gpu_items import Item
 from gpu_journal import Found, Journal
-from stand_ins.cuda import run_engines
+from stand_ins.cuda import open_built
 from stand_ins.driver import FakeDriver
 from stand_ins.engine import open_fake_device
-from stand_ins.tensorrt import fake
 from txl_engines import given_weights
 from txl_runtime import load
 from txl_runtime.device import choosing
 from txl_runtime.device.engines import files as engine_files
 from txl_runtime.device.engines.files import find_engines
-from txl_runtime.device.engines.library import Library
-from txl_runtime.device.engines.opening import load_engines
-from txl_runtime.device.engines.sidecar import with_weights
 from txl_runtime.device.gpu import gpu_name
 from txl_runtime.selftest import run_selftest
+
+pytestmark = pytest.mark.device
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "benchmarks" / "gpu"
@@ -346,17 +344,11 @@ def test_rtx_is_timed_with_records_of_the_loop_and_its_own_and_with_weights_shar
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has no wheel for this platform")
     monkeypatch.setattr(given_weights, "LEAST_BYTES", 256)
     monkeypatch.setattr(engine_files, "gpu_name", lambda: "Fake RTX, SM 86")
-    seen, shared = list[Any](), list[bool]()
+    shared: list[bool] = []
 
     def open_device(_: str, bundle: Any, rule: str | None) -> Any:
-        trt, driver = fake("rtx171", SimpleNamespace(data=b"")), FakeDriver()
-        library = Library("rtx", trt)
-        engines = {engine.sidecar.sha256: engine for engine in find_engines(bundle, "rtx")}
-        given = {name: engine.sidecar.identity.given for name, engine in engines.items()}
-        shared.append(any(given.values()))
-        programs = {name: with_weights(engine.program, given[name]) for name, engine in engines.items()}
-        seen.append(run_engines(trt, bundle, programs, driver, (), True))
-        return load_engines(bundle, library, open_fake_device(driver), rule)
+        shared.append(any(engine.sidecar.identity.given for engine in find_engines(bundle, "rtx")))
+        return open_built(bundle.path, update=rule)[0]
 
     monkeypatch.setattr(choosing, "open_device", open_device)
     path = Path(shutil.copytree(BUNDLES[1], tmp_path / "a.txl"))

@@ -16,8 +16,11 @@ from gpu_journal import ENDED, FAILED, NOT_RUN, OK, Journal, read_found
 from gpu_smoke import Smoke, with_torch
 from stand_ins.driver import FakeDriver
 from txl_runtime.device.cuda import Device, Queue
+from txl_runtime.device.cuda_context import Context
 from txl_runtime.device.driver import Driver
 from txl_runtime.device.gpu import gpu_name
+
+pytestmark = pytest.mark.device
 
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "gpu"
 
@@ -74,33 +77,17 @@ def not_far(self: Queue, to: int, width: int, rows: int = 1, pitch: int = 0) -> 
         self._driver.cuMemsetD8Async(to, 0, size, self.handle)
 
 
+FETCHED = {"pinned memory", "pageable memory", "rows with pitches", "rows within the device", "events"}
+ROWS = {"rows with pitches", "rows within the device", "record and replay"}
+ZEROED = {"rows set to zero", "more than 2 GiB set to zero"}
+RECORDED = {"record and replay", "a record that fails"}
 FAULTS: dict[str, tuple[Any, str, Any, set[str]]] = {
-    "fetch does nothing": (
-        Queue,
-        "fetch",
-        dropped,
-        {"pinned memory", "pageable memory", "rows with pitches", "rows within the device", "events"},
-    ),
-    "copy moves one row": (
-        Queue,
-        "copy",
-        first_row(Queue.copy),
-        {"rows with pitches", "rows within the device", "record and replay"},
-    ),
-    "zero does nothing": (Queue, "zero", dropped, {"rows set to zero", "more than 2 GiB set to zero"}),
+    "fetch does nothing": (Queue, "fetch", dropped, FETCHED),
+    "copy moves one row": (Queue, "copy", first_row(Queue.copy), ROWS),
+    "zero does nothing": (Queue, "zero", dropped, ZEROED),
     "zero of 31 bits": (Queue, "zero", not_far, {"more than 2 GiB set to zero"}),
-    "capture does the work": (
-        Queue,
-        "capture",
-        lambda self, work: (work(), work)[1],
-        {"record and replay", "a record that fails"},
-    ),
-    "contexts stay": (
-        __import__("txl_runtime.device.cuda_context", fromlist=["Context"]).Context,
-        "leave",
-        dropped,
-        {"the application's context"},
-    ),
+    "capture does the work": (Queue, "capture", lambda self, work: (work(), work)[1], RECORDED),
+    "contexts stay": (Context, "leave", dropped, {"the application's context"}),
 }
 
 

@@ -112,6 +112,7 @@ def renewed(folder: Path, spoil: Callable[[dict[str, Any]], None] = lambda _: No
     return folder
 
 
+@pytest.mark.device
 def test_a_right_engine_of_fp16_passes_and_no_wrong_one(tmp_path: Path, on_device: OnDevice) -> None:
     path = renewed(Path(shutil.copytree(OLD, tmp_path / "b.txl")))
     check(path, on_device)
@@ -119,6 +120,7 @@ def test_a_right_engine_of_fp16_passes_and_no_wrong_one(tmp_path: Path, on_devic
         run_selftest(load(path, "cpu", threads=1, update=update)).require()
 
 
+@pytest.mark.device
 def test_a_right_engine_of_bf16_passes_and_no_wrong_one(make_bundle: Any, on_device: OnDevice) -> None:
     check(make_bundle(precision="bf16", verify=False), on_device)
 
@@ -181,6 +183,7 @@ def test_what_rows_reached_is_held_to_them(
         run_selftest(model)
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("update", RULES)
 def test_a_bundle_of_0_8_is_judged_by_what_it_has(update: str, tmp_path: Path, on_device: OnDevice) -> None:
     """It was measured where fp16 is rounded less often: on a device it may be refused, and is not after an export."""

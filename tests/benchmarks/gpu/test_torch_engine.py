@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 import torch
 import txl_export
+from frozen import frozen
 from gpu_exercise import LIMIT, exercise, in_threads
 from onnx import TensorProto, helper
 from stand_ins.driver import FakeDriver
@@ -28,10 +29,11 @@ from txl_runtime.device.dtypes import stored_type, tensor_bytes
 from txl_runtime.device.interface import ALIGNMENT, Launch, host_address
 from txl_runtime.errors import BackendError, UsageError
 
+pytestmark = pytest.mark.device
+
 B = 3
 SHAPES: dict[str, dict[str, Any]] = {
     "plain": {},
-    "adaptive softmax": {"config": {"cutoffs": (20, 40)}},
     "hidden memory": {"memory": "hidden"},
     "divided, windowed": {"config": {"cutoffs": (20, 40), "div_val": 2, "same_length": True, "clamp_length": 3}},
     "absolute positions": {"config": {"attn_type": 2}},
@@ -39,7 +41,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     "fp16": {"precision": "fp16", "config": {"cutoffs": (20, 40)}},
     "bf16": {"precision": "bf16"},
 }
-QUICK = ("adaptive softmax",)
 RMS = {"fp16": 1e-2, "bf16": 5e-2}
 """Root mean square of differences, in standard deviations, as the ladder of parity has it for other outputs."""
 
@@ -111,10 +112,11 @@ def compare(
 
 
 @pytest.mark.parametrize(
-    "shape", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow(keep=1)) for name in SHAPES]
+    "shape", ["clusters of 0.8", *(pytest.param(name, marks=pytest.mark.slow(keep=1)) for name in SHAPES)]
 )
 def test_every_composed_program_gives_what_onnx_runtime_gives(shape: str, make_bundle: Callable[..., Path]) -> None:
-    bundle = open_bundle(make_bundle(verify=False, batch_size=B, **SHAPES[shape]))
+    kept = shape not in SHAPES
+    bundle = open_bundle(frozen("0.8/clusters") if kept else make_bundle(verify=False, batch_size=B, **SHAPES[shape]))
     reference = open_bundle(make_bundle(verify=False, batch_size=B)) if shape == "bf16" else None
     ran, weights = [], {}
     for update in (rule for rule in bundle.manifest.updates if rule != "none"):
@@ -207,11 +209,11 @@ def test_operators_of_programs_to_come_give_what_onnx_runtime_gives(
 
 
 @pytest.fixture
-def late(make_bundle: Callable[..., Path]) -> Callable[..., tuple[Any, Any, FakeDriver]]:
+def late() -> Callable[..., tuple[Any, Any, FakeDriver]]:
     """A bundle interpreted on the stand-in, and on the CPU by ONNX Runtime."""
 
     def open_both(update: str, seed: int = 0) -> tuple[Any, Any, FakeDriver]:
-        path = make_bundle(verify=False, batch_size=B, config={"cutoffs": (20, 40)})
+        path = frozen("0.8/clusters")
         model, reference = (load(path, backend="cpu", threads=1) for _ in range(2))
         driver = FakeDriver(seed=seed)
         model.backend = open_torch(model.bundle, open_fake_device(driver), LatePlace(driver), update)
@@ -263,11 +265,11 @@ def test_what_pytorch_raises_is_an_engine_s_failure(late: Callable[..., Any]) ->
     for executable in model.backend.executables.values():
         executable._place.tie = fail
     with pytest.raises(BackendError, match="failed in PyTorch: CUDA error: out of memory at somewhere"):
-        model.stream().step(np.zeros((B, 1), np.int32))
+        model.stream().step(np.zeros((2, 1), np.int32))
 
 
-def test_every_operator_of_composed_programs_is_in_the_table(make_bundle: Callable[..., Path]) -> None:
-    bundle = open_bundle(make_bundle(verify=False, batch_size=B, config={"cutoffs": (20, 40)}))
+def test_every_operator_of_composed_programs_is_in_the_table() -> None:
+    bundle = open_bundle(frozen("0.8/clusters"))
     used = set()
     for update in bundle.manifest.updates:
         if update != "none":

@@ -101,16 +101,18 @@ def test_bad_bundle(case, outcomes):
         assert named, shown
 
 
-def test_the_corpus_is_what_its_generator_writes(tmp_path):
+def test_the_corpus_has_the_files_that_its_generator_writes_and_every_case_has_its_own(tmp_path):
     from fuzz.bad_bundles import write
 
     write(tmp_path)
-    kept = [path for path in bad_bundles.CORPUS.rglob("*") if path.is_file()]
-    written = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert {name for name in written if written[name] != (bad_bundles.CORPUS / name).read_bytes()} == set()
-    others = {path.relative_to(bad_bundles.CORPUS) for path in kept} - set(written)
-    assert {name.parts[0] for name in others} == {"README.md", "bases"}
-    assert sum(path.stat().st_size for path in kept) < 1 << 20
+    kept, written = (
+        {path.name: path.read_bytes() for path in at.iterdir()} for at in (bad_bundles.CORPUS / "files", tmp_path)
+    )
+    assert written == {name: data for name, data in kept.items() if name != "bomb.npz"}
+    cases = bad_bundles.index()["cases"]
+    assert {change["from"] for case in cases for change in case["changes"] if change["do"] == "put"} == kept.keys()
+    assert len({case["name"] for case in cases}) == len(cases)
+    assert sum(path.stat().st_size for path in bad_bundles.CORPUS.rglob("*") if path.is_file()) < 1 << 20
 
 
 def test_the_corpus_has_every_kind_of_case():

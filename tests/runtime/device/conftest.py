@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from frozen import frozen
 from random_operations import Case, open_case
+from resealing import copied
 from stand_ins.driver import FakeDriver
 from stand_ins.engine import open_stand_in
 from txl_engines.bundles import build_bundle
@@ -27,14 +28,14 @@ def _no_violations() -> Iterator[None]:
 
 
 @pytest.fixture
-def opened(make_bundle, monkeypatch) -> Callable[..., Model]:
+def opened(monkeypatch) -> Callable[..., Model]:
     """A fresh model of three sequences on a stand-in device, by its update rule; see `open_stand_in` for options."""
 
     def open_it(update: str, **options: Any) -> Model:
         monkeypatch.setattr(
             choosing, "open_device", lambda name, bundle, rule: open_stand_in(bundle, rule, name, **options)
         )
-        return load(make_bundle(batch_size=3, config={}), backend="rtx", update=update)
+        return load(frozen("ring"), backend="rtx", update=update)
 
     return open_it
 
@@ -53,14 +54,13 @@ def cases(make_bundle, tmp_path_factory) -> Callable[[str, str], Case]:
 
 
 @pytest.fixture(scope="session")
-def built(make_bundle, tmp_path_factory) -> Callable[..., Path]:
-    """A bundle of three sequences and 60 words with graphs for ONNX Runtime, of some update rules."""
+def built(tmp_path_factory) -> Callable[..., Path]:
+    """A bundle of two sequences and 41 words with graphs for ONNX Runtime, of some update rules."""
     made: dict[tuple[str, ...], Path] = {}
 
     def build(*updates: str) -> Path:
         if updates not in made:
-            place = tmp_path_factory.mktemp("built") / "small.txl"
-            path = Path(shutil.copytree(make_bundle(batch_size=3, config={"cutoffs": (20, 40), "div_val": 2}), place))
+            path = copied(frozen("0.8/clusters"), tmp_path_factory.mktemp("built") / "small.txl")
             for update in updates:
                 build_bundle(path, "cuda", update=update)
             made[updates] = path

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from frozen import frozen
 from stand_ins.driver import FakeDriver
 from stand_ins.engine import open_stand_in
 from txl_runtime import BackendError, BundleError, UsageError, load
@@ -19,12 +20,10 @@ from txl_runtime.device.cuda import open_cuda
 from txl_runtime.device.driver import LIBRARY, open_driver
 from txl_runtime.device.engines import opening
 
-B = 2
 
-
-def test_auto_takes_the_cpu_where_there_is_nothing_else_and_says_why(make_bundle, monkeypatch):
+def test_auto_takes_the_cpu_where_there_is_nothing_else_and_says_why(monkeypatch):
     monkeypatch.setattr(choosing, "shows_gpu", lambda: False)
-    path = make_bundle(batch_size=B, config={})
+    path = frozen("ring")
     model = load(path)
     assert model.backend.name == "cpu"
     assert list(model.backend_notes) == ["rtx", "tensorrt", "cuda"]
@@ -32,8 +31,8 @@ def test_auto_takes_the_cpu_where_there_is_nothing_else_and_says_why(make_bundle
     assert "no usable CUDA driver" in choosing.missing("cuda", open_bundle(path), built=True)
 
 
-def test_auto_takes_the_best_that_opens_and_says_why_not_the_others(make_bundle, monkeypatch):
-    bundle = open_bundle(make_bundle(batch_size=B, config={}))
+def test_auto_takes_the_best_that_opens_and_says_why_not_the_others(monkeypatch):
+    bundle = open_bundle(frozen("ring"))
     monkeypatch.setattr(choosing, "DEVICES", ("rtx", "tensorrt", "next"))
     monkeypatch.setattr(choosing, "missing", lambda name, bundle, **_: "not installed" if name == "tensorrt" else "")
 
@@ -48,28 +47,20 @@ def test_auto_takes_the_best_that_opens_and_says_why_not_the_others(make_bundle,
     assert notes == {"rtx": "built by version 1.6, the library here is 1.7", "tensorrt": "not installed"}
 
 
-def test_auto_takes_cuda_and_says_why_where_it_does_not_open(make_bundle, monkeypatch):
-    path = make_bundle(batch_size=B, config={})
+def test_auto_goes_to_the_cpu_where_the_last_does_not_open_and_says_why(monkeypatch):
     monkeypatch.setattr(choosing, "missing", lambda name, bundle, **_: "" if name == "cuda" else "not installed")
     found, notes = choosing.choose_device(
-        open_bundle(path), None, lambda name, bundle, update: open_stand_in(bundle, update, name)
+        open_bundle(frozen("ring")), None, raising(BackendError("reads tokens outside of cuda"))
     )
-    assert found is not None
-    assert found.name == "cuda"
-    assert list(notes) == ["rtx", "tensorrt"]
-
-    def refused(name: str, bundle: Any, update: str | None) -> Any:
-        raise BackendError("reads tokens outside of cuda")
-
-    found, notes = choosing.choose_device(open_bundle(path), None, refused)
     assert found is None
+    assert list(notes) == ["rtx", "tensorrt", "cuda"]
     assert notes["cuda"] == "reads tokens outside of cuda"
 
 
 @pytest.mark.parametrize("update", ["ring", "rolled"])
-def test_auto_takes_a_backend_only_after_its_smallest_program_has_run_there(make_bundle, monkeypatch, update):
+def test_auto_takes_a_backend_only_after_its_smallest_program_has_run_there(monkeypatch, update):
     """Sessions of ONNX Runtime open without a kernel, and the first step finds that there is none for this GPU."""
-    bundle = open_bundle(make_bundle(batch_size=B, config={}))
+    bundle = open_bundle(frozen("ring"))
     monkeypatch.setattr(choosing, "missing", lambda name, bundle, **_: "")
     drivers: list[FakeDriver] = []
     opened: list[weakref.ref[Any]] = []
@@ -137,10 +128,8 @@ FACTS = ("engines", "package", "gpu", "built with CUDA")
     ("name", "lacking"),
     [(name, lacking) for name in choosing.DEVICES for lacking in (None, *FACTS[:3])] + [("cuda", "built with CUDA")],
 )
-def test_cuda_starts_only_where_engines_their_library_and_a_gpu_are_there(
-    make_bundle, monkeypatch, opened, name, lacking
-):
-    bundle = open_bundle(make_bundle(batch_size=B, config={}))
+def test_cuda_starts_only_where_engines_their_library_and_a_gpu_are_there(monkeypatch, opened, name, lacking):
+    bundle = open_bundle(frozen("ring"))
     here(bundle, monkeypatch, name, {fact: fact != lacking for fact in FACTS})
     monkeypatch.setattr(opening, "open_engines", lambda *_: open_cuda())
     monkeypatch.setattr(onnxruntime_cuda, "open_onnxruntime_cuda", lambda *_: open_cuda())
@@ -157,20 +146,20 @@ def test_cuda_starts_only_where_engines_their_library_and_a_gpu_are_there(
     assert said[lacking] in notes[name]
 
 
-def test_on_a_jetson_tensorrt_is_not_asked_of_pip(make_bundle, monkeypatch):
-    bundle = open_bundle(make_bundle(batch_size=B, config={}))
+def test_on_a_jetson_tensorrt_is_not_asked_of_pip(monkeypatch):
+    bundle = open_bundle(frozen("ring"))
     for name, told in (("tensorrt", True), ("rtx", False)):
         here(bundle, monkeypatch, name, dict.fromkeys(FACTS, True) | {"package": False})
         assert ("not on a Jetson: there apt install python3-libnvinfer" in choosing.missing(name, bundle)) is told
 
 
-def test_a_plain_load_of_a_plain_bundle_asks_no_driver(make_bundle, opened):
-    assert load(make_bundle(batch_size=B, config={})).backend.name == "cpu"
+def test_a_plain_load_of_a_plain_bundle_asks_no_driver(opened):
+    assert load(frozen("ring")).backend.name == "cpu"
     assert opened == []
 
 
-def test_who_insists_on_a_backend_is_heard_where_the_gpu_is_of_an_unknown_kind(make_bundle, monkeypatch):
-    bundle = open_bundle(make_bundle(batch_size=B, config={}))
+def test_who_insists_on_a_backend_is_heard_where_the_gpu_is_of_an_unknown_kind(monkeypatch):
+    bundle = open_bundle(frozen("ring"))
     here(bundle, monkeypatch, "rtx", dict.fromkeys(FACTS, True) | {"gpu": False})
     backend = object()
     monkeypatch.setattr(opening, "open_engines", lambda *_: backend)
@@ -228,8 +217,8 @@ ODD = [TypeError("factory function returned nullptr"), RuntimeError("CUDA\n  fai
 
 
 @pytest.mark.parametrize("error", ODD, ids=repr)
-def test_whatever_a_library_raises_while_it_is_opened_is_a_note_and_auto_goes_on(make_bundle, monkeypatch, error):
-    bundle = open_bundle(make_bundle(batch_size=B, config={}))
+def test_whatever_a_library_raises_while_it_is_opened_is_a_note_and_auto_goes_on(monkeypatch, error):
+    bundle = open_bundle(frozen("ring"))
     monkeypatch.setattr(choosing, "missing", lambda name, bundle, **_: "")
 
     def opener(name: str, bundle: Any, update: str | None) -> Any:
@@ -244,8 +233,8 @@ def test_whatever_a_library_raises_while_it_is_opened_is_a_note_and_auto_goes_on
 
 @pytest.mark.parametrize("error", ODD, ids=repr)
 @pytest.mark.parametrize("name", choosing.DEVICES)
-def test_whatever_a_library_raises_is_an_error_of_the_backend_that_was_asked_for(make_bundle, monkeypatch, name, error):
-    bundle = open_bundle(make_bundle(batch_size=B, config={}))
+def test_whatever_a_library_raises_is_an_error_of_the_backend_that_was_asked_for(monkeypatch, name, error):
+    bundle = open_bundle(frozen("ring"))
     monkeypatch.setattr(choosing, "missing", lambda name, bundle, **_: "")
     monkeypatch.setattr(opening, "open_engines", raising(error))
     monkeypatch.setattr(onnxruntime_cuda, "open_onnxruntime_cuda", raising(error))
@@ -255,8 +244,8 @@ def test_whatever_a_library_raises_is_an_error_of_the_backend_that_was_asked_for
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), UsageError("update is no rule")], ids=repr)
-def test_an_interrupt_and_a_users_own_mistake_end_the_choice(make_bundle, monkeypatch, error):
-    bundle = open_bundle(make_bundle(batch_size=B, config={}))
+def test_an_interrupt_and_a_users_own_mistake_end_the_choice(monkeypatch, error):
+    bundle = open_bundle(frozen("ring"))
     monkeypatch.setattr(choosing, "missing", lambda name, bundle, **_: "")
     with pytest.raises(type(error)) as caught:
         choosing.choose_device(bundle, None, raising(error))

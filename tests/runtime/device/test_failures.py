@@ -20,19 +20,16 @@ from txl_runtime import BackendError, Model, Stream, UsageError
 
 ALLOCATIONS = ("cuMemAlloc", "cuMemHostAlloc")
 WAITS = ("cuStreamSynchronize", "cuEventSynchronize")
+MADE = ("cuStreamCreate", "cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphInstantiate", "cuEventCreate")
 CALLS = (
     *ALLOCATIONS,
     *WAITS,
+    *MADE,
     "cuCtxGetCurrent",
     "cuCtxPush",
     "cuMemcpy",
     "cuMemset",
-    "cuStreamCreate",
-    "cuStreamBeginCapture",
-    "cuStreamEndCapture",
-    "cuGraphInstantiate",
     "cuGraphLaunch",
-    "cuEventCreate",
     "cuEventRecord",
     "engine",
 )
@@ -206,6 +203,12 @@ def test_an_interrupt_while_waiting_leaves_a_stream_that_goes_on(cases, name, up
 def test_whatever_an_engine_raises_while_it_is_recorded_the_stream_goes_on(cases, name, update, outcome):
     case = cases(name, update)
     assert try_everywhere(case, "a second segment, which is recorded", ("engine",), outcome, False)
+
+
+@kinds
+@pytest.mark.parametrize("call", ["cuGraphLaunch", "cuEventRecord", "cuCtxPush"])
+def test_a_step_that_fails_changes_nothing(cases, name, update, call):
+    assert try_everywhere(cases(name, update), "a replayed segment", (call,), LAUNCH_FAILED, False)
 
 
 @pytest.mark.slow(keep=5)

@@ -42,7 +42,7 @@ def found_by(find: Callable[[str, str], Case], title: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    "title", [pytest.param(title, marks=() if title in FAST else pytest.mark.slow(keep=6)) for title in FAULTS]
+    "title", [pytest.param(title, marks=() if title in FAST else pytest.mark.device) for title in FAULTS]
 )
 def test_a_fault_is_found(cases, title, record_property):
     number, said = found_by(cases, title)

@@ -14,6 +14,8 @@ from txl_runtime.device import choosing
 from txl_runtime.selftest import run_selftest
 from txl_runtime.streaming.best_words import BestWords
 
+pytestmark = pytest.mark.device
+
 B, V = 6, 1500
 PARTS = 2 * 4 * (257 + 120 + 257) + 4 * (3 + 2)
 """Bytes of one sequence's parts: ids and values, sums, clusters."""

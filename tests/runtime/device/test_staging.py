@@ -17,7 +17,7 @@ from txl_runtime.device.cuda_context import open_lock
 from txl_runtime.device.staging import LARGEST, PIECE, Staging
 from txl_runtime.device.tail import Tail
 
-B, V = 3, 60
+B, V = 3, 41
 both = pytest.mark.parametrize("update", ["ring", "rolled"])
 
 

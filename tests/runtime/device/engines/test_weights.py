@@ -7,6 +7,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from frozen import frozen
+from resealing import copied
 from stand_ins.driver import FakeDriver
 from stand_ins.engine import open_fake_device
 from txl_runtime.bundle.reading import Bundle, open_bundle
@@ -16,8 +18,8 @@ from txl_runtime.errors import BackendError, BundleError
 
 
 @pytest.fixture
-def bundle(make_bundle) -> Bundle:
-    return open_bundle(make_bundle())
+def bundle() -> Bundle:
+    return open_bundle(frozen("0.8/tokens"))
 
 
 def weight(name: str, shape: tuple[int, ...], offset: int, turned: bool = False, dtype: str = "float16") -> GivenWeight:
@@ -80,10 +82,8 @@ def test_a_weight_that_no_file_holds_is_refused_when_the_facts_of_an_engine_are_
         msgspec.convert(given, GivenWeight)
 
 
-def test_weights_that_were_replaced_since_are_refused(make_bundle, tmp_path: Path) -> None:
-    import shutil
-
-    path = Path(shutil.copytree(make_bundle(), tmp_path / "small.txl"))
+def test_weights_that_were_replaced_since_are_refused(tmp_path: Path) -> None:
+    path = copied(frozen("ring"), tmp_path / "small.txl")
     opened, device = open_bundle(path), open_fake_device(FakeDriver())
     file = path / opened.manifest.weights
     data = file.read_bytes()
