@@ -1,4 +1,4 @@
-"""Recurrent policies: the oracle's case, and packages' own policies beside their bundles, reset one by one."""
+"""Recurrent policies: packages' own policies beside their bundles, reset one by one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import pytest
 import torch
 import txl_export
 import txl_runtime
-from oracle_stateful import Case, errors, run_bundle
 from stand_ins.stateful.actor_critic_recurrent import ActorCriticRecurrent
 from support import package
 from torch import Tensor, nn
@@ -109,21 +108,6 @@ def held(**states: Any) -> dict[str, Tensor]:
         parts = dict(zip("hc", kept if isinstance(kept, tuple) else (kept,), strict=False))
         found |= {f"state {part}" if role == "only" else f"state {role}.{part}": t for part, t in parts.items()}
     return found
-
-
-@pytest.mark.slow
-def test_the_oracles_policy_is_built_from_its_own_config(tmp_path: Path) -> None:
-    case = Case("rp01_lstm_policy")
-    weights = {name[3:]: torch.from_numpy(case._given[name]) for name in case._given if name.startswith("sd/")}
-    spec = load_adapted(NAME, case.facts["config"], weights)
-    assert [entry.name for entry in spec.states] == [state["name"] for state in case.facts["state"]]
-    lengths = sorted(set(case.lengths), reverse=True)
-    made = txl_export.export(
-        spec, tmp_path / "policy.txl", batch_size=case.batch_size, segment_length=lengths, verify=False
-    )
-    outputs, states = errors(run_bundle(case, made.path), case)
-    assert outputs <= LIMIT
-    assert states <= LIMIT
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
