@@ -24,18 +24,9 @@ from txl_runtime import load
 from txl_runtime.bundle.open_batch import BATCH
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.listener import Silent
+from verified_steps import Heard
 
 B, WIDTH = 3, 8
-
-
-class Told(Silent):
-    """Keeps what is warned of."""
-
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
 
 
 class Step(nn.Module):
@@ -89,7 +80,7 @@ def step(change: Any) -> StepSpec:
 
 def exported(spec: StepSpec, path: Any, batch_size: int = B, **options: Any) -> tuple[Any, list[str]]:
     """The bundle, not verified, and what was said of it."""
-    heard = Told()
+    heard = Heard()
     options = {"segment_length": (2,), "verify": False, "listener": heard} | options
     txl_export.export(spec, path, batch_size=batch_size, **options)
     return open_bundle(path), [text for text in heard.warnings if "segment costs" in text]

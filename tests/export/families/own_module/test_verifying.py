@@ -28,7 +28,8 @@ from txl_runtime import load
 from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.errors import UsageError
-from txl_runtime.listener import Listener, Silent
+from txl_runtime.listener import Silent
+from verified_steps import Heard
 
 pytestmark = pytest.mark.slow
 B, SEGMENTS = 3, 16
@@ -160,14 +161,6 @@ def test_another_module_is_not_what_the_bundle_computes(bundle):
         spec.module.lstm.weight_hh_l1[0, 0] += 0.05
     parity = verified(bundle, make_plan(spec, B, (4,), Silent()))
     assert failing(parity) >= {STATES}
-
-
-class Heard(Listener):
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def warn(self, message: str) -> None:
-        self.warnings.append(message)
 
 
 def test_a_nan_that_a_layer_of_many_positions_hides_is_told(bundle, plan):
