@@ -43,15 +43,6 @@ NO_LANGUAGE_MODEL = ["x30_gtrxl"]
 CASES = [name for name in ALL if name not in NO_LANGUAGE_MODEL]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Models this small lose more to handing work around than they gain."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @dataclass(frozen=True)
 class Model:
     """What `PaperModel` takes; mutated one field at a time below."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+from frozen import frozen
 from stand_ins.step_stream import ArrayModel, ArrayStream, NumpyReference
 from support import random_state, small_config
 from txl_export.families.transformer_xl.paper_model import PaperModel
@@ -35,8 +34,8 @@ CALLS = [
 
 
 @pytest.fixture
-def manifest(make_bundle: Callable[..., Path]) -> Manifest:
-    return open_bundle(make_bundle(batch_size=3)).manifest
+def manifest() -> Manifest:
+    return open_bundle(frozen("rolled")).manifest
 
 
 def model(larger: dict[str, float], dtype: torch.dtype = torch.float64, memory_length: int = 7) -> Oracle:
