@@ -27,7 +27,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "padded vocabulary, muP": {"vocab_size": 21, "pad_vocab_size_multiple": 8, "mup": True, "mup_base_width": 4},
     "features": {"expand_factor": 3, "n_layers": 3, "inner_layernorms": True, "bias": True},
 }
-EXACT = 1e-6  # the package casts parts to float32 whatever the dtype
 LIMIT = 1e-4
 
 

@@ -105,10 +105,6 @@ def _pickled(path: Path, content: Any) -> Path:
     return path
 
 
-def _beside(path: Path) -> Any:
-    return {"optimizer": {"state": {}}, "iter": 3, "model": state_dict()}
-
-
 CHECKPOINTS: dict[str, Callable[[Path], Any]] = {
     "a state dict": lambda path: _saved(path, state_dict()),
     "in memory": lambda path: state_dict(),
