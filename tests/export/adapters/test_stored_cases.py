@@ -1,4 +1,4 @@
-"""The stored cases of packages that have an adapter: its module and its bundle give what the package computed."""
+"""The stored cases of packages that have an adapter or a user's file: modules and bundles give what they computed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import oracle_stateful
 import pytest
+import txl_export
 import txl_runtime
-from model_forms import ADAPTED, differences
-from oracle_stateful import Case, export_case, run_bundle, run_module
+from model_forms import ADAPTED, WRITTEN, differences, form_of
+from oracle_stateful import GROWTH, Case, export_case, run_bundle, run_module
 from support import PACKAGES
 from txl_export.adapters.registry import load_adapted
 from txl_runtime.errors import TxlError
@@ -42,6 +43,22 @@ def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cas
             raise
     monkeypatch.setattr(oracle_stateful, "BUILDS", {found.name: lambda weights, config: spec})
     return found
+
+
+@pytest.mark.slow(keep=4)
+@pytest.mark.parametrize("name", WRITTEN)
+def test_the_bundle_of_a_users_file_carries_what_the_package_computed(name: str, tmp_path: Path) -> None:
+    case = Case(name)
+    form = form_of(case)
+    if form.how == "minimal module":
+        pytest.skip(f"what {WRITTEN[name]} needs is not installed; make packages")
+    lengths, growth = sorted(set(case.lengths), reverse=True), GROWTH.get(name, "auto")
+    options = {"batch_size": case.batch_size, "segment_length": lengths, "growth": growth, "verify": False}
+    made = txl_export.export(form.spec, tmp_path / "own.txl", **options)
+    found = run_bundle(case, made.path)
+    assert len(found) == (4 if name == "rw01_rwkv" else len(case.resets))
+    logits = next((output.name for output in made.manifest.outputs if output.role == "logprobs"), None)
+    assert max(differences(found, case, logits)) <= LIMIT
 
 
 def test_the_adapters_module_computes_what_the_package_computed(case: Case) -> None:

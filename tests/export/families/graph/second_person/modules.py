@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -87,7 +86,6 @@ def right(
 ) -> Callable[[Call], Callable[..., StepSpec]]:
     """Enter a step as a case: its inputs, states and outputs between bars. Its weights are the same in each build."""
     inputs, states, outputs = f"{parts} | y".split("|")[:3]
-    declared = {key: more.pop(key) for key in ("lengths", "segment_lengths") if key in more}
 
     def enter(call: Call) -> Callable[..., StepSpec]:
         @functools.wraps(call)
@@ -96,7 +94,7 @@ def right(
                 torch.manual_seed(7)
                 module = Step(call, layers())
             kinds = (InputSpec, inputs), (StateSpec, states), (OutputSpec, outputs)
-            return StepSpec(module, *(specified(*kind) for kind in kinds), **declared)
+            return StepSpec(module, *(specified(*kind) for kind in kinds))
 
         del build.__wrapped__
         table[call.__name__] = Case(build, names, **more)
@@ -124,7 +122,7 @@ class _Ordered(nn.Module):
     def __init__(self, spec: StepSpec, given: list[str], returned: list[str]) -> None:
         super().__init__()
         self.module, self.given, self.returned = spec.module, given, returned
-        self.arguments = [part.name for part in (*spec.inputs, *spec.states)] + ["valid"] * spec.lengths
+        self.arguments = [part.name for part in (*spec.inputs, *spec.states)]
         self.results = [part.name for part in spec.outputs] + [f"{part.name}'" for part in spec.states]
 
     def forward(self, *values: torch.Tensor) -> Any:
@@ -145,7 +143,7 @@ def export(case: Case, file: Path) -> Path:
     sizes, parts = {"B": case.batch, "L": case.length}, {part.name: part for part in (*spec.inputs, *spec.states)}
     example, dynamic = [], []
     for name in given:
-        part = parts.get(name, InputSpec("valid", ("B",), dtype="int32") if name == "valid" else None)
+        part = parts.get(name)
         if part is None:
             example.append(torch.tensor(16000))
             dynamic.append({})
@@ -225,19 +223,6 @@ def stacked_state_and_sampling_rate(m, x, state):
     return torch.sigmoid(m.head(torch.relu(h))), torch.stack([h, c])
 
 
-@right(
-    "tokens hidden -> logits hidden_out=hidden'",
-    "tokens B L tokens=31 | hidden 1 B 8 | logits role=logits",
-    lambda: {"table": nn.Embedding(31, 8), "gru": nn.GRU(8, 8, batch_first=True), "head": nn.Linear(8, 31)},
-    opset=14,
-    open="L",
-    batch=1,
-)
-def tokens_through_a_gru(m, tokens, hidden):
-    y, hidden = m.gru(m.table(tokens), hidden)
-    return m.head(y), hidden
-
-
 # Windows of the past
 
 
@@ -268,39 +253,11 @@ def dilated_windows(m, x, w0, w1):
 
 
 @right(
-    "x past_key=k past_value=v fill -> y present_key=k' present_value=v' fill_out=fill'",
-    "x B L 8 | k B 6 8; v B 6 8; fill B dtype=int64",
-    lambda: {"project": nn.Linear(8, 24)},
-    open="B",
-)
-def keys_and_values(m, x, k, v, fill):
-    query, key, value = m.project(x).chunk(3, -1)
-    k, v = torch.cat([k, key], 1)[:, -6:], torch.cat([v, value], 1)[:, -6:]
-    fill = torch.clamp(fill + x.shape[1], max=6)
-    seen = torch.arange(6) >= 6 - fill[:, None]
-    score = query @ k.transpose(1, 2) / math.sqrt(8) + torch.where(seen, 0.0, -1e4)[:, None]
-    return score.softmax(-1) @ v, k, v, fill
-
-
-@right(
     "x past -> y present=past'", "x B L 5 | past B 8 5 grows=1", lambda: {"query": nn.Linear(5, 5)}, batch=1, length=2
 )
 def memory_that_grows(m, x, past):
     rows = torch.cat([past, x], 1)
     return (m.query(x) @ rows.transpose(1, 2)).softmax(-1) @ rows, rows[:, -8:]
-
-
-@right(
-    "x ring pointer -> y ring_out=ring' pointer_out=pointer'",
-    "x B 3 | ring B 7 3; pointer B dtype=int64",
-    lambda: {"mix": nn.Linear(3, 3)},
-    dynamo=18,
-)
-def ring_and_pointer(m, x, ring, pointer):
-    ring = torch.where((torch.arange(7) == pointer[:, None])[:, :, None], x[:, None], ring)
-    pointer = torch.remainder(pointer + 1, 7)
-    oldest = torch.gather(ring, 1, pointer[:, None, None].expand(-1, 1, 3))[:, 0]
-    return m.mix(oldest - x), ring, pointer
 
 
 # Recurrences of sums
@@ -323,36 +280,7 @@ def rwkv_like(m, x, aa, bb, pp):
     return y, old * aa + new * v, old * bb + new, top
 
 
-# Filters, controllers and the rest
-
-
-@right(
-    "x total valid -> y total_out=total'",
-    "x B L 3 | total B 3",
-    lambda: {"mix": nn.Linear(3, 3)},
-    open="B",
-    lengths=True,
-    undecided="total",
-)
-def sums_of_valid_positions(m, x, total, valid):
-    counts = torch.arange(x.shape[1]) < valid[:, None]
-    sums = total[:, None] + torch.cumsum(torch.where(counts[:, :, None], m.mix(x), 0), 1)
-    return sums, sums[:, -1].clone()
-
-
 # Surprises: right files
-
-
-@surprise(
-    "x i1=h1 i2=h2 i3=h3 i4=c1 i5=c2 i6=c3 -> y o1=h1' o2=h2' o3=h3' o4=c1' o5=c2' o6=c3'",
-    "x B 4 | h1 B 4; c1 B 4; h2 B 4; c2 B 4; h3 B 4; c3 B 4",
-    lambda: {name: nn.LSTMCell(4, 4) for name in ("first", "second", "third")},
-)
-def all_h_before_all_c_without_names(m, x, h1, c1, h2, c2, h3, c3):
-    h1, c1 = m.first(x, (h1, c1))
-    h2, c2 = m.second(h1, (h2, c2))
-    h3, c3 = m.third(h2, (h3, c3))
-    return h3 * 2, h1, c1, h2, c2, h3, c3
 
 
 @surprise(
@@ -388,18 +316,6 @@ def _gru(m, x, h):
 
 def _cell(outputs: int = 3) -> dict[str, nn.Module]:
     return {"cell": nn.GRUCell(6, 7), "head": nn.Linear(7, outputs)}
-
-
-@surprise(
-    "x h -> y h_out=h'",
-    "x B 6 | h B 7",
-    _cell,
-    change=calling(lambda m, own, x, h: (-own(m, x, h)[0], own(m, x, h)[1])),
-    fails=("output y",),
-)
-def small_units_with_the_other_sign(m, x, h):
-    y, h = _gru(m, x, h)
-    return y * 1e-5, h
 
 
 @surprise(
