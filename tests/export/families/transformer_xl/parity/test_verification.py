@@ -447,18 +447,6 @@ def test_one_wrong_column_of_one_segment_fails_the_bundle(make_bundle, monkeypat
     assert [number for number, largest in enumerate(found.most) if largest > 1e-4] == [8]
 
 
-@pytest.mark.parametrize(("gap", "decided"), [(0.0, 0), (0.019, 0), (0.021, 1), (1.0, 1)])
-def test_near_ties_do_not_count_for_the_best_token(gap, decided):
-    result = compared(logprobs([[1.0, 1.0 + gap, -2.0]]), logprobs([[1.5 + gap, 1.0, -2.0]]))
-    assert (result.chain.agreeing, result.chain.decided) == (0, decided)
-
-
-def test_nan_is_an_infinite_difference_and_divergence():
-    result = compared(logprobs([[1, 2, 3]]), np.full((1, 3), np.nan))
-    assert logprobs_of(result).largest == math.inf
-    assert result.kl == [math.inf]
-
-
 @pytest.mark.parametrize(
     ("curve", "verdict"),
     [
