@@ -153,14 +153,7 @@ def worst(found: list[Tensor], expected: list[Tensor]) -> float:
 
 
 def test_every_code_base_has_a_case_and_no_case_is_forgotten():
-    assert {load(name).imported.family for name in CASES} == {
-        "kimiyoung",
-        "nvidia",
-        "hf",
-        "remixl",
-        "fastai",
-        "cntxl",
-    }
+    assert {load(name).imported.family for name in CASES} == {"kimiyoung", "nvidia", "hf", "remixl", "fastai", "cntxl"}
     assert {load(name).model.config.attn_type for name in CASES} == {0, 1, 2, 3}
     assert set(NO_LANGUAGE_MODEL) < set(ALL)
 

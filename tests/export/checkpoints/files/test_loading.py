@@ -21,14 +21,7 @@ from txl_export.checkpoints.files.pickle_names import Stub
 from txl_runtime.errors import CheckpointError
 
 ORACLE = Path(__file__).parents[3] / "fixtures" / "oracle"
-WHOLE_MODELS = [
-    "k01_base",
-    "k12_not_tied",
-    "k30_adp_div2",
-    "k50_attn1",
-    "k60_attn2_mem0",
-    "k70_attn3",
-]
+WHOLE_MODELS = ["k01_base", "k12_not_tied", "k30_adp_div2", "k50_attn1", "k60_attn2_mem0", "k70_attn3"]
 NVIDIA = ["n01_base", "n12_adp_div2"]
 HUGGING_FACE = ["h01_base", "h03_same_length", "h05_tied_r", "h08_eps", "h12_adp_div2"]
 
@@ -147,14 +140,7 @@ def test_a_whole_module_is_read_without_its_classes(tmp_path, container):
     assert state["crit.out_layers.1.weight"] is state["word_emb.emb_layers.1.weight"]
     assert state["crit.out_projs.1"] is state["word_emb.emb_projs.1"]
     assert state["word_emb.emb_projs.0"] is not state["word_emb.emb_projs.1"]
-    assert plain == {
-        "n_token": 10,
-        "n_layer": 2,
-        "same_length": False,
-        "clamp_len": -1,
-        "cutoffs": [6],
-        "note": None,
-    }
+    assert plain == {"n_token": 10, "n_layer": 2, "same_length": False, "clamp_len": -1, "cutoffs": [6], "note": None}
     assert submodule(loaded.content, "layers.1").state["d_inner"] == 16
     assert submodule(loaded.content, "layers.0.layer_norm").state["eps"] == 1e-3
     assert submodule(loaded.content, "word_emb").state["cutoffs"] == [6, 10]

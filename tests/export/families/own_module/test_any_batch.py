@@ -109,26 +109,11 @@ EXACTLY = "the graph of step-2 works for exactly 3 sequences: "
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (
-            by_row,
-            EXACTLY + "the graph of 4 sequences has more operators or fewer",
-        ),
-        (
-            a_share,
-            EXACTLY + "Div computes with a number that changes with B",
-        ),
-        (
-            a_number,
-            EXACTLY + "Mul computes with a number that changes with B",
-        ),
-        (
-            a_part,
-            EXACTLY + "run with fewer, the graph's y is .* away from the module's",
-        ),
-        (
-            of_three,
-            EXACTLY + r"it cannot be captured with B \+ 1 = 4: .*three are enough",
-        ),
+        (by_row, EXACTLY + "the graph of 4 sequences has more operators or fewer"),
+        (a_share, EXACTLY + "Div computes with a number that changes with B"),
+        (a_number, EXACTLY + "Mul computes with a number that changes with B"),
+        (a_part, EXACTLY + "run with fewer, the graph's y is .* away from the module's"),
+        (of_three, EXACTLY + r"it cannot be captured with B \+ 1 = 4: .*three are enough"),
         (chosen, r"with B left open, a bundle's loader refuses step-2: has indices of .* at GatherND"),
     ],
 )

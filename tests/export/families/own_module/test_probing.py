@@ -392,11 +392,7 @@ def test_training_mode_is_told_where_it_may_matter():
         return F.dropout(x, training=self.training) + h, h + x
 
     told = "the module was in training mode; it is exported in evaluation mode, without dropout and the like"
-    for spec in (
-        spec_of(forward, part=nn.Dropout(0.5)),
-        spec_of(forward, part=nn.BatchNorm1d(4)),
-        spec_of(asks),
-    ):
+    for spec in (spec_of(forward, part=nn.Dropout(0.5)), spec_of(forward, part=nn.BatchNorm1d(4)), spec_of(asks)):
         assert plan_of(spec).warnings == (told,)
         spec.module.eval()
         assert plan_of(spec).warnings == ()

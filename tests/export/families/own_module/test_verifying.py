@@ -136,12 +136,7 @@ def test_what_was_exported_passes_and_its_vectors_too(bundle, plan):
 
 @pytest.mark.parametrize(
     ("fault", "gates"),
-    [
-        (leaks, {INDEPENDENT}),
-        (moves_idle_rows, {IDLE}),
-        (bakes_a_state, {OUTPUTS, STATES}),
-        (turns_to_nan, {OUTPUTS}),
-    ],
+    [(leaks, {INDEPENDENT}), (moves_idle_rows, {IDLE}), (bakes_a_state, {OUTPUTS, STATES}), (turns_to_nan, {OUTPUTS})],
 )
 def test_a_fault_in_the_graph_is_found(bundle, plan, fault, gates):
     edit(bundle, fault)
@@ -257,11 +252,7 @@ class Spoken(nn.Module):
 
 def test_what_a_module_prints_is_no_result_and_a_vocabulary_needs_no_file(tmp_path, capsys):
     spec = StepSpec(
-        Spoken(),
-        [InputSpec("x", ("B",), tokens=256)],
-        [StateSpec("s", ("B", 24))],
-        ["s"],
-        vocabulary={"kind": "bytes"},
+        Spoken(), [InputSpec("x", ("B",), tokens=256)], [StateSpec("s", ("B", 24))], ["s"], vocabulary={"kind": "bytes"}
     )
     result = txl_export.export(spec, tmp_path / "spoken.txl", batch_size=2)
     told = capsys.readouterr()

@@ -15,13 +15,7 @@ import numpy as np
 import onnx
 import pytest
 import txl_export
-from seeded_bundle_faults import (
-    edit_graphs,
-    forget_oldest,
-    replace_output,
-    scale_weight,
-    set_aside,
-)
+from seeded_bundle_faults import edit_graphs, forget_oldest, replace_output, scale_weight, set_aside
 from support import call_main, random_state, save_checkpoint, small_config
 from txl_export.families.transformer_xl.building import reference_for
 from txl_export.families.transformer_xl.parity.verification import verify_models
@@ -190,13 +184,7 @@ def test_a_number_of_segments_that_makes_no_sense_is_refused(bundle, segments):
 # ---- faults in the bundle
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "layers.01.attention.query_key_value.weight",
-        "embedding.tables.0",
-    ],
-)
+@pytest.mark.parametrize("name", ["layers.01.attention.query_key_value.weight", "embedding.tables.0"])
 def test_weights_one_percent_off_fail_against_the_checkpoint(copy, checkpoint, name, monkeypatch, capfd):
     scale_weight(copy, name, 1.01)
     parity = txl_export.verify(copy, checkpoint=checkpoint)
@@ -230,11 +218,7 @@ def stale_state(graph: onnx.GraphProto) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "gates"),
-    [
-        (swap_layers, {LOGPROBS, MEMORY}),
-        (stale_state, {LOGPROBS, MEMORY}),
-        (forget_oldest, {MEMORY}),
-    ],
+    [(swap_layers, {LOGPROBS, MEMORY}), (stale_state, {LOGPROBS, MEMORY}), (forget_oldest, {MEMORY})],
 )
 @pytest.mark.parametrize(
     ("files", "ill"),
