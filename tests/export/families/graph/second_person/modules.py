@@ -68,7 +68,7 @@ class Step(nn.Module):
 
 
 def specified(kind: type, text: str) -> list[Any]:
-    """What a line declares, such as `x B L 3 lookahead=2; tokens B L tokens=31`."""
+    """What a line declares, such as `x B L 3; tokens B L tokens=31`."""
     found = []
     for part in text.split(";"):
         name, *words = part.split()
@@ -148,11 +148,8 @@ def export(case: Case, file: Path) -> Path:
             example.append(torch.tensor(16000))
             dynamic.append({})
             continue
-        ahead, grown = getattr(part, "lookahead", 0), getattr(part, "grows", None)
-        shape = [sizes.get(size, size) + (ahead if size == "L" else 0) for size in part.shape]
+        shape = [sizes.get(size, size) for size in part.shape]
         axes = {axis: str(size) for axis, size in enumerate(part.shape) if size in sizes and str(size) in case.open}
-        if grown is not None:
-            shape[grown], axes[grown] = 3, f"rows_{name}"
         kind = getattr(torch, "int64" if getattr(part, "tokens", None) else part.dtype)
         example.append(torch.rand(shape) if kind == torch.float32 else torch.ones(shape, dtype=kind))
         dynamic.append(axes)
@@ -188,13 +185,6 @@ def gru_cell(m, x, h):
 
 
 @right(
-    "x h -> y new_h=h'", "x B L 6 | h 2 B 7", lambda: {"gru": nn.GRU(6, 7, num_layers=2, batch_first=True)}, dynamo=18
-)
-def gru_two_layers(m, x, h):
-    return m.gru(x, h)
-
-
-@right(
     "obs=x done h_in=h c_in=c -> action=y value=v h_out=h' c_out=c'",
     "x B 9; done B dtype=bool | h B 13; c B 13 | y; v B",
     lambda: {
@@ -227,20 +217,6 @@ def stacked_state_and_sampling_rate(m, x, state):
 
 
 @right(
-    "x cache1 cache2 -> y cache1_out=cache1' cache2_out=cache2'",
-    "x B L 3 | cache1 B 3 4; cache2 B 6 2",
-    lambda: {"first": nn.Conv1d(3, 6, 5), "second": nn.Conv1d(6, 3, 3)},
-    dynamo=18,
-    open="B",
-)
-def convolution_caches(m, x, cache1, cache2):
-    x = torch.cat([cache1, x.transpose(1, 2)], 2)
-    cache1, x = x[:, :, -4:], torch.relu(m.first(x))
-    x = torch.cat([cache2, x], 2)
-    return m.second(x).transpose(1, 2), cache1, x[:, :, -2:]
-
-
-@right(
     "x window.0=w0 window.1=w1 -> y next.0=w0' next.1=w1'",
     "x B 4 | w0 B 5 4; w1 B 9 4",
     lambda: {"first": nn.Linear(12, 4), "second": nn.Linear(12, 2)},
@@ -250,14 +226,6 @@ def dilated_windows(m, x, w0, w1):
     w0 = torch.cat([w0[:, 1:], x[:, None]], 1)
     w1 = torch.cat([w1[:, 1:], torch.relu(m.first(w0[:, ::2].flatten(1)))[:, None]], 1)
     return m.second(w1[:, ::4].flatten(1)), w0, w1
-
-
-@right(
-    "x past -> y present=past'", "x B L 5 | past B 8 5 grows=1", lambda: {"query": nn.Linear(5, 5)}, batch=1, length=2
-)
-def memory_that_grows(m, x, past):
-    rows = torch.cat([past, x], 1)
-    return (m.query(x) @ rows.transpose(1, 2)).softmax(-1) @ rows, rows[:, -8:]
 
 
 # Recurrences of sums

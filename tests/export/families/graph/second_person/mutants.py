@@ -47,30 +47,11 @@ def window_not_moved(m: Any, own: Any, x: Any, a: Any, b: Any) -> Any:
 
 
 MUTANTS = {
-    # agents-js#944: the context is cut at the wrong end
-    "context_from_the_wrong_end": calls(
-        "convolution_caches",
-        "state cache1",
-        lambda m, own, x, a, b: (
-            own(m, x, a, b)[0],
-            torch.cat([a, x.transpose(1, 2)], 2)[:, :, :4],
-            own(m, x, a, b)[2],
-        ),
-    ),
-    # transformers#47900, NeMo#5867: the window is never cut, and the outputs agree
-    "window_grows_for_ever": calls(
-        "memory_that_grows",
-        "gives present of the shape",
-        lambda m, own, x, past: (own(m, x, past[:, -8:])[0], torch.cat([past, x], 1)),
-    ),
     # sherpa-onnx#1700: a reset leaves one of the states as it is
     "reset_of_one_state": calls(
         "policy_that_takes_done",
         "output y",
         lambda m, own, x, done, h, c: own(m, x, torch.zeros_like(done), h * (~done).float()[:, None], c),
-    ),
-    "layers_in_another_order": calls(
-        "gru_two_layers", "state h", lambda m, own, x, h: (own(m, x, h)[0], own(m, x, h)[1].flip(0))
     ),
     "window_not_moved": calls("dilated_windows", "state w1", window_not_moved),
     "weights_quantised_by_a_tool": edits("gru_cell", "output y", quantised),
