@@ -177,15 +177,6 @@ def _tail_of_input(self: Any, x: Tensor, cache: Tensor) -> Any:
     return torch.relu(self.layer(torch.cat([cache, x], -1))), x[..., -cache.shape[-1] :]
 
 
-def _packed_caches(self: Any, x: Tensor, caches: Tensor) -> Any:
-    found = []
-    for at, layer in enumerate(self.layers):
-        window = torch.cat([caches[at], x], -1)
-        found.append(window[..., -2:])
-        x = torch.relu(layer(window))
-    return x, torch.stack(found)
-
-
 def _in_place(self: Any, x: Tensor, caches: Tensor) -> Any:
     caches = caches.clone()
     window = torch.cat([caches[0], x], -1)
@@ -248,11 +239,6 @@ def _linear_attention(self: Any, x: Tensor, s: Tensor) -> Any:
     q, k, v = self.l(x).chunk(3, -1)
     s = 0.9 * s + k[:, :, None] * v[:, None, :]
     return (q[:, None, :] @ s)[:, 0], s
-
-
-def _diagonal(self: Any, x: Tensor, s: Tensor) -> Any:
-    s = torch.exp(-torch.nn.functional.softplus(self.a(x))) * s + self.b(x)
-    return self.o(s), s
 
 
 def _ring(self: Any, x: Tensor, at: Tensor, rows: Tensor) -> Any:
@@ -413,12 +399,6 @@ STATEFUL: dict[str, Case] = {
     "convolution, tail of its input": _case(
         step(_tail_of_input, layer=lambda: nn.Conv1d(D, D, 3)), normal(B, D, T), "cache", [(B, D, 2)]
     ),
-    "convolutions, packed": _case(
-        step(_packed_caches, layers=lambda: nn.ModuleList(nn.Conv1d(D, D, 3) for _ in range(2))),
-        normal(B, D, T),
-        "cache",
-        [(2, B, D, 2)],
-    ),
     "convolutions, in place": _case(
         step(_in_place, a=lambda: nn.Conv1d(D, D, 3), b=lambda: nn.Conv1d(D, D, 3)),
         normal(B, D, 1),
@@ -446,9 +426,6 @@ STATEFUL: dict[str, Case] = {
     ),
     "linear attention": _case(
         step(_linear_attention, l=linear(H, 3 * H)), normal(B, H), "state", [(B, H, H)], BATCH, named=True
-    ),
-    "state space": _case(
-        step(_diagonal, a=linear(D, H), b=linear(D, H), o=linear(H, 2)), normal(B, D), "ssm_state", [(B, H)], named=True
     ),
     "elman": _case(
         step(_elman, i=linear(D, H), h=linear(H, H), o=linear(H, 2)), normal(B, D), "h", [(B, H)], named=True

@@ -27,14 +27,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"attn_type": 3, "position_rows": 11, "pre_lnorm": True},
         {"batch_size": 3, "memory": "hidden"},
     ),
-    "sinusoids that are added": ({"attn_type": 2}, {"memory": "hidden"}),
-    "memory of zeros, pre-norm, clamp": ({"pre_lnorm": True, "memory_start": "zeros", "clamp_length": 5}, {}),
-    "hidden memory of zeros": ({"memory_start": "zeros"}, {"memory": "hidden"}),
-    "window": ({"same_length": True}, {"batch_size": 2}),
-    "no memory": ({"memory_length": 0}, {}),
-    "adaptive": ({"cutoffs": [20, 40], "div_val": 2}, {"batch_size": 2}),
 }
-FAST = {"learned positions, hidden, three sequences", "without anything"}
 
 
 def reference_of(values: dict[str, Any], manifest: Any) -> PaperModel:
@@ -64,9 +57,7 @@ def farthest(place: Path, reference: PaperModel, update: str, seed: int = 0) -> 
     return worst
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
-)
+@pytest.mark.parametrize("name", MODELS)
 def test_a_bundle_looks_where_the_reference_does(make_bundle, name):
     config, options = MODELS[name]
     path = make_bundle(config=config, **options, **WITHOUT)
