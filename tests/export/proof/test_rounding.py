@@ -25,10 +25,7 @@ from verified_steps import Heard, OnceWrong, failing
 
 CONFIG = small_config()
 CALLS = [
-    (
-        {"tokens": np.random.default_rng(number).integers(0, 60, (2, 4)).astype(np.int32)},
-        np.array(counts, np.int32),
-    )
+    ({"tokens": np.random.default_rng(number).integers(0, 60, (2, 4)).astype(np.int32)}, np.array(counts, np.int32))
     for number, counts in enumerate([(4, 4), (2, 0), (4, 3)])
 ]
 
@@ -121,8 +118,7 @@ class DoublingForgetsToForget(DoublingStream):
 
 
 @pytest.mark.parametrize(
-    ("stream", "gates"),
-    [(DoublingStream, set()), (DoublingWrongOnce, {OUTPUTS}), (DoublingForgetsToForget, {STATES})],
+    ("stream", "gates"), [(DoublingStream, set()), (DoublingWrongOnce, {OUTPUTS}), (DoublingForgetsToForget, {STATES})]
 )
 def test_where_rounding_grows_in_the_model_itself_segments_are_compared_one_by_one(stream, gates):
     heard = Heard()

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from stand_ins.step_stream import AXES, ArrayStream, B
 from txl_export.proof.bits import IDLE, INDEPENDENT, KEPT, REPEATED, RESTORED
-from txl_export.proof.chains import (
-    SEGMENTS,
-)
+from txl_export.proof.chains import SEGMENTS
 from txl_export.proof.gates import OUTPUTS, STATES
 from txl_export.proof.parity import ParityError
 from txl_export.proof.unusual_inputs import FAR

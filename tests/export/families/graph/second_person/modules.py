@@ -35,8 +35,6 @@ class Case:
     length: int = 4
     open: str = ""
     """Which of the axes B and L the file leaves open."""
-    undecided: str = ""
-    """States that inspect leaves to the user, because neither the graph nor their names show them."""
     change: Call | None = None
     """What happens to the module before the export."""
     edit: Call | None = None
@@ -228,26 +226,6 @@ def dilated_windows(m, x, w0, w1):
     return m.second(w1[:, ::4].flatten(1)), w0, w1
 
 
-# Recurrences of sums
-
-
-@right(
-    "x aa bb pp -> y aa_out=aa' bb_out=bb' pp_out=pp'",
-    "x B 6 | aa B 6; bb B 6; pp B 6 initial=-1e30",
-    lambda: {"kvr": nn.Linear(6, 18), "first": torch.rand(6), "decay": torch.rand(6)},
-    open="B",
-    undecided="aa bb pp",
-)
-def rwkv_like(m, x, aa, bb, pp):
-    k, v, r = m.kvr(x).chunk(3, -1)
-    top = torch.maximum(pp, k + m.first)
-    old, new = torch.exp(pp - top), torch.exp(k + m.first - top)
-    y = torch.sigmoid(r) * (old * aa + new * v) / (old * bb + new)
-    top = torch.maximum(pp - m.decay, k)
-    old, new = torch.exp(pp - m.decay - top), torch.exp(k - top)
-    return y, old * aa + new * v, old * bb + new, top
-
-
 # Surprises: right files
 
 
@@ -266,12 +244,6 @@ def next_states_counted_from_one(m, x, cache_0, cache_1):
 def state_of_one_number(m, x, gain):
     gain = 0.9 * gain + 0.1 * x.abs().mean()
     return x * gain, gain
-
-
-@surprise("x top -> y top_out=top'", "x B 3 | top B 3 initial=-inf", lambda: {"mix": nn.Linear(3, 3)})
-def largest_from_minus_infinity(m, x, top):
-    top = torch.maximum(top, x)
-    return m.mix(top), top
 
 
 # Surprises: wrong files
@@ -318,26 +290,3 @@ def positions_beyond_one(m, x, position, h):
 )
 def one_of_many_tokens(m, tokens, h):
     return _gru(m, m.table(tokens), h)
-
-
-@surprise(
-    "x h -> y h_out=h'",
-    "x B 6 | h B 7",
-    _cell,
-    change=calling(lambda m, own, x, h: (own(m, x, h)[0], own(m, x, h)[1] + 0 * h.mean(0, keepdim=True))),
-    dynamo=18,
-    fails=("sequences",),
-)
-def rows_that_infect_their_neighbours(m, x, h):
-    return _gru(m, x, h)
-
-
-@surprise(
-    "x h -> y h_out=h'",
-    "x B 6 | h B 7",
-    _cell,
-    change=calling(lambda m, own, x, h: (own(m, x, h)[0], own(m, x, h)[1] + torch.randn_like(h) * 1e-6)),
-    fails=("repeated",),
-)
-def noise_in_the_state(m, x, h):
-    return _gru(m, x, h)

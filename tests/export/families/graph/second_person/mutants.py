@@ -34,13 +34,6 @@ def quantised(graph: onnx.GraphProto) -> None:
             tensor.CopyFrom(numpy_helper.from_array((array / scale).round() * scale, tensor.name))
 
 
-def crosswise(graph: onnx.GraphProto) -> None:
-    names = {"aa_out": "y", "y": "aa_out"}
-    for node in graph.node:
-        node.output[:] = [names.get(name, name) for name in node.output]
-        node.input[:] = [names.get(name, name) for name in node.input]
-
-
 def window_not_moved(m: Any, own: Any, x: Any, a: Any, b: Any) -> Any:
     y, a, after = own(m, x, a, b)
     return y, a, torch.cat([b[:, :-1], after[:, -1:]], 1)
@@ -55,5 +48,4 @@ MUTANTS = {
     ),
     "window_not_moved": calls("dilated_windows", "state w1", window_not_moved),
     "weights_quantised_by_a_tool": edits("gru_cell", "output y", quantised),
-    "outputs_named_crosswise": edits("rwkv_like", "output y, state aa", crosswise),
 }
