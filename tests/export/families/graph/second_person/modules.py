@@ -29,8 +29,6 @@ class Case:
     names: str
     """Inputs, an arrow, outputs; behind an equals sign what the step calls it, with a prime for the next state."""
     opset: int = 17
-    dynamo: int = 0
-    """The opset of an export by the newer exporter; 0 where the tracer makes the file."""
     batch: int = 2
     length: int = 4
     open: str = ""
@@ -152,20 +150,19 @@ def export(case: Case, file: Path) -> Path:
         example.append(torch.rand(shape) if kind == torch.float32 else torch.ones(shape, dtype=kind))
         dynamic.append(axes)
     names = [[name for name, _, _ in side] for side in (before, after)]
-    options: dict[str, Any] = {
-        "input_names": names[0],
-        "output_names": names[1],
-        "opset_version": case.dynamo or case.opset,
-    }
-    if case.dynamo:
-        open_axes = tuple(dict.fromkeys(axes, torch.export.Dim.DYNAMIC) or None for axes in dynamic)
-        options |= {"dynamic_shapes": (open_axes,), "external_data": False, "verbose": False}
-    else:
-        options["dynamic_axes"] = {name: axes for name, axes in zip(names[0], dynamic, strict=True) if axes}
     module = _Ordered(spec, given, returned).eval()
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # what PyTorch says of its own exporter
-        torch.onnx.export(module, tuple(example), str(file), dynamo=bool(case.dynamo), **options)
+        torch.onnx.export(
+            module,
+            tuple(example),
+            str(file),
+            input_names=names[0],
+            output_names=names[1],
+            opset_version=case.opset,
+            dynamic_axes={name: axes for name, axes in zip(names[0], dynamic, strict=True) if axes},
+            dynamo=False,
+        )
     if case.edit is not None:
         model = onnx.load(file)
         case.edit(model.graph)
