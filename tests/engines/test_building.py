@@ -65,7 +65,8 @@ def test_every_whole_program_becomes_an_engine_that_the_manifest_lists(bundle: P
         assert sidecar.attention_layers == manifest.config.n_layer
         assert sidecar.in_place == 2 * manifest.config.n_layer
         assert sidecar.verified_on
-    assert [stage for stage in heard.stages if "building" in stage] == heard.stages
+    assert heard.stages
+    assert all("building" in title for title, _ in heard.stages)
     assert heard.steps > 100, "the builder's own steps"
     assert not [path for path in bundle.iterdir() if path.name.startswith(".")]
     assert dict(bundle_engines(open_bundle(bundle))) == {engine.file: engine.sidecar for engine in made.engines}

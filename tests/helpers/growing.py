@@ -10,9 +10,7 @@ import numpy as np
 import torch
 import txl_export
 import txl_runtime
-from oracle_stateful import Case, run_bundle
 from torch import Tensor
-from txl_export.adapters.registry import load_adapted
 from txl_export.families.own_module.module_call import Eager
 from txl_export.families.own_module.sizes import fresh_states, random_inputs
 from txl_export.families.own_module.spec import StepSpec
@@ -36,31 +34,6 @@ def state_error(found: Any, filled: Any, rows: int = 1) -> float:
     empty, held = np.split(np.asarray(found), [more], axis=rows)
     assert not empty.any()
     return error(held, filled)
-
-
-def case_errors(name: str, adapter: str, path: Path) -> dict[str, float]:
-    """A case of the oracle by an adapter: the largest error of the logits and of each state, in float64's terms."""
-    case = Case(name)
-    weights = {key[3:]: torch.from_numpy(array) for key, array in case._given.items() if key.startswith("sd/")}
-    spec = load_adapted(adapter, case.facts["config"], weights)
-    lengths = sorted(set(case.lengths), reverse=True)
-    made = txl_export.export(spec, path, batch_size=case.batch_size, segment_length=lengths, verify=False)
-    assert made.manifest.streams == "independent"
-    assert len(made.manifest.programs) == len(lengths)
-    worst: dict[str, float] = {}
-    for segment, (outputs, states) in enumerate(run_bundle(case, made.path)):
-        expected, held = case.expected(segment)
-        assert {*held} == {*states} - {"fill"}
-        told = torch.from_numpy(expected["logits"]).log_softmax(-1)
-        errors = {"logits": error(outputs["logits"], told)}
-        for state, exact in held.items():
-            axis = next((axis for axis, size in enumerate(exact.shape) if size != states[state].shape[axis]), None)
-            if axis is not None:
-                assert (states["fill"] == exact.shape[axis]).all()
-            errors[state] = state_error(states[state], exact, axis or 0)
-        worst = {key: max(value, worst.get(key, 0.0)) for key, value in errors.items()}
-    assert segment == len(case.resets) - 1
-    return worst
 
 
 def step_error(

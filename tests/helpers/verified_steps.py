@@ -15,15 +15,12 @@ class Heard(Listener):
     """Remembers what it was told."""
 
     def __init__(self) -> None:
-        self.stages: list[str] = []
-        self.totals: list[int] = []
+        self.stages: list[tuple[str, int | None]] = []
         self.steps = 0
         self.warnings: list[str] = []
 
     def stage(self, title: str, total: int | None = None) -> None:
-        self.stages.append(title)
-        if total is not None:
-            self.totals.append(total)
+        self.stages.append((title, total))
 
     def advance(self, steps: int = 1) -> None:
         self.steps += steps

@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import oracle_stateful
 import pytest
 import torch
 import txl_export
 import txl_runtime
-from oracle_stateful import Case, errors, run_bundle, run_module
 from own_loops import LIMIT, Stepped, apart, randomised
 from support import package
 from torch import nn
@@ -71,19 +69,6 @@ def drawn(module: Any, length: int) -> Any:
     return lambda random: {"obs": random.standard_normal((length, BATCH, *shape), np.float32)}
 
 
-def oracle(monkeypatch: pytest.MonkeyPatch) -> Case:
-    package("ding.torch_utils.network.gtrxl")
-    case = Case("gd01_policy_step")
-    loaded = {case.name: lambda weights, config: load_adapted("di-engine", config, weights)}
-    monkeypatch.setattr(oracle_stateful, "BUILDS", loaded)
-    return case
-
-
-def test_the_adapter_computes_what_the_package_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = oracle(monkeypatch)
-    assert max(errors(run_module(case), case)) <= 1e-12
-
-
 @pytest.mark.parametrize("length", [1, 3])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_a_step_is_the_packages_call_with_its_own_memory(options: dict[str, Any], length: int) -> None:
@@ -140,14 +125,6 @@ def test_a_checkpoint_of_a_policy_is_loaded(tmp_path: Path) -> None:
 def test_other_models_are_refused_by_name() -> None:
     with pytest.raises(UsageError, match=r"this Linear has no memory.*expected ding's GTrXL or GTrXLDQN"):
         step_spec(nn.Linear(2, 2))
-
-
-@pytest.mark.slow
-def test_the_bundle_carries_what_the_package_computed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    case = oracle(monkeypatch)
-    made = txl_export.export(case.build(), tmp_path / "gtrxl.txl", batch_size=BATCH, segment_length=1, verify=False)
-    assert made.manifest.streams == "independent"
-    assert max(errors(run_bundle(case, made.path), case)) <= LIMIT
 
 
 @pytest.mark.slow

@@ -7,15 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import oracle_stateful
 import pytest
 import torch
 import txl_export
 import txl_runtime
-from oracle_stateful import Case, errors, run_bundle, run_module
 from support import package
 from torch import Tensor
-from txl_export.adapters.registry import adapt, load_adapted
+from txl_export.adapters.registry import adapt
 from txl_export.families.own_module.module_call import Eager
 from txl_export.families.own_module.sizes import fresh_states
 from txl_runtime.errors import UsageError
@@ -239,28 +237,6 @@ def test_a_module_that_computes_otherwise_than_the_step_is_refused(monkeypatch: 
     monkeypatch.setattr(layer, "infer", lambda *given: (inner(*given)[0] * 1.01, *inner(*given)[1:]))
     with pytest.raises(UsageError, match="output encoded of segment 1 is not what Emformer itself computes"):
         adapt("emformer", module)
-
-
-def built(weights: Any, config: Any) -> Any:
-    package("torchaudio.models")
-    return load_adapted("emformer", config, weights)
-
-
-@pytest.fixture
-def case(monkeypatch: pytest.MonkeyPatch) -> Case:
-    monkeypatch.setattr(oracle_stateful, "BUILDS", {"em01_emformer": built})
-    return Case("em01_emformer")
-
-
-def test_the_oracle_s_numbers_by_the_package_s_module(case: Case) -> None:
-    assert max(errors(run_module(case), case)) <= EXACT
-
-
-@pytest.mark.slow
-def test_the_oracle_s_numbers_by_a_bundle(case: Case, tmp_path: Path) -> None:
-    made = oracle_stateful.export_case(case, tmp_path / "bundle.txl")
-    assert made.manifest.streams == "independent"
-    assert max(errors(run_bundle(case, made.path), case)) <= LIMIT
 
 
 @pytest.mark.slow

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import oracle_stateful
 import pytest
 import torch
 import txl_export
 import txl_runtime
-from oracle_stateful import Case, errors, run_bundle, run_module
 from own_loops import LIMIT, Stepped, apart, randomised
 from torch import nn
 from torch.distributions import Distribution
@@ -103,21 +101,6 @@ def drawn(module: Any) -> Any:
     return lambda random: {"obs": random.standard_normal((BATCH, *module.observation_space_shape), np.float32)}
 
 
-def oracle(monkeypatch: pytest.MonkeyPatch) -> Case:
-    case = Case("mm01_episodic")
-
-    def loaded(weights: Any, config: Any) -> Any:
-        return load_adapted("episodic", config | {"repository": str(REPOSITORY)}, weights)
-
-    monkeypatch.setattr(oracle_stateful, "BUILDS", {case.name: loaded})
-    return case
-
-
-def test_the_adapter_computes_what_the_repository_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = oracle(monkeypatch)
-    assert max(errors(run_module(case), case)) <= 1e-12
-
-
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_a_step_is_the_players_loop(options: dict[str, Any]) -> None:
     module = model(options)
@@ -186,14 +169,6 @@ def test_a_window_longer_than_an_episode_and_other_models_are_refused() -> None:
         step_spec(module)
     with pytest.raises(UsageError, match="this is a Linear, expected the repository's Transformer"):
         step_spec(nn.Linear(2, 2))
-
-
-@pytest.mark.slow
-def test_the_bundle_carries_what_the_repository_computed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    case = oracle(monkeypatch)
-    made = txl_export.export(case.build(), tmp_path / "episodic.txl", batch_size=BATCH, verify=False)
-    assert made.manifest.streams == "independent"
-    assert max(errors(run_bundle(case, made.path), case)) <= LIMIT
 
 
 @pytest.mark.slow

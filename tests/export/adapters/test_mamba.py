@@ -8,12 +8,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
-import oracle_stateful
 import pytest
 import torch
 import txl_export
 import txl_runtime
-from oracle_stateful import Case, errors, run_bundle, run_module
 from support import package
 from txl_export.adapters import mamba
 from txl_export.adapters.registry import adapt, load_adapted
@@ -29,7 +27,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "padded vocabulary, muP": {"vocab_size": 21, "pad_vocab_size_multiple": 8, "mup": True, "mup_base_width": 4},
     "features": {"expand_factor": 3, "n_layers": 3, "inner_layernorms": True, "bias": True},
 }
-EXACT = 1e-6  # the package casts parts to float32 whatever the dtype
 LIMIT = 1e-4
 
 
@@ -150,32 +147,6 @@ def test_a_window_of_one_is_refused_because_the_package_s_step_reads_the_token_b
     assert not torch.allclose(steps[2], whole[:, 2])
     with pytest.raises(UsageError, match="d_conv is 1, expected at least 2"):
         adapt("mamba", module)
-
-
-def built(weights: Any, config: Any) -> Any:
-    package("mambapy.mamba")
-    return load_adapted("mamba", config, weights)
-
-
-@pytest.fixture
-def case(monkeypatch: pytest.MonkeyPatch) -> Case:
-    monkeypatch.setattr(oracle_stateful, "BUILDS", {"ma01_mamba": built})
-    return Case("ma01_mamba")
-
-
-def test_the_oracle_s_numbers_by_the_package_s_module(case: Case) -> None:
-    assert max(errors(run_module(case), case)) <= EXACT
-
-
-@pytest.mark.slow
-def test_the_oracle_s_numbers_by_a_bundle_that_also_generates(case: Case, tmp_path: Path) -> None:
-    made = oracle_stateful.export_case(case, tmp_path / "bundle.txl")
-    assert made.manifest.streams == "independent"
-    assert max(errors(run_bundle(case, made.path), case, logits="logits")) <= LIMIT
-    stream = txl_runtime.load(made.path, "cpu").stream()
-    tokens = np.random.default_rng(0).integers(0, 24, (2, 7))
-    assert stream.score(tokens).shape == (2, 6)
-    assert len(list(stream.generate(tokens, 3, seed=0))) == 3
 
 
 @pytest.mark.slow

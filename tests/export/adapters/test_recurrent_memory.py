@@ -1,4 +1,4 @@
-"""recurrent-memory-transformer-pytorch in one graph: the oracle's cases, and options beside the package's own calls."""
+"""recurrent-memory-transformer-pytorch in one graph: options beside the package's own calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from growing import bundle_error, case_errors, step_error
+from growing import bundle_error, step_error
 from support import package
 from torch import Tensor, nn
 from txl_export.adapters.recurrent_memory import build, step_spec
@@ -48,15 +48,6 @@ def called(plain: Any) -> Any:
         return logits, held, (memories, caches)
 
     return own
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["rm01_xl", "rm02_no_xl"])
-def test_the_oracles_cases(name: str, tmp_path: Path) -> None:
-    package("recurrent_memory_transformer_pytorch")
-    errors = case_errors(name, "recurrent-memory", tmp_path / "bundle.txl")
-    assert {"logits", "read_memories"} <= set(errors)
-    assert max(errors.values()) <= LIMIT
 
 
 @pytest.mark.parametrize(

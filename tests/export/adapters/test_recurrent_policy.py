@@ -1,4 +1,4 @@
-"""Recurrent policies: the oracle's case, and packages' own policies beside their bundles, reset one by one."""
+"""Recurrent policies: packages' own policies beside their bundles, reset one by one."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ import pytest
 import torch
 import txl_export
 import txl_runtime
-from oracle_stateful import Case, errors, run_bundle
+from own_loops import Stepped
 from stand_ins.stateful.actor_critic_recurrent import ActorCriticRecurrent
 from support import package
 from torch import Tensor, nn
 from txl_export.adapters.recurrent_policy import build, split, step_spec
 from txl_export.adapters.registry import adapt, load_adapted
-from txl_export.families.own_module.module_call import Eager
-from txl_export.families.own_module.sizes import fresh_states
 from txl_export.families.own_module.spec import StepSpec
 from txl_runtime.errors import TxlError, UsageError
 
@@ -42,26 +40,6 @@ def random_weights(module: nn.Module, seed: int = 0) -> nn.Module:
             spread = name.rpartition(".")[2] in ("_var", "_std", "running_var", "std")
             tensor.copy_(values.abs() + 0.7 if spread else values)
     return module.eval()
-
-
-class Stepped:
-    """A specification's step as a stream, without an export."""
-
-    def __init__(self, spec: StepSpec) -> None:
-        self._eager, self._states = Eager(spec), dict(fresh_states(spec, BATCH))
-
-    def run(self, inputs: Named) -> dict[str, Any]:
-        outputs, after = self._eager({name: torch.from_numpy(array) for name, array in inputs.items()}, self._states)
-        self._states = dict(after)
-        return {name: tensor.numpy() for name, tensor in outputs.items()}
-
-    def reset(self, rows: Any) -> None:
-        for tensor in self._states.values():
-            assert tensor is not None
-            tensor[:, torch.from_numpy(rows)] = 0
-
-    def state(self) -> dict[str, Any]:
-        return {name: tensor.numpy() for name, tensor in self._states.items() if tensor is not None}
 
 
 def exported(spec: StepSpec, path: Path) -> Any:
@@ -91,7 +69,7 @@ def largest_error(spec: StepSpec, stream: Any, own: Own, *, steps: int = 200, fo
             if "episode_start" in inputs:
                 inputs["episode_start"] = begins.astype(np.float32)
             elif begins.any():
-                stream.reset(begins)
+                stream.reset(np.flatnonzero(begins))
             found = stream.run(inputs)
             found |= {f"state {name}": array for name, array in stream.state().items()}
             found["log shares"] = torch.from_numpy(found["action"]).log_softmax(-1).numpy()
@@ -111,21 +89,6 @@ def held(**states: Any) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.slow
-def test_the_oracles_policy_is_built_from_its_own_config(tmp_path: Path) -> None:
-    case = Case("rp01_lstm_policy")
-    weights = {name[3:]: torch.from_numpy(case._given[name]) for name in case._given if name.startswith("sd/")}
-    spec = load_adapted(NAME, case.facts["config"], weights)
-    assert [entry.name for entry in spec.states] == [state["name"] for state in case.facts["state"]]
-    lengths = sorted(set(case.lengths), reverse=True)
-    made = txl_export.export(
-        spec, tmp_path / "policy.txl", batch_size=case.batch_size, segment_length=lengths, verify=False
-    )
-    outputs, states = errors(run_bundle(case, made.path), case)
-    assert outputs <= LIMIT
-    assert states <= LIMIT
-
-
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 @pytest.mark.parametrize("starts", [False, True])
 def test_a_plain_policy_streams_as_torch_computes_it(kind: str, starts: bool) -> None:
@@ -141,9 +104,9 @@ def test_a_plain_policy_streams_as_torch_computes_it(kind: str, starts: bool) ->
         rows, state = policy.rnn((inputs["obs"] - policy.mean) / (policy.std + 0.01), state)
         return {"action": policy.actor(rows), "value": policy.critic(rows)[..., 0], **held(only=state)}
 
-    assert largest_error(spec, Stepped(spec), own) <= EXACT
+    assert largest_error(spec, Stepped(spec, BATCH), own) <= EXACT
     state = None
-    assert largest_error(spec, Stepped(spec), own, forget=True) > LIMIT
+    assert largest_error(spec, Stepped(spec, BATCH), own, forget=True) > LIMIT
 
 
 @pytest.mark.parametrize(("kind", "normalized"), [("lstm", True), ("gru", False)])
@@ -158,7 +121,7 @@ def test_rsl_rls_older_policy_by_its_names(kind: str, normalized: bool) -> None:
         return {"action": action, "value": value, **held(**states)}
 
     spec = adapt(NAME, policy)
-    assert largest_error(spec, Stepped(spec), own) <= EXACT
+    assert largest_error(spec, Stepped(spec, BATCH), own) <= EXACT
 
 
 def test_the_critic_can_be_left_out_with_the_input_that_it_alone_needs() -> None:

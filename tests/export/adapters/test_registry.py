@@ -105,10 +105,6 @@ def _pickled(path: Path, content: Any) -> Path:
     return path
 
 
-def _beside(path: Path) -> Any:
-    return {"optimizer": {"state": {}}, "iter": 3, "model": state_dict()}
-
-
 CHECKPOINTS: dict[str, Callable[[Path], Any]] = {
     "a state dict": lambda path: _saved(path, state_dict()),
     "in memory": lambda path: state_dict(),
@@ -171,12 +167,7 @@ REFUSED: dict[str, tuple[Any, Any, type[TxlError], str]] = {
         r"missing: cell\.bias, head\.bias; not expected: a; of another shape: head\.weight is \[1\], expected \[2, 4\]",
     ),
     "no tensor": (CONFIG, {**state_dict(), "cell.bias": 3}, CheckpointError, r"cell\.bias is a int, expected tensors"),
-    "no tensors": (
-        CONFIG,
-        {"step": 1},
-        CheckpointError,
-        "holds the keys step, expected tensors by name, or",
-    ),
+    "no tensors": (CONFIG, {"step": 1}, CheckpointError, "holds the keys step, expected tensors by name, or"),
     "far inside": (
         CONFIG,
         {"model": {"model": {"model": {"model": state_dict()}}}},
@@ -293,15 +284,6 @@ def test_of_an_adapter_of_several_packages_the_missing_one_is_named(monkeypatch)
     config = {"obs": {"policy": 6}, "num_actions": 3, "obs_groups": {}, "actor": {}}
     with pytest.raises(UsageError, match=r"^rsl-rl-lib is not installed; pip install rsl-rl-lib$"):
         load_adapted("recurrent-policy", config, {"a": torch.ones(1)})
-
-
-def test_what_to_do_about_a_missing_package_is_said():
-    advice = {name: ADAPTERS[name].install for name in ("mamba", "rllib", "episodic")}
-    assert advice == {
-        "mamba": "pip install mambapy",
-        "rllib": "pip install 'ray[rllib]'",
-        "episodic": 'name its folder as "repository" in the config',
-    }
 
 
 def test_another_package_s_module_is_refused(package):

@@ -7,12 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import oracle_stateful
 import pytest
 import torch
 import txl_export
 import txl_runtime
-from oracle_stateful import Case, errors, run_bundle, run_module
 from own_loops import LIMIT, Stepped, apart, randomised
 from support import package
 from torch import nn
@@ -115,19 +113,6 @@ def drawn(module: Any) -> Any:
     return lambda random: {"obs": random.standard_normal((BATCH, 1, *module.obs_space.shape), np.float32)}
 
 
-def oracle(monkeypatch: pytest.MonkeyPatch) -> Case:
-    package("ray.rllib.models.torch.attention_net")
-    case = Case("gr01_policy_step")
-    loaded = {case.name: lambda weights, config: load_adapted("rllib", config, weights)}
-    monkeypatch.setattr(oracle_stateful, "BUILDS", loaded)
-    return case
-
-
-def test_the_adapter_computes_what_the_package_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = oracle(monkeypatch)
-    assert max(errors(run_module(case), case)) <= 1e-12
-
-
 @pytest.mark.parametrize("config", OPTIONS.values(), ids=OPTIONS)
 def test_a_step_is_the_packages_call_under_its_own_sampler(config: dict[str, Any]) -> None:
     module = model(config)
@@ -216,14 +201,6 @@ def test_earlier_actions_and_rewards_are_refused_by_name() -> None:
 def test_other_models_are_refused_by_name() -> None:
     with pytest.raises(UsageError, match=r"this Linear has no attention_layers.*expected RLlib's GTrXLNet"):
         step_spec(nn.Linear(2, 2))
-
-
-@pytest.mark.slow
-def test_the_bundle_carries_what_the_package_computed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    case = oracle(monkeypatch)
-    made = txl_export.export(case.build(), tmp_path / "gtrxl.txl", batch_size=BATCH, segment_length=1, verify=False)
-    assert made.manifest.streams == "independent"
-    assert max(errors(run_bundle(case, made.path), case)) <= LIMIT
 
 
 @pytest.mark.slow

@@ -43,15 +43,6 @@ NO_LANGUAGE_MODEL = ["x30_gtrxl"]
 CASES = [name for name in ALL if name not in NO_LANGUAGE_MODEL]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Models this small lose more to handing work around than they gain."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @dataclass(frozen=True)
 class Model:
     """What `PaperModel` takes; mutated one field at a time below."""
@@ -162,14 +153,7 @@ def worst(found: list[Tensor], expected: list[Tensor]) -> float:
 
 
 def test_every_code_base_has_a_case_and_no_case_is_forgotten():
-    assert {load(name).imported.family for name in CASES} == {
-        "kimiyoung",
-        "nvidia",
-        "hf",
-        "remixl",
-        "fastai",
-        "cntxl",
-    }
+    assert {load(name).imported.family for name in CASES} == {"kimiyoung", "nvidia", "hf", "remixl", "fastai", "cntxl"}
     assert {load(name).model.config.attn_type for name in CASES} == {0, 1, 2, 3}
     assert set(NO_LANGUAGE_MODEL) < set(ALL)
 
@@ -337,48 +321,30 @@ MISTAKES = [
     ("k60_attn2_mem0", "a clamp", dialect(clamp_length=3)),
     ("k70_attn3", "distances reversed", distances_reversed),
     ("k70_attn3", "zeros start", dialect(memory_start="zeros")),
-    ("k20_adp_div1", "clusters reversed", clusters_reversed),
     ("k30_adp_div2", "clusters reversed", clusters_reversed),
-    ("n10_adp_div1", "clusters reversed", clusters_reversed),
     ("n12_adp_div2", "clusters reversed", clusters_reversed),
     ("h12_adp_div2", "clusters reversed", clusters_reversed),
     ("k30_adp_div2", "projection 0 tied", shared_projection),
-    ("n12_adp_div2", "projection 0 tied", shared_projection),
     ("h12_adp_div2", "projection 0 tied", shared_projection),
     ("k01_base", "zeros start", dialect(memory_start="zeros")),
-    ("n01_base", "zeros start", dialect(memory_start="zeros")),
-    ("x01_cntxl_prompt", "zeros start", dialect(memory_start="zeros")),
-    ("x10_remixl", "zeros start", dialect(memory_start="zeros")),
-    ("x20_fastai_xl", "zeros start", dialect(memory_start="zeros")),
     ("h01_base", "empty start", dialect(memory_start="empty")),
     ("k03_same_length", "window M - 1", dialect(window=7)),
     ("k03_same_length", "window M + 1", dialect(window=9)),
     ("k03_same_length", "no window", dialect(window=None)),
-    ("h03_same_length", "window M - 1", dialect(window=7)),
     ("h03_same_length", "window M + 1", dialect(window=9)),
-    ("x10_remixl", "window M - 1", dialect(window=7)),
     ("x10_remixl", "window M + 1", dialect(window=9)),
     ("x01_cntxl_prompt", "window L - 1", dialect(window=5, segment_window=False)),
     ("x01_cntxl_prompt", "window L + 1", dialect(window=7, segment_window=False)),
     ("x01_cntxl_prompt", "no window", dialect(segment_window=False)),
     ("k01_base", "a window", dialect(window=8)),
-    ("n01_base", "a window", dialect(window=9)),
-    ("x20_fastai_xl", "a window", dialect(window=9)),
     ("k05_clamp4", "clamp - 1", dialect(clamp_length=3)),
     ("k05_clamp4", "clamp + 1", dialect(clamp_length=5)),
     ("k05_clamp4", "no clamp", dialect(clamp_length=None)),
     ("k01_base", "no embedding scale", config(embedding_scale=1.0)),
-    ("n01_base", "no embedding scale", config(embedding_scale=1.0)),
-    ("h01_base", "no embedding scale", config(embedding_scale=1.0)),
-    ("x10_remixl", "no embedding scale", config(embedding_scale=1.0)),
     ("x20_fastai_xl", "embedding scale", config(embedding_scale=4.0)),
     ("x01_cntxl_prompt", "embedding scale", config(embedding_scale=4.0)),
     ("k01_base", "u and v swapped", swapped("content_bias", "position_bias")),
-    ("n01_base", "u and v swapped", swapped("content_bias", "position_bias")),
-    ("h01_base", "u and v swapped", swapped("content_bias", "position_bias")),
     ("x01_cntxl_prompt", "u and v swapped", swapped("content_bias", "position_bias")),
-    ("x10_remixl", "u and v swapped", swapped("content_bias", "position_bias")),
-    ("x20_fastai_xl", "u and v swapped", swapped("content_bias", "position_bias")),
     ("x01_cntxl_prompt", "q and k swapped", swapped("query", "key")),
     ("x20_fastai_xl", "k and v swapped", swapped("key", "value")),
     ("k02_pre_lnorm", "norm after the block", config(pre_lnorm=False)),

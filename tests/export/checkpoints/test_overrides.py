@@ -16,22 +16,9 @@ from txl_export.checkpoints import read_checkpoint
 from txl_export.checkpoints.overrides import Overrides, ask_overrides, recorded_overrides
 from txl_export.families.transformer_xl.weights import check_weights, model_id
 from txl_runtime.errors import CheckError, UsageError
+from verified_steps import Heard
 
 CLUSTERED = "kimiyoung/k30_adp_div2"
-
-
-class Notes:
-    """A listener that keeps what a user is told."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def stage(self, title: str, total: int | None = None) -> None: ...
-
-    def advance(self, steps: int = 1) -> None: ...
-
-    def warn(self, message: str) -> None:
-        self.lines.append(message)
 
 
 def checkpoint() -> Path:
@@ -85,9 +72,9 @@ def test_what_a_family_has_anyway_changes_nothing(case: str, order: str, start: 
 
 
 def export(folder: Path, file: Path, **options: Any) -> tuple[Path, list[str]]:
-    heard = Notes()
+    heard = Heard()
     shape: dict[str, Any] = {"segment_length": (4, 1), "memory_length": 6, "verify": False, "listener": heard}
-    return txl_export.export(file, folder / "model.txl", **shape, **options).path, heard.lines
+    return txl_export.export(file, folder / "model.txl", **shape, **options).path, heard.warnings
 
 
 @pytest.mark.slow

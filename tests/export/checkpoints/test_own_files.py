@@ -169,21 +169,24 @@ def same_model(one: Imported, other: Imported) -> bool:
 # ---- kimiyoung, and forks that save whole modules
 
 
-@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
-@pytest.mark.parametrize("name", ["k02_pre_lnorm", "k12_not_tied", "k20_adp_div1", "k30_adp_div2"])
-def test_a_whole_module_is_the_state_with_the_constructor_s_arguments(tmp_path, name, zipped):
+@pytest.mark.parametrize(
+    ("name", "zipped", "wrapped"),
+    [
+        ("k01_base", True, True),
+        ("k02_pre_lnorm", True, False),
+        ("k12_not_tied", False, False),
+        ("k20_adp_div1", True, False),
+        ("k30_adp_div2", False, False),
+    ],
+)
+def test_a_whole_module_is_the_state_with_the_constructor_s_arguments(tmp_path, name, zipped, wrapped):
     state, config = case(f"kimiyoung/{name}")
-    found, source = read_checkpoint(saved(tmp_path, f"kimiyoung/{name}", zipped))
+    found, source = read_checkpoint(saved(tmp_path, f"kimiyoung/{name}", zipped, wrapped=wrapped))
     assert same_model(found, read_checkpoint(state, config=config)[0])
     assert source.container == ("torch zip" if zipped else "torch legacy")
-    assert source.recognised == "kimiyoung: a pickled module mem_transformer.MemTransformerLM"
+    outermost = "torch.nn.parallel.data_parallel.DataParallel" if wrapped else "mem_transformer.MemTransformerLM"
+    assert source.recognised == f"kimiyoung: a pickled module {outermost}"
     assert found.notes == (f"recognised as {source.recognised}",)
-
-
-def test_a_wrapped_whole_module_too(tmp_path):
-    state, config = case("kimiyoung/k01_base")
-    found, _ = read_checkpoint(saved(tmp_path, "kimiyoung/k01_base", wrapped=True))
-    assert same_model(found, read_checkpoint(state, config=config)[0])
 
 
 def test_what_a_fork_changed_in_its_modules_is_taken_from_them(tmp_path):
@@ -209,24 +212,15 @@ def test_a_model_with_an_extended_context_runs_without_it_where_that_is_asked_fo
         ExportOptions(extended_length=8)
 
 
-def another_activation(model):
-    model.layers[0].pos_ff.CoreNet.add_module("1", nn.GELU())
-
-
-def memory_tokens(model):
-    model.mem_tokens = torch.zeros(2, 1, 16)
-
-
-def counted_memory_tokens(model):
-    model.num_mem_tokens = 2
-
-
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (another_activation, "GELU, expected ReLU"),
-        (memory_tokens, "a tensor mem_tokens beside its parameters"),
-        (counted_memory_tokens, "num_mem_tokens 2"),
+        (lambda model: model.layers[0].pos_ff.CoreNet.add_module("1", nn.GELU()), "GELU, expected ReLU"),
+        (
+            lambda model: setattr(model, "mem_tokens", torch.zeros(2, 1, 16)),
+            "a tensor mem_tokens beside its parameters",
+        ),
+        (lambda model: setattr(model, "num_mem_tokens", 2), "num_mem_tokens 2"),
     ],
 )
 def test_a_fork_that_computes_something_else_is_refused(tmp_path, change, named):
@@ -386,8 +380,15 @@ def test_a_width_of_the_embedding_below_1_is_the_model_s_as_in_train_py():
     assert same_model(found, read_checkpoint(state, config=config)[0])
 
 
-@pytest.mark.parametrize("family", ["kimiyoung/k20_adp_div1", "nvidia/n10_adp_div1", "hf/h12_adp_div2"])
-@pytest.mark.parametrize("cutoffs", [[35, 20, 50], [20, 20, 50], [20, 35, 60], [0, 35, 50]])
+@pytest.mark.parametrize(
+    ("family", "cutoffs"),
+    [
+        ("kimiyoung/k20_adp_div1", [35, 20, 50]),
+        ("kimiyoung/k20_adp_div1", [0, 35, 50]),
+        ("nvidia/n10_adp_div1", [20, 20, 50]),
+        ("hf/h12_adp_div2", [20, 35, 60]),
+    ],
+)
 def test_cutoffs_have_to_ascend_within_the_vocabulary(family, cutoffs):
     state, config = case(family)
     with pytest.raises(CheckpointError, match=r"do not ascend between 0 and|>= 1"):

@@ -230,12 +230,6 @@ def test_what_else_torch_writes_as_a_zip_archive_is_named(tmp_path):
         read_weights(path)
 
 
-def test_a_plain_pickle_of_a_state_dict_is_read(tmp_path):
-    path = tmp_path / "weights.pkl"
-    path.write_bytes(pickle.dumps(Policy().state_dict()))
-    assert list(read_weights(path)) == list(Policy().state_dict())
-
-
 def test_beside_weights_other_objects_are_stand_ins_and_nothing_runs(tmp_path):
     canary, path = tmp_path / "canary", tmp_path / "state.pkl"
     content = {"weights": {"a": np.ones(2, np.float32)}, "policy": Policy(), "runs": Runs(f"touch {canary}")}

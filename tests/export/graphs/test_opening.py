@@ -58,18 +58,12 @@ def whole(*numbers: int) -> np.ndarray:
 
 
 FORMS: dict[str, tuple[Callable[[int], tuple[Nodes, Constants]], set[str]]] = {
-    "a size that is kept": (
-        lambda b: ([("Reshape", ["_", "s"], {})], {"s": whole(b, 2, 3)}),
-        {"Reshape"},
-    ),
+    "a size that is kept": (lambda b: ([("Reshape", ["_", "s"], {})], {"s": whole(b, 2, 3)}), {"Reshape"}),
     "a size that is kept, where 0 means none": (
         lambda b: ([("Reshape", ["_", "s"], {"allowzero": 1})], {"s": whole(b, 2, -1)}),
         {"Reshape"},
     ),
-    "a size that is left": (
-        lambda b: ([("Reshape", ["_", "s"], {})], {"s": whole(2 * b, 3)}),
-        {"Reshape"},
-    ),
+    "a size that is left": (lambda b: ([("Reshape", ["_", "s"], {})], {"s": whole(2 * b, 3)}), {"Reshape"}),
     "a size that is left behind others": (
         lambda b: ([("Reshape", ["before", "s"], {})], {"s": whole(2, 6, b)}),
         {"Reshape"},
@@ -170,10 +164,7 @@ REFUSED: dict[str, tuple[Callable[[int], tuple[Nodes, Constants]], str]] = {
         "the graph of 4 sequences has more operators or fewer",
     ),
     "another operator": (lambda b: ([("Neg" if b == B else "Abs", ["_"], {})], {}), "Neg is another operator"),
-    "another attribute": (
-        lambda b: ([("Softmax", ["_"], {"axis": b % 2})], {}),
-        "Softmax has another axis",
-    ),
+    "another attribute": (lambda b: ([("Softmax", ["_"], {"axis": b % 2})], {}), "Softmax has another axis"),
     "another value": (
         lambda b: ([("Neg", ["x"], {}), ("Add", ["_", "x" if b == B else "_"], {})], {}),
         "Add reads something else",

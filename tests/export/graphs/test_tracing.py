@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 import onnx
 import pytest
-import torch
 from google.protobuf.message import Message
 from onnx.external_data_helper import uses_external_data
 from support import cli, random_state, save_checkpoint, small_config
@@ -28,8 +27,8 @@ from txl_runtime.errors import TxlError
 
 # Between them: both forms of memory, several streams, many gathers, and tables of positions too large to be folded.
 BUNDLES: dict[str, dict[str, Any]] = {
-    "default": {},
-    "hidden, 3 streams": {"memory": "hidden", "batch_size": 3},
+    "default": {"verify": False},
+    "hidden, 3 streams": {"memory": "hidden", "batch_size": 3, "verify": False},
     "adaptive, pre-norm": {
         "config": {"cutoffs": (20, 40), "div_val": 2, "pre_lnorm": True, "memory_start": "zeros"},
         "verify": False,
@@ -37,15 +36,6 @@ BUNDLES: dict[str, dict[str, Any]] = {
     "without memory": {"config": {"memory_length": 0}, "verify": False, "segment_length": 4},
     "large": {"config": {"memory_length": 512, "n_head": 8}, "verify": False, "segment_length": 64},
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Models this small lose more to handing work around than they gain."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(params=BUNDLES.values(), ids=BUNDLES)
@@ -174,7 +164,7 @@ def test_state_names_sort_alike_and_none_begins_another(memory, update):
 @pytest.fixture
 def broken(make_bundle: Callable[..., Path], tmp_path: Path) -> Callable[..., None]:
     """Break the graph of a program with a function and check it."""
-    source = make_bundle()
+    source = make_bundle(verify=False)
     folder = shutil.copytree(source, tmp_path / "broken.txl")
     programs = {program.name: program for program in open_bundle(source).manifest.programs}
 
@@ -270,17 +260,10 @@ def other_file(model: onnx.ModelProto) -> None:
         ("logprobs-4", wide_index, "gather by other indices than int32"),
         ("logprobs-4", other_file, "selftest.safetensors"),
         ("hidden-ring-4", rename_output, "another .*among its outputs"),
-        ("hidden-ring-4", wrong_shape, "61"),
-        ("hidden-ring-4", unknown_dimension, "inputs is .*length"),
         ("hidden-ring-4", open_rows, "inputs is .*rows"),
         ("hidden-ring-4", newer_opset, "opset.*24"),
-        ("hidden-ring-4", second_domain, "com.example"),
-        ("hidden-ring-4", unknown_operator, "Sbu"),
-        ("hidden-ring-4", missing_node, "hidden-ring.onnx"),
-        ("hidden-ring-4", other_file, "selftest.safetensors"),
         ("head", fixed_rows, "head.onnx"),
         ("head", newer_opset, "opset.*18"),
-        ("head", other_file, "selftest.safetensors"),
     ],
 )
 def test_a_broken_graph_is_refused(broken, name, change, reason):
@@ -294,7 +277,7 @@ def test_a_broken_graph_is_refused(broken, name, change, reason):
 
 @pytest.mark.slow
 def test_another_process_writes_the_same_bytes(make_bundle, tmp_path):
-    bundle, values = make_bundle(), small_config()
+    bundle, values = make_bundle(verify=False), small_config()
     checkpoint = save_checkpoint(tmp_path / "model.pt", values)
     again = tmp_path / "again.txl"
     lengths = ("--segment-length", 4, "--segment-length", 1)
@@ -302,7 +285,7 @@ def test_another_process_writes_the_same_bytes(make_bundle, tmp_path):
     assert done.returncode == 0, done.stderr
     assert os.environ.get("PYTHONHASHSEED") != "12345"
     names = {path.name for path in bundle.iterdir()}
-    assert names == {path.name for path in again.iterdir()} | {"report.json"}
+    assert names == {path.name for path in again.iterdir()}
     for name in names - {"manifest.json", "report.json", "report.html"}:  # these say how each was made
         assert (again / name).read_bytes() == (bundle / name).read_bytes(), name
     first, second = (open_bundle(path).manifest for path in (bundle, again))
@@ -320,8 +303,10 @@ def name_of(values: dict[str, Any], state: dict[str, Any] | None = None, **asked
 
 def test_form_of_memory_streams_and_segments_leave_the_models_name(make_bundle):
     plain = name_of(small_config())
-    ids = [open_bundle(path).manifest.model_id for path in (make_bundle(), make_bundle(memory="hidden", batch_size=3))]
-    assert ids == [plain, plain]
+    for kind in ("default", "hidden, 3 streams"):
+        assert open_bundle(make_bundle(**BUNDLES[kind])).manifest.model_id == plain
+    adaptive = BUNDLES["adaptive, pre-norm"]
+    assert open_bundle(make_bundle(**adaptive)).manifest.model_id == name_of(small_config(**adaptive["config"]))
     assert name_of(small_config(), segment_length=(9,), batch_size=7) == plain
 
 
@@ -341,12 +326,6 @@ def test_memory_window_clamp_start_and_every_weight_are_in_the_models_name():
         altered[name].view(-1)[-1] += 1e-4
         names[name] = name_of(values, altered)
     assert len(set(names.values())) == len(names)
-
-
-def test_the_name_is_in_the_manifest_of_a_bundle_with_other_settings(make_bundle):
-    manifest = open_bundle(make_bundle(**BUNDLES["adaptive, pre-norm"])).manifest
-    values = small_config(**BUNDLES["adaptive, pre-norm"]["config"])
-    assert manifest.model_id == name_of(values)
 
 
 def test_a_capture_builds_torchs_table_once_and_leaves_the_process_as_it_was(monkeypatch):

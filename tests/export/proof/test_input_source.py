@@ -9,10 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from stand_ins.step_stream import FEATURES, MANIFEST, ArrayModel, ArrayStream, B, NumpyReference
-from txl_export.proof.chains import (
-    SAMPLED,
-    planned,
-)
+from txl_export.proof.chains import SAMPLED, planned
 from txl_export.proof.gates import OUTPUTS
 from txl_export.proof.input_source import InputSource
 from txl_export.proof.verification import verify_model

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from frozen import frozen
 from stand_ins.step_stream import ArrayModel, ArrayStream, NumpyReference
 from txl_export.proof.comparing import ChainErrors, TensorErrors
 from txl_export.proof.distributions import Distributions
@@ -105,9 +106,9 @@ def further(size: float) -> bool:
     return run_selftest(ArrayModel(Further, vectors, "int8")).passed
 
 
-def rows(make_bundle: Callable[..., Path], size: float) -> bool:
+def rows(size: float) -> bool:
     """The self-test of a bundle in half precision, one of whose rows is further than it was."""
-    model = load(make_bundle(batch_size=2, precision="fp16", verify=False))
+    model = load(frozen("half"))
     vectors = model.bundle.selftest()
     reached = run_selftest(model).largest["rows"] / (3 * size)
     vectors |= {name: values * reached for name, values in vectors.items() if name.startswith("reached/")}
@@ -128,8 +129,8 @@ DECIDED: dict[str, Callable[..., bool]] = {
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_a_verdict_changes_where_a_limit_is_half_or_twice_as_large(name, make_bundle, monkeypatch):
-    passes = partial(rows, make_bundle) if name == "rows" else DECIDED[name]
+def test_a_verdict_changes_where_a_limit_is_half_or_twice_as_large(name, monkeypatch):
+    passes = DECIDED[name]
     assert passes(0.75)
     assert not passes(1.5)
     true = limit_of(name)

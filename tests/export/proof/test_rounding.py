@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+from frozen import frozen
 from stand_ins.step_stream import ArrayModel, ArrayStream, NumpyReference
 from support import random_state, small_config
 from txl_export.families.transformer_xl.paper_model import PaperModel
@@ -26,17 +25,14 @@ from verified_steps import Heard, OnceWrong, failing
 
 CONFIG = small_config()
 CALLS = [
-    (
-        {"tokens": np.random.default_rng(number).integers(0, 60, (2, 4)).astype(np.int32)},
-        np.array(counts, np.int32),
-    )
+    ({"tokens": np.random.default_rng(number).integers(0, 60, (2, 4)).astype(np.int32)}, np.array(counts, np.int32))
     for number, counts in enumerate([(4, 4), (2, 0), (4, 3)])
 ]
 
 
 @pytest.fixture
-def manifest(make_bundle: Callable[..., Path]) -> Manifest:
-    return open_bundle(make_bundle(batch_size=3)).manifest
+def manifest() -> Manifest:
+    return open_bundle(frozen("rolled")).manifest
 
 
 def model(larger: dict[str, float], dtype: torch.dtype = torch.float64, memory_length: int = 7) -> Oracle:
@@ -122,8 +118,7 @@ class DoublingForgetsToForget(DoublingStream):
 
 
 @pytest.mark.parametrize(
-    ("stream", "gates"),
-    [(DoublingStream, set()), (DoublingWrongOnce, {OUTPUTS}), (DoublingForgetsToForget, {STATES})],
+    ("stream", "gates"), [(DoublingStream, set()), (DoublingWrongOnce, {OUTPUTS}), (DoublingForgetsToForget, {STATES})]
 )
 def test_where_rounding_grows_in_the_model_itself_segments_are_compared_one_by_one(stream, gates):
     heard = Heard()

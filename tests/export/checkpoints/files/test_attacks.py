@@ -3,6 +3,7 @@
 import contextlib
 import pickle  # noqa: TID251 - the tests write what others wrote with it
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,8 +41,7 @@ def test_the_hand_written_files_are_sound(tmp_path, container):
     assert mapping == {"a": 1}
 
 
-def shell(canary):
-    return f"touch {canary}"
+COMMAND = "touch canary"
 
 
 def old_module(cls, **state):
@@ -69,184 +69,150 @@ def test_where_a_file_was_saved_does_not_matter(tmp_path):
     assert watched_load(tmp_path / "model.pt").content[0].device == torch.device("cpu")
 
 
-# name → (the instructions, given the command that would betray them; what the message says)
+# name → (the instructions, what the message says)
 ATTACKS = {
-    "os.system": (lambda command: call("os.system", command), r"refers to os\.system"),
-    "posix.system": (lambda command: call("posix.system", command), r"refers to posix\.system"),
-    "subprocess": (lambda command: call("subprocess.getoutput", command), r"subprocess\.getoutput"),
-    "builtins.eval": (
-        lambda command: call("builtins.eval", f"__import__('os').system({command!r})"),
-        r"refers to builtins\.eval",
-    ),
-    "python 2's eval": (lambda command: call("__builtin__.eval", "1"), r"refers to __builtin__\.eval"),
-    "inside a list in a dict": (lambda command: {"model": [tensor(), call("os.system", command)]}, r"os\.system"),
-    "getattr": (
-        lambda command: call("builtins.getattr", name("torch.Tensor"), "__class__"),
-        r"refers to builtins\.getattr",
-    ),
-    "getattr of an allowed name": (
-        lambda command: call("operator.attrgetter", "__globals__"),
-        r"refers to operator\.attrgetter",
-    ),
+    "os.system": (call("os.system", COMMAND), r"refers to os\.system"),
+    "posix.system": (call("posix.system", COMMAND), r"refers to posix\.system"),
+    "subprocess": (call("subprocess.getoutput", COMMAND), r"subprocess\.getoutput"),
+    "builtins.eval": (call("builtins.eval", f"__import__('os').system({COMMAND!r})"), r"refers to builtins\.eval"),
+    "python 2's eval": (call("__builtin__.eval", "1"), r"refers to __builtin__\.eval"),
+    "inside a list in a dict": ({"model": [tensor(), call("os.system", COMMAND)]}, r"os\.system"),
+    "getattr": (call("builtins.getattr", name("torch.Tensor"), "__class__"), r"refers to builtins\.getattr"),
+    "getattr of an allowed name": (call("operator.attrgetter", "__globals__"), r"refers to operator\.attrgetter"),
     "a class of the right name elsewhere": (
-        lambda command: name("evil.MemTransformerLM") + b")\x81}b",
+        name("evil.MemTransformerLM") + b")\x81}b",
         r"refers to evil\.MemTransformerLM",
     ),
-    "a longer path to an allowed name": (lambda command: name("x.torch._utils._rebuild_tensor_v2"), r"refers to x\."),
+    "a longer path to an allowed name": (name("x.torch._utils._rebuild_tensor_v2"), r"refers to x\."),
     "a path of attributes": (
-        lambda command: code("torch") + code("serialization.os.system") + b"\x93" + code((command,)) + b"R",
+        code("torch") + code("serialization.os.system") + b"\x93" + code((COMMAND,)) + b"R",
         r"refers to torch\.serialization\.os\.system",
     ),
     "a known function by a path of attributes": (
-        lambda command: code("torch") + code("_utils._rebuild_tensor_v2") + b"\x93",
+        code("torch") + code("_utils._rebuild_tensor_v2") + b"\x93",
         r"refers to torch\._utils\._rebuild_tensor_v2",
     ),
-    "a name that is no text": (lambda command: code(3) + code("x") + b"\x93", "computes a name"),
+    "a name that is no text": (code(3) + code("x") + b"\x93", "computes a name"),
     "a nested file": (
-        lambda command: call("torch.storage._load_from_bytes", binary(program(call("os.system", command)))),
+        call("torch.storage._load_from_bytes", binary(program(call("os.system", COMMAND)))),
         "saved by pickle, not by torch.save",
     ),
-    "a tensor by pickle": (lambda command: pickle.dumps(torch.ones(3), 2)[2:-1], "saved by pickle, not by torch.save"),
-    "INST": (lambda command: b"(" + code(command) + b"ios\nsystem\n", "instruction INST"),
-    "OBJ": (lambda command: b"(" + name("argparse.Namespace") + code(command) + b"o", "instruction OBJ"),
-    "NEWOBJ_EX": (lambda command: name("argparse.Namespace") + b")}\x92", "instruction NEWOBJ_EX"),
-    "NEWOBJ of a function": (lambda command: name("os.system") + code((command,)) + b"\x81", r"os\.system"),
-    "EXT1": (lambda command: b"\x82\x01", "instruction EXT1"),
-    "EXT4": (lambda command: b"\x84\x01\x00\x00\x00", "instruction EXT4"),
-    "PERSID": (lambda command: b"Pstorage\n", "instruction PERSID"),
-    "NEXT_BUFFER": (lambda command: b"\x97", "instruction NEXT_BUFFER"),
-    "DUP": (lambda command: code(1) + b"2", "instruction DUP"),
-    "a call of an object": (lambda command: name("argparse.Namespace") + b")R)R", "calls something that is not a name"),
-    "a call of text": (lambda command: code("os.system") + code((command,)) + b"R", "calls something"),
-    "a call of a storage": (lambda command: call("torch.FloatStorage", 4), r"calls torch\.FloatStorage"),
-    "a call without a tuple": (lambda command: name("argparse.Namespace") + code([1]) + b"R", "calls something"),
-    "attributes of a tensor": (lambda command: tensor() + code({"__class__": 1}) + b"b", "attributes of a Tensor"),
-    "attributes of a size": (
-        lambda command: call("torch.Size", (1, 2)) + code({"x": 1}) + b"b",
-        "attributes of a tuple",
-    ),
+    "a tensor by pickle": (pickle.dumps(torch.ones(3), 2)[2:-1], "saved by pickle, not by torch.save"),
+    "INST": (b"(" + code(COMMAND) + b"ios\nsystem\n", "instruction INST"),
+    "OBJ": (b"(" + name("argparse.Namespace") + code(COMMAND) + b"o", "instruction OBJ"),
+    "NEWOBJ_EX": (name("argparse.Namespace") + b")}\x92", "instruction NEWOBJ_EX"),
+    "NEWOBJ of a function": (name("os.system") + code((COMMAND,)) + b"\x81", r"os\.system"),
+    "EXT1": (b"\x82\x01", "instruction EXT1"),
+    "EXT4": (b"\x84\x01\x00\x00\x00", "instruction EXT4"),
+    "PERSID": (b"Pstorage\n", "instruction PERSID"),
+    "NEXT_BUFFER": (b"\x97", "instruction NEXT_BUFFER"),
+    "DUP": (code(1) + b"2", "instruction DUP"),
+    "a call of an object": (name("argparse.Namespace") + b")R)R", "calls something that is not a name"),
+    "a call of text": (code("os.system") + code((COMMAND,)) + b"R", "calls something"),
+    "a call of a storage": (call("torch.FloatStorage", 4), r"calls torch\.FloatStorage"),
+    "a call without a tuple": (name("argparse.Namespace") + code([1]) + b"R", "calls something"),
+    "attributes of a tensor": (tensor() + code({"__class__": 1}) + b"b", "attributes of a Tensor"),
+    "attributes of a size": (call("torch.Size", (1, 2)) + code({"x": 1}) + b"b", "attributes of a tuple"),
     "attributes of a class": (
-        lambda command: name("mem_transformer.MemTransformerLM") + code({"forward": 1}) + b"b",
+        name("mem_transformer.MemTransformerLM") + code({"forward": 1}) + b"b",
         "attributes of a Name",
     ),
     "attributes that are no names": (
-        lambda command: name("argparse.Namespace") + b")\x81" + code({1: 2}) + b"b",
+        name("argparse.Namespace") + b")\x81" + code({1: 2}) + b"b",
         "not a dictionary of names",
     ),
     "attributes that are no dictionary": (
-        lambda command: name("argparse.Namespace") + b")\x81" + code([1]) + b"b",
+        name("argparse.Namespace") + b")\x81" + code([1]) + b"b",
         "not a dictionary of names",
     ),
-    "items of an object": (
-        lambda command: name("argparse.Namespace") + b")\x81" + code("a") + code(1) + b"s",
-        "sets items of a Stub",
-    ),
-    "items of a tuple": (lambda command: code((1,)) + code(1) + b"a", "appends to a tuple"),
-    "a deep key": (lambda command: b"}" + b")" + b"\x85" * 99 + code(1) + b"s", "key of type tuple"),
-    "a list as key": (lambda command: b"}]Ns", "key of type list"),
-    "a tensor as key": (lambda command: b"}" + tensor() + b"Ns", "key of type Tensor"),
-    "a bare storage": (lambda command: storage(), "has a Storage where plain data was expected"),
-    "persistent id that is a number": (lambda command: code(7) + b"Q", "not a storage of a known type"),
-    "persistent id of another kind": (lambda command: reference("file", "/etc/passwd"), "not a storage"),
-    "a module that is no class": (lambda command: reference("module", "os", "a", "b"), "not a storage"),
-    "a storage of no type": (lambda command: storage(kind="argparse.Namespace"), "not a storage of a known type"),
+    "items of an object": (name("argparse.Namespace") + b")\x81" + code("a") + code(1) + b"s", "sets items of a Stub"),
+    "items of a tuple": (code((1,)) + code(1) + b"a", "appends to a tuple"),
+    "a deep key": (b"}" + b")" + b"\x85" * 99 + code(1) + b"s", "key of type tuple"),
+    "a list as key": (b"}]Ns", "key of type list"),
+    "a tensor as key": (b"}" + tensor() + b"Ns", "key of type Tensor"),
+    "a bare storage": (storage(), "has a Storage where plain data was expected"),
+    "persistent id that is a number": (code(7) + b"Q", "not a storage of a known type"),
+    "persistent id of another kind": (reference("file", "/etc/passwd"), "not a storage"),
+    "a module that is no class": (reference("module", "os", "a", "b"), "not a storage"),
+    "a storage of no type": (storage(kind="argparse.Namespace"), "not a storage of a known type"),
     "a storage of text type": (
-        lambda command: reference("storage", "torch.FloatStorage", "0", "cpu", 4),
+        reference("storage", "torch.FloatStorage", "0", "cpu", 4),
         "not a storage of a known type",
     ),
-    "a quantised storage": (
-        lambda command: storage(kind="torch.QInt8Storage"),
-        "quantised and complex tensors are not",
-    ),
-    "a sparse tensor": (lambda command: call("torch._utils._rebuild_sparse_tensor", 1), "_rebuild_sparse_tensor"),
-    "a meta tensor": (
-        lambda command: call("torch._utils._rebuild_meta_tensor_no_storage", 1),
-        "_rebuild_meta_tensor_no_storage",
-    ),
-    "a storage of two types": (
-        lambda command: [tensor(), tensor(storage(kind="torch.IntStorage"))],
-        "at once",
-    ),
-    "a storage larger than the file": (lambda command: tensor(storage(1 << 50)), r"does not fit|the file has 16 bytes"),
-    "a storage of negative size": (lambda command: tensor(storage(-4)), "has -4 elements"),
-    "a storage of size True": (lambda command: tensor(storage(True)), "not a storage|has True elements"),
-    "a tensor of negative size": (lambda command: tensor(size=(-1,)), "the shape of a tensor"),
-    "a negative stride": (lambda command: tensor(size=(2,), stride=(-1,), offset=2), "the stride of a tensor"),
-    "a negative offset": (lambda command: tensor(offset=-1), "the offset of a tensor"),
-    "a tensor behind its storage": (lambda command: tensor(offset=1), "does not fit into its storage"),
-    "an offset behind the storage": (lambda command: tensor(offset=5, size=(0,)), "does not fit into its storage"),
-    "a stride out of its storage": (
-        lambda command: tensor(size=(2, 2), stride=(3, 1)),
-        "does not fit into its storage",
-    ),
-    "an expanded tensor": (lambda command: tensor(size=(1 << 40,), stride=(0,)), "does not fit into its storage"),
-    "a huge stride": (lambda command: tensor(size=(1,), stride=(1 << 70,)), "the stride of a tensor"),
-    "strides that overflow": (
-        lambda command: tensor(size=(2, 2), stride=(1 << 61, 1 << 61)),
-        "does not fit into its storage",
-    ),
-    "an empty tensor of a huge shape": (lambda command: tensor(size=(0, 1 << 50), stride=(1, 1)), "does not fit"),
-    "sizes without strides": (lambda command: tensor(size=(2, 2)), "2 sizes and 1 strides"),
-    "a tensor of text": (lambda command: tensor(code("storage")), "not described by storage"),
-    "a conjugate view": (
-        lambda command: tensor(metadata=({"conj": True},)),
-        "conjugate",
-    ),
-    "a parameter of text": (
-        lambda command: call("torch._utils._rebuild_parameter", "x", True, {}),
-        "not made of a tensor",
-    ),
+    "a quantised storage": (storage(kind="torch.QInt8Storage"), "quantised and complex tensors are not"),
+    "a sparse tensor": (call("torch._utils._rebuild_sparse_tensor", 1), "_rebuild_sparse_tensor"),
+    "a meta tensor": (call("torch._utils._rebuild_meta_tensor_no_storage", 1), "_rebuild_meta_tensor_no_storage"),
+    "a storage of two types": ([tensor(), tensor(storage(kind="torch.IntStorage"))], "at once"),
+    "a storage larger than the file": (tensor(storage(1 << 50)), r"does not fit|the file has 16 bytes"),
+    "a storage of negative size": (tensor(storage(-4)), "has -4 elements"),
+    "a storage of size True": (tensor(storage(True)), "not a storage|has True elements"),
+    "a tensor of negative size": (tensor(size=(-1,)), "the shape of a tensor"),
+    "a negative stride": (tensor(size=(2,), stride=(-1,), offset=2), "the stride of a tensor"),
+    "a negative offset": (tensor(offset=-1), "the offset of a tensor"),
+    "a tensor behind its storage": (tensor(offset=1), "does not fit into its storage"),
+    "an offset behind the storage": (tensor(offset=5, size=(0,)), "does not fit into its storage"),
+    "a stride out of its storage": (tensor(size=(2, 2), stride=(3, 1)), "does not fit into its storage"),
+    "an expanded tensor": (tensor(size=(1 << 40,), stride=(0,)), "does not fit into its storage"),
+    "a huge stride": (tensor(size=(1,), stride=(1 << 70,)), "the stride of a tensor"),
+    "strides that overflow": (tensor(size=(2, 2), stride=(1 << 61, 1 << 61)), "does not fit into its storage"),
+    "an empty tensor of a huge shape": (tensor(size=(0, 1 << 50), stride=(1, 1)), "does not fit"),
+    "sizes without strides": (tensor(size=(2, 2)), "2 sizes and 1 strides"),
+    "a tensor of text": (tensor(code("storage")), "not described by storage"),
+    "a conjugate view": (tensor(metadata=({"conj": True},)), "conjugate"),
+    "a parameter of text": (call("torch._utils._rebuild_parameter", "x", True, {}), "not made of a tensor"),
     "a tensor of a class": (
-        lambda command: call("torch._tensor._rebuild_from_type_v2", name("argparse.Namespace"), 1, (), {}),
+        call("torch._tensor._rebuild_from_type_v2", name("argparse.Namespace"), 1, (), {}),
         "a kind that is not read here",
     ),
-    "pairs that are none": (lambda command: call("collections.OrderedDict", ["ab"]), "not made of pairs"),
-    "bytes in another encoding": (lambda command: call("_codecs.encode", "x", "rot13"), "other than latin1"),
-    "lists in lists without end": (lambda command: b"]" * 200_000 + b"a" * 199_999, "levels deep"),
-    "tuples in tuples without end": (lambda command: b")" + b"\x85" * 200_000, "levels deep"),
-    "a list of itself": (lambda command: b"]q\x01h\x01a", "contains itself"),
-    "a dictionary of itself": (lambda command: b"}q\x01" + code("a") + b"h\x01s", "contains itself"),
-    "doubling": (
-        lambda command: b"]" + b"".join(b"q\x01h\x01\x86" for _ in range(100)),
-        "stands for more than",
-    ),
-    "an integer of a million bits": (
-        lambda command: b"\x8b" + struct.pack("<i", 125_000) + b"\x7f" * 125_000,
-        "an integer of",
-    ),
-    "an integer as digits": (lambda command: b"L" + b"9" * 5000 + b"L\n", "damaged|instruction LONG"),
-    "text longer than the file": (lambda command: b"X\xff\xff\xff\x7fabc", "cut short or damaged"),
-    "bytes longer than memory": (lambda command: b"\x8e" + b"\xff" * 7 + b"\x7f", "cut short or damaged"),
-    "nothing on the stack": (lambda command: b"a", "cut short or damaged"),
-    "no mark": (lambda command: b"t", "cut short or damaged"),
-    "two contents": (lambda command: b"NN", "cut short or damaged"),
-    "a memo that is not there": (lambda command: b"h\x07", "cut short or damaged"),
-    "an unknown instruction": (lambda command: b"\xff", "cut short or damaged"),
-    "a name with an odd escape": (lambda command: name("mem\\hx.M"), r"refers to .*M"),
-    "an unprintable name": (lambda command: code("a\nb\x1b[2J") + code("c" * 999) + b"\x93", r"refers to 'a\\nb"),
+    "pairs that are none": (call("collections.OrderedDict", ["ab"]), "not made of pairs"),
+    "bytes in another encoding": (call("_codecs.encode", "x", "rot13"), "other than latin1"),
+    "lists in lists without end": (b"]" * 200_000 + b"a" * 199_999, "levels deep"),
+    "tuples in tuples without end": (b")" + b"\x85" * 200_000, "levels deep"),
+    "a list of itself": (b"]q\x01h\x01a", "contains itself"),
+    "a dictionary of itself": (b"}q\x01" + code("a") + b"h\x01s", "contains itself"),
+    "doubling": (b"]" + b"".join(b"q\x01h\x01\x86" for _ in range(100)), "stands for more than"),
+    "an integer of a million bits": (b"\x8b" + struct.pack("<i", 125_000) + b"\x7f" * 125_000, "an integer of"),
+    "an integer as digits": (b"L" + b"9" * 5000 + b"L\n", "damaged|instruction LONG"),
+    "text longer than the file": (b"X\xff\xff\xff\x7fabc", "cut short or damaged"),
+    "bytes longer than memory": (b"\x8e" + b"\xff" * 7 + b"\x7f", "cut short or damaged"),
+    "nothing on the stack": (b"a", "cut short or damaged"),
+    "no mark": (b"t", "cut short or damaged"),
+    "two contents": (b"NN", "cut short or damaged"),
+    "a memo that is not there": (b"h\x07", "cut short or damaged"),
+    "an unknown instruction": (b"\xff", "cut short or damaged"),
+    "a name with an odd escape": (name("mem\\hx.M"), r"refers to .*M"),
+    "an unprintable name": (code("a\nb\x1b[2J") + code("c" * 999) + b"\x93", r"refers to 'a\\nb"),
 }
 
 
-@pytest.mark.parametrize("container", WRITERS)
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_an_attack_is_refused(tmp_path, container, attack):
-    body, match = ATTACKS[attack]
-    canary, path = tmp_path / "canary", tmp_path / "model.pt"
-    body = code(body(shell(canary)))
-    WRITERS[container](path, body)
-    refused(path, match, canary)
+def test_an_attack_is_refused(tmp_path, monkeypatch, attack):
+    monkeypatch.chdir(tmp_path)
+    (body, match), path = ATTACKS[attack], tmp_path / "model.pt"
+    write_zip(path, body)
+    refused(path, match, tmp_path / "canary")
     # The names are still shown, whatever else is wrong with the file.
     assert all(shown.isprintable() for shown in scan_globals(path))
     if match.startswith("refers to") and "path of attributes" not in attack:
         assert not set(scan_globals(path)) <= KNOWN
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_an_attack_in_a_plain_pickle_runs_nothing(tmp_path, attack):
+@pytest.mark.parametrize(
+    "attack", ["os.system", "a storage larger than the file", "a tensor behind its storage", "doubling"]
+)
+@pytest.mark.parametrize("container", ["torch legacy", "TorchScript"])
+def test_every_container_is_read_by_the_interpreter_that_refuses(tmp_path, monkeypatch, container, attack):
+    monkeypatch.chdir(tmp_path)
+    body, match = ATTACKS[attack]
+    WRITERS[container](tmp_path / "model.pt", body)
+    refused(tmp_path / "model.pt", match, tmp_path / "canary")
+
+
+def test_an_attack_in_a_plain_pickle_runs_nothing(tmp_path, monkeypatch):
     """Where other objects are stand-ins, much of this is harmless data; nothing of it may be run or imported."""
-    body, _ = ATTACKS[attack]
-    canary, path = tmp_path / "canary", tmp_path / "model.pkl"
-    path.write_bytes(program(body(shell(canary)), protocol=4))
-    with contextlib.suppress(CheckpointError), watching():
-        assert_plain(read_stored(path))
-    assert not canary.exists()
+    monkeypatch.chdir(tmp_path)
+    for body, _ in ATTACKS.values():
+        Path("model.pkl").write_bytes(program(body, protocol=4))
+        with contextlib.suppress(CheckpointError), watching():
+            assert_plain(read_stored(Path("model.pkl")))
+        assert not Path("canary").exists()

@@ -34,7 +34,7 @@ def read(path: Path, content: Any, protocol: int) -> Any:
     return read_stored(path)
 
 
-@pytest.mark.parametrize("protocol", range(2, 6))
+@pytest.mark.parametrize("protocol", [2, 5])
 @pytest.mark.parametrize("kind", ARRAYS)
 def test_an_array_is_a_tensor(tmp_path, kind, protocol):
     found = read(tmp_path / "a.pkl", {"a": ARRAYS[kind]}, protocol)["a"]

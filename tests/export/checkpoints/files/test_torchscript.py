@@ -174,10 +174,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "a class and no object": (lambda: archive(body=name("__torch__.P")), "holds no module"),
     "parts without number": (lambda: archive(body=twice(60)), "stands for more than"),
     "parts in parts without end": (lambda: archive(body=twice(300)), "levels deep|stands for more than"),
-    "a list that is none": (
-        lambda: archive(body=call("torch.jit._pickle.build_intlist", 1)),
-        "not made of a list",
-    ),
+    "a list that is none": (lambda: archive(body=call("torch.jit._pickle.build_intlist", 1)), "not made of a list"),
     "a class of its own in a checkpoint": (
         lambda: zip_bytes([("a/data.pkl", program(call("__torch__.P")))]),
         r"refers to __torch__\.P",

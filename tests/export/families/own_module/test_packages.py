@@ -1,4 +1,4 @@
-"""Packages of transformers with memory as a user exports them: against stored numbers, and live against the packages.
+"""Packages of transformers with memory as a user exports them, live against the packages.
 
 The files that a user writes are in tests/own_modules. Live, a package's own call goes over 200 segments with the memory
 that the package returns, in float64 where it runs in it; resets are at random, of single sequences where sequences are
@@ -18,7 +18,6 @@ import pytest
 import torch
 import txl_export
 import txl_runtime
-from oracle_stateful import Case, errors, run_bundle
 from stand_ins.stateful import infini
 from support import package
 
@@ -289,30 +288,3 @@ def test_infini_attention_with_a_counter_is_the_package_s_and_independent(tmp_pa
     assert found.manifest.streams == "independent"
     assert len(found.manifest.programs) == 1
     assert compare(found.path, model.double(), live.call) <= LIMIT
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "needs", "file"),
-    [
-        ("br01_block_recurrent", "block_recurrent_transformer_pytorch", "block_recurrent"),
-        ("mt01_knn", "memorizing_transformers_pytorch", "memorizing"),
-    ],
-)
-def test_what_a_user_writes_gives_the_stored_numbers(name: str, needs: str, file: str, tmp_path: Path) -> None:
-    package(needs)
-    case, stored = Case(name), tmp_path / "weights.pt"
-    config = case.facts["config"] | ({"max_knn_memories": 32} if file == "memorizing" else {})
-    torch.save({"config": config, "model": case.weights()}, stored)
-    spec = package(f"own_modules.{file}").build(str(stored))
-    made = txl_export.export(
-        spec,
-        tmp_path / "own.txl",
-        batch_size=case.batch_size,
-        segment_length=sorted(set(case.lengths), reverse=True),
-        growth="stages",
-        verify=False,
-    )
-    found = run_bundle(case, made.path)
-    assert len(found) == len(case.resets)
-    assert max(errors(found, case, "logits")) <= LIMIT

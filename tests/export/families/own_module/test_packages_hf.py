@@ -1,4 +1,4 @@
-"""Models of transformers and labml as a user exports them: against stored numbers, and live against the packages.
+"""Models of transformers and labml as a user exports them, live against the packages.
 
 The files that a user writes are in tests/own_modules. Live, the package is called by its own arguments, in float64 and
 with a memory of its own for each sequence where sequences are independent.
@@ -15,7 +15,6 @@ import pytest
 import torch
 import txl_export
 import txl_runtime
-from oracle_stateful import Case, errors, run_bundle
 from support import package
 
 LIMIT = 1e-4
@@ -24,21 +23,13 @@ Named = dict[str, Any]
 Own = Callable[[torch.Tensor, Any], tuple[torch.Tensor, Any, Named]]
 """The package's call: (tokens, its memory or None) → (logits, its memory, the states by name)."""
 
-FILES = {
-    "xlnet": ("xn01_uni", "transformers"),
-    "xlnet_counted": ("xn01_uni", "transformers"),
-    "rwkv": ("rw01_rwkv", "transformers"),
-    "rmt_gpt2": ("rb01_rmt_gpt2", "transformers"),
-    "compressive_labml": ("lc01_labml", "labml_nn"),
-}
-"""The case of each user's file, and the package that it needs."""
 GROWTH = {"compressive_labml": "stages"}
 """What "auto" comes to as well: a convolution takes no 0 rows."""
 
 
 def users(name: str) -> Any:
     """A user's file as a module."""
-    package(FILES[name][1])
+    package("labml_nn" if name == "compressive_labml" else "transformers")
     return package(f"own_modules.{name}")
 
 
@@ -50,36 +41,6 @@ def drawn(model: Any, seed: int = 0) -> Any:
             values = torch.randn(tensor.shape, generator=draws) * 0.2
             tensor.copy_(1 + values if "norm" in name and name.endswith("weight") else values)
     return model.eval()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FILES)
-def test_what_a_user_writes_gives_the_stored_numbers(name: str, tmp_path: Path) -> None:
-    case, file = Case(FILES[name][0]), tmp_path / "weights.pt"
-    torch.save({"config": case.facts["config"], "model": case.weights()}, file)
-    spec = users(name).build(str(file))
-    made = txl_export.export(
-        spec,
-        tmp_path / "own.txl",
-        batch_size=case.batch_size,
-        segment_length=sorted(set(case.lengths), reverse=True),
-        growth=GROWTH.get(name, "auto"),
-        verify=False,
-    )
-    found = run_bundle(case, made.path)
-    if name == "xlnet_counted":
-        found = [(outputs, counted(states)) for outputs, states in found]
-    logits = "logits" if made.manifest.outputs[0].role == "logprobs" else None
-    outputs, states = errors(found, case, logits)
-    assert outputs <= LIMIT
-    assert states <= LIMIT
-    assert len(found) == (4 if name == "rwkv" else len(case.resets))
-
-
-def counted(states: Named) -> Named:
-    """The rows of each memory that the counter counts, as the package has them; all sequences have the same."""
-    rows = int(states["fill"][0])
-    return {name: array[len(array) - rows :] for name, array in states.items() if name != "fill"}
 
 
 def xlnet(model: Any) -> Own:

@@ -15,15 +15,7 @@ from torch.nn import functional as F
 from txl_export.families.own_module.plan import make_plan
 from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec, StepSpec
 from txl_runtime.errors import UsageError
-from txl_runtime.listener import Listener, Silent
-
-
-class Heard(Listener):
-    def __init__(self):
-        self.warnings = []
-
-    def warn(self, message):
-        self.warnings.append(message)
+from verified_steps import Heard
 
 
 def plan_of(spec, batch=2, lengths=()):
@@ -140,17 +132,11 @@ def test_dropout_left_on_is_refused_with_its_line():
     def forward(self, x, h):
         return F.dropout(x, 0.5) + h, h + x
 
+    assert plan_of(spec_of(lambda self, x, h: (self.off(x) + h, h + x), off=nn.Dropout(0.5))), "a layer is off"
     told = refusal(spec_of(forward))
     assert "two calls of the module with the same inputs and states differ in output y: random numbers" in told
     assert "test_probing.py:" in told
     assert "F.dropout(x, 0.5)" in told
-
-
-def test_dropout_layers_are_off():
-    def forward(self, x, h):
-        return self.dropout(x) + h, h + x
-
-    assert plan_of(spec_of(forward, dropout=nn.Dropout(0.5)))
 
 
 def test_what_changes_outside_the_module_is_noticed():
@@ -163,19 +149,15 @@ def test_what_changes_outside_the_module_is_noticed():
     assert "something outside it has changed" in refusal(spec_of(forward))
 
 
-def test_state_mutated_in_place_is_refused():
-    def forward(self, x, h):
-        h.mul_(0.5).add_(x)
-        return h * 2, h
-
-    assert "state h is changed in place by the module; clone it first" in refusal(spec_of(forward))
+MUTATED = {
+    "state h": lambda self, x, h: (h.mul_(0.5).add_(x) * 2, h),
+    "input x": lambda self, x, h: (x.add_(h) * 2, h + 1),
+}
 
 
-def test_inputs_mutated_in_place_are_refused():
-    def forward(self, x, h):
-        return x.add_(h) * 2, h + 1
-
-    assert "input x is changed in place by the module; clone it first" in refusal(spec_of(forward))
+@pytest.mark.parametrize("what", MUTATED)
+def test_what_a_module_changes_in_place_is_refused(what):
+    assert f"{what} is changed in place by the module; clone it first" in refusal(spec_of(MUTATED[what]))
 
 
 @pytest.mark.parametrize("view", [lambda h, new: new, lambda h, new: new[:, :2], lambda h, new: h.T.T])
@@ -410,11 +392,7 @@ def test_training_mode_is_told_where_it_may_matter():
         return F.dropout(x, training=self.training) + h, h + x
 
     told = "the module was in training mode; it is exported in evaluation mode, without dropout and the like"
-    for spec in (
-        spec_of(forward, part=nn.Dropout(0.5)),
-        spec_of(forward, part=nn.BatchNorm1d(4)),
-        spec_of(asks),
-    ):
+    for spec in (spec_of(forward, part=nn.Dropout(0.5)), spec_of(forward, part=nn.BatchNorm1d(4)), spec_of(asks)):
         assert plan_of(spec).warnings == (told,)
         spec.module.eval()
         assert plan_of(spec).warnings == ()
@@ -442,23 +420,19 @@ def test_an_output_and_an_input_may_be_called_as_a_state_is():
     assert plan_of(spec).streams == "independent"
 
 
-def test_sequences_that_look_at_one_another_run_in_lockstep():
-    def forward(self, x, h):
-        return x + h.mean(0), h + x
-
-    plan = plan_of(spec_of(forward), 3)
-    assert (plan.streams, plan.reason) == (
-        "lockstep",
-        "output y of a sequence changes with other values in its neighbours",
-    )
-    assert plan_of(spec_of(forward), 1).streams == "independent"
+NEIGHBOURS = {
+    "other values in its neighbours": lambda self, x, h: (x + h.mean(0), h + x),
+    "NaN in its neighbours": lambda self, x, h: (x + h + 0 * h[-1:].sum(), h + x),
+    "its place in the batch": lambda self, x, h: (x + h + torch.arange(x.shape[0])[:, None], h + x),
+    "large values in its neighbours": lambda self, x, h: (x + h * (1 - (x > 20).any().float()), h + x),
+}
 
 
-def test_nan_in_a_neighbour_shows_what_other_values_do_not():
-    def forward(self, x, h):
-        return x + h + 0 * h[-1:].sum(), h + x
-
-    assert plan_of(spec_of(forward), 3).reason == "output y of a sequence changes with NaN in its neighbours"
+@pytest.mark.parametrize("what", NEIGHBOURS)
+def test_sequences_that_look_at_one_another_run_in_lockstep(what):
+    plan = plan_of(spec_of(NEIGHBOURS[what]), 3)
+    assert (plan.streams, plan.reason) == ("lockstep", f"output y of a sequence changes with {what}")
+    assert plan_of(spec_of(NEIGHBOURS[what]), 1).streams == "independent"
 
 
 def test_nan_in_a_neighbour_that_no_table_has_a_row_for_stops_all():
@@ -487,13 +461,6 @@ def test_sequences_that_depend_on_one_another_after_a_reset_alone_run_in_lockste
     plan = plan_of(spec_of(forward), 3)
     assert (plan.streams, plan.joint, plan.reason) == ("lockstep", True, reason)
     assert plan_of(spec_of(forward), 1).streams == "independent"
-
-
-def test_a_place_in_the_batch_that_matters_runs_in_lockstep():
-    def forward(self, x, h):
-        return x + h + torch.arange(x.shape[0])[:, None], h + x
-
-    assert plan_of(spec_of(forward), 3).reason == "output y of a sequence changes with its place in the batch"
 
 
 def test_a_shared_state_runs_in_lockstep():
@@ -579,15 +546,3 @@ def test_logits_have_the_vocabulary_last():
 
     spec = replace(spec_of(forward), outputs=[OutputSpec("y", role="logits")])
     assert "output y has the role logits and is torch.float32 ('B',)" in refusal(spec)
-
-
-def test_a_neighbour_that_only_matters_when_it_is_large_is_found():
-    class Rarely(torch.nn.Module):
-        def forward(self, x, h):
-            h = torch.where((x > 20).any(), torch.zeros_like(h), torch.tanh(x + h))
-            return h * 2, h
-
-    spec = StepSpec(Rarely(), [InputSpec("x", ("B", 3))], [StateSpec("h", ("B", 3))], ["y"])
-    plan = make_plan(spec, 2, (), Silent())
-    assert (plan.streams, plan.joint) == ("lockstep", True)
-    assert "large values in its neighbours" in plan.reason

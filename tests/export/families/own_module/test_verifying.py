@@ -28,7 +28,8 @@ from txl_runtime import load
 from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.errors import UsageError
-from txl_runtime.listener import Listener, Silent
+from txl_runtime.listener import Silent
+from verified_steps import Heard
 
 pytestmark = pytest.mark.slow
 B, SEGMENTS = 3, 16
@@ -135,12 +136,7 @@ def test_what_was_exported_passes_and_its_vectors_too(bundle, plan):
 
 @pytest.mark.parametrize(
     ("fault", "gates"),
-    [
-        (leaks, {INDEPENDENT}),
-        (moves_idle_rows, {IDLE}),
-        (bakes_a_state, {OUTPUTS, STATES}),
-        (turns_to_nan, {OUTPUTS}),
-    ],
+    [(leaks, {INDEPENDENT}), (moves_idle_rows, {IDLE}), (bakes_a_state, {OUTPUTS, STATES}), (turns_to_nan, {OUTPUTS})],
 )
 def test_a_fault_in_the_graph_is_found(bundle, plan, fault, gates):
     edit(bundle, fault)
@@ -160,14 +156,6 @@ def test_another_module_is_not_what_the_bundle_computes(bundle):
         spec.module.lstm.weight_hh_l1[0, 0] += 0.05
     parity = verified(bundle, make_plan(spec, B, (4,), Silent()))
     assert failing(parity) >= {STATES}
-
-
-class Heard(Listener):
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def warn(self, message: str) -> None:
-        self.warnings.append(message)
 
 
 def test_a_nan_that_a_layer_of_many_positions_hides_is_told(bundle, plan):
@@ -264,11 +252,7 @@ class Spoken(nn.Module):
 
 def test_what_a_module_prints_is_no_result_and_a_vocabulary_needs_no_file(tmp_path, capsys):
     spec = StepSpec(
-        Spoken(),
-        [InputSpec("x", ("B",), tokens=256)],
-        [StateSpec("s", ("B", 24))],
-        ["s"],
-        vocabulary={"kind": "bytes"},
+        Spoken(), [InputSpec("x", ("B",), tokens=256)], [StateSpec("s", ("B", 24))], ["s"], vocabulary={"kind": "bytes"}
     )
     result = txl_export.export(spec, tmp_path / "spoken.txl", batch_size=2)
     told = capsys.readouterr()

@@ -28,15 +28,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Models this small lose more to handing work around than they gain."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def make(
     memory_length: int = 7,
     state: Weights | None = None,
@@ -107,32 +98,7 @@ def test_streams_do_not_see_each_other():
         assert apart(chain(reference, tokens[row : row + 1], (4, 6))[0], together[row : row + 1]) <= EXACT
 
 
-@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
-def test_every_row_is_a_distribution_and_no_token_sees_a_later_one(changes):
-    reference, tokens = make(**changes), draw(10)
-    logprobs, _ = chain(reference, tokens, (4, 6))
-    assert float(logprobs.logsumexp(dim=-1).abs().max()) <= EXACT
-    tokens[:, 8] = (tokens[:, 8] + 1) % 60
-    changed, _ = chain(reference, tokens, (4, 6))
-    assert apart(changed[:, :8], logprobs[:, :8]) <= EXACT
-    assert apart(changed[:, 8], logprobs[:, 8]) > 1e-3
-
-
 # ---- memory
-
-
-@pytest.mark.parametrize("memory_length", [0, 1, 3, 7])
-def test_memory_holds_the_newest_rows_and_never_more_than_m(memory_length):
-    reference, tokens = make(memory_length=memory_length), draw(12)
-    memory, seen = reference.initial_memory(2), 0
-    for segment in tokens.split([2, 1, 4, 5], dim=1):
-        _, memory = reference(segment, memory)
-        seen += segment.shape[1]
-        rows = min(memory_length, seen)
-        assert [tuple(layer.shape) for layer in memory] == [(2, rows, 16)] * 2
-        # Entry 0 is the input of layer 0: the scaled embedding of the newest tokens, oldest first.
-        table = random_state(small_config())["embedding.tables.0"].double()
-        assert torch.equal(memory[0], 4.0 * table[tokens[:, seen - rows : seen]])
 
 
 def test_without_memory_segments_know_nothing_of_each_other():
@@ -248,14 +214,3 @@ def test_an_adaptive_softmax_is_the_same_computed_some_rows_at_a_time(changes, m
     whole, _ = chain(make(**changes), tokens, (25, 15))
     assert apart(some, whole) <= EXACT
     assert torch.allclose(some.exp().sum(dim=-1), torch.ones(()).double())
-
-
-@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
-def test_float32_and_float64_agree_over_chained_segments(changes):
-    tokens = draw(40)
-    single, memory = chain(make(dtype=torch.float32, **changes), tokens, (4,) * 10)
-    double, exact = chain(make(**changes), tokens, (4,) * 10)
-    assert single.dtype == memory[0].dtype == torch.float32
-    assert double.dtype == exact[0].dtype == torch.float64
-    assert 0 < apart(single, double) <= 2e-5
-    assert all(apart(*layers) <= 2e-5 for layers in zip(memory, exact, strict=True))

@@ -150,11 +150,7 @@ def test_nan_is_where_torch_has_it_and_nowhere_else(kind, count, which, data):
 
 @pytest.mark.parametrize(
     ("kind", "said"),
-    [
-        ("GRU", {"clip": 1.0}),
-        ("LSTM", {"input_forget": 1}),
-        ("LSTM", {"activations": ["Sigmoid", "Relu", "Tanh"]}),
-    ],
+    [("GRU", {"clip": 1.0}), ("LSTM", {"input_forget": 1}), ("LSTM", {"activations": ["Sigmoid", "Relu", "Tanh"]})],
 )
 def test_an_unusual_operator_stays(kind, said):
     model = layers(kind, module_of(kind, 1, 4), 2, **said)
