@@ -63,8 +63,14 @@ def pytest_configure() -> None:
 
 
 @pytest.fixture(scope="session")
-def make_bundle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Path]]:
-    """Export a small random model, once for all runs of the same sources: `make_bundle(batch_size=3)`; see `Maker`."""
+def kept_bundles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Path]]:
+    """Export a small random model, once for all runs of the same sources; see `Maker`."""
     maker = Maker(Path(os.environ["TXL_BUNDLES"]), tmp_path_factory.getbasetemp() / "bundles")
     yield maker.make
     assert not maker.changed(), "a test changed a bundle that others share; copy it first"
+
+
+@pytest.fixture(scope="session")
+def make_bundle(kept_bundles: Callable[..., Path]) -> Callable[..., Path]:
+    """A small random model's bundle: `make_bundle(batch_size=3)`. Tests of the export get it exported in this run."""
+    return kept_bundles

@@ -115,7 +115,8 @@ def test_ctrl_c_ends_a_server(line: str, columns: int, place: Path) -> None:
     judge(in_a_terminal([*COMMAND, *line.split()], columns, "http://", CTRL_C, folder=place), 0, SERVED)
 
 
-@pytest.mark.parametrize("columns", [80, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", [80, 40])
 def test_ctrl_c_ends_training(columns: int, tmp_path: Path) -> None:
     command = [*TRAIN, "--out", tmp_path / "demo", *TINY.split(), "--minutes", "5"]
     judge(in_a_terminal(command, columns, "step [1-9]", CTRL_C), 130, "interrupted: nothing was saved")

@@ -200,6 +200,7 @@ def test_it_needs_no_torch_and_no_onnx_runtime(bundle: Path):
     assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr
 
 
+@pytest.mark.device
 def test_the_command(bundle: Path):
     done = cli("build", bundle, "--target", "cuda", "--json")
     assert done.returncode == 0, done.stderr

@@ -152,6 +152,7 @@ def test_two_checkouts_are_compared(
     assert json.loads(capsys.readouterr().out)["checkout"]["figures"]["questions of form rule"] == 1
 
 
+@pytest.mark.slow
 def test_this_checkout_is_counted_whole() -> None:
     found = house.counted(ROOT)
     files = [path for place in ("runtime", "export", "txl_deploy") for path in (ROOT / place).rglob("*.py")]

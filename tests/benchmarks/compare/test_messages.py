@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import messages
+import pytest
 
 TEST = """
 import pytest
@@ -32,6 +33,7 @@ def recorded(tmp_path, name, words):
     return out
 
 
+@pytest.mark.device
 def test_a_message_that_changes_is_found(tmp_path, capfd):
     old, same = recorded(tmp_path, "old.json", "no such file"), recorded(tmp_path, "same.json", "no such file")
     told = ["warning: look", "UsageError: TMP/file: no such file"]

@@ -109,6 +109,7 @@ def test_other_kinds_of_attention_are_refused() -> None:
         SharedLayers(config, Dialect(), M, {})
 
 
+@pytest.mark.slow
 def test_all_competitors_of_a_bundle_agree_with_it(tmp_path: Path) -> None:
     model = txl_runtime.load(frozen("ring"), threads=1)
     names = tuple(name for name in NAMES if name != "torch-compile" and why_not(name, model) is None)

@@ -92,6 +92,7 @@ def test_the_floor_is_what_a_step_must_read(document: dict[str, Any]) -> None:
     assert prefill["positions"] == 2 * 10 * 8 * 4
 
 
+@pytest.mark.slow
 def test_a_person_reads_tables_and_a_verdict(bundle: Path) -> None:
     done = cli("bench", bundle, *FAST, "--against", "none")
     assert done.returncode == 0, done.stderr
@@ -182,6 +183,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_model_of_one_s_own_is_measured_beside_its_module(own: Path) -> None:
     module = ("--module", own / "policy.py:speaking", "--against", "torch")
     done = cli("bench", own / "policy.txl", *FAST, *module, "--json")

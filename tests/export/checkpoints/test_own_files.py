@@ -428,11 +428,8 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize(
-    ("own", "other"),
-    [files if name == "nvidia" else pytest.param(*files, marks=pytest.mark.slow) for name, files in OWN.items()],
-    ids=OWN,
-)
+@pytest.mark.parametrize(("own", "other"), OWN.values(), ids=OWN)
+@pytest.mark.slow
 def test_a_bundle_is_verified_against_the_file_it_came_from(tmp_path, own, other):
     bundle = tmp_path / "model.txl"
     options: dict[str, Any] = {"segment_length": (4, 1), "memory_length": 6, "same_length": True, "clamp_length": 5}

@@ -92,6 +92,7 @@ def test_the_bundle_says_and_stores_half(make_bundle, precision: str):
     assert size < 0.6 * whole
 
 
+@pytest.mark.slow
 def test_fp16_streams_are_close_to_fp32_and_their_state_is_float32(make_bundle):
     paths = [make_bundle(**ADAPTIVE, precision=name) for name in ("fp16", "fp32")]
     draws = np.random.default_rng(0)

@@ -89,6 +89,7 @@ def test_layers_to_keep_stay_as_they_are_and_a_name_of_nothing_is_refused():
 
 @pytest.mark.parametrize("columns", [16, 4])
 @precisions
+@pytest.mark.slow
 def test_a_quantised_bundle_is_close_to_the_model_and_smaller(tame, precision, columns):
     plain, model = (txl_runtime.load(tame(name)) for name in ("fp32", precision))
     tokens = np.random.default_rng(1).integers(0, plain.vocab_size, (2, 30))

@@ -44,6 +44,7 @@ def test_a_fault_is_found(make_bundle, checkpoint, tmp_path, title):
     assert failing(put(make_bundle, title, tmp_path), checkpoint)
 
 
+@pytest.mark.slow
 def test_what_is_far_below_every_limit_is_found_by_bits(make_bundle, checkpoint, tmp_path):
     found = failing(put(make_bundle, BY_BITS, tmp_path), checkpoint)
     assert found >= {IDLE, INDEPENDENT}

@@ -408,6 +408,7 @@ def test_one_wrong_column_of_a_large_vocabulary_is_found():
         assert len(result.kl) == 40
 
 
+@pytest.mark.slow
 def test_one_wrong_column_of_one_segment_fails_the_bundle(make_bundle, monkeypatch):
     path = make_bundle(config={"vocab_size": 20_000}, verify=False)
     manifest = open_bundle(path).manifest
@@ -473,6 +474,7 @@ def test_a_low_precision_is_judged_by_distribution_and_best_token(bundle):
 # ---- an export that fails its gates
 
 
+@pytest.mark.slow
 def test_an_export_that_fails_shows_the_table_and_leaves_nothing(checkpoint, tmp_path, monkeypatch, capfd):
     strict = replace(ladder.LADDER["fp32", "cpu"], logprobs=1e-12)
     monkeypatch.setitem(ladder.LADDER, ("fp32", "cpu"), strict)
