@@ -29,6 +29,8 @@ from txl_deploy.bench.overhead import PYTHON, WITH_DRIVER, overhead
 from txl_deploy.bench.works import Works
 from txl_deploy.bench_tables import panels, show, verdict
 
+pytestmark = pytest.mark.device
+
 SLOW = 0.02
 """Seconds that a program of these tests takes: far more than Python does."""
 

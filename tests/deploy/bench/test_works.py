@@ -30,6 +30,8 @@ from txl_deploy.bench.measuring import bench
 from txl_deploy.bench.overhead import overhead
 from txl_deploy.bench.works import Works
 
+pytestmark = pytest.mark.device
+
 LENGTHS = {"policy": (4, 1), "window": (2,), "ahead": (4,), "counted": (4, 1)}
 
 

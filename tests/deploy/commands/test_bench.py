@@ -18,6 +18,8 @@ from txl_report.schema.measurement import BUNDLE, Measurement, decode_measuremen
 
 from txl_deploy.bench_tables import document_of, panels, verdict
 
+pytestmark = pytest.mark.device
+
 FAST = ("--seconds", 0.02, "--threads", 1)
 
 

@@ -79,8 +79,8 @@ def test_graphs_say_what_is_computed_in_which_type(make_bundle, precision: str):
 
 @precisions
 def test_the_bundle_says_and_stores_half(make_bundle, precision: str):
-    bundle = open_bundle(make_bundle(precision=precision, verify=False))
-    other = open_bundle(make_bundle(verify=False))
+    bundle = open_bundle(make_bundle(**ADAPTIVE, precision=precision))
+    other = open_bundle(make_bundle(**ADAPTIVE))
     manifest = bundle.manifest
     assert manifest.precision == precision
     assert {state.dtype for state in manifest.states} == {{"fp16": "float16", "bf16": "bfloat16"}[precision]}
@@ -178,7 +178,7 @@ def test_verification_judges_half_by_its_distribution_and_says_what_it_is_worth(
 
 
 def test_bf16_on_the_cpu_is_refused_by_name(make_bundle):
-    path = make_bundle(precision="bf16", verify=False)
+    path = make_bundle(**ADAPTIVE, precision="bf16")
     with pytest.raises(BackendError, match=r"its precision is bf16, which backend cpu .* cannot run, expected fp32"):
         txl_runtime.load(path, "cpu")
     done = cli("selftest", path, "--backend", "cpu")
@@ -190,7 +190,7 @@ def test_where_there_is_no_room_for_the_copy_that_is_said(make_bundle, monkeypat
     def full(*_: object, **__: object) -> None:
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    path = make_bundle(precision="bf16", verify=False)
+    path = make_bundle(**ADAPTIVE, precision="bf16")
     monkeypatch.setattr(emulation, "save_file", full)
     with (
         pytest.raises(TxlError, match=r"No space left on device .* expected room for one; set TMPDIR to"),
@@ -332,7 +332,7 @@ def test_every_kind_of_model_exports_in_half(make_bundle, precision: str, option
 
 
 def test_a_half_bundle_through_the_commands(make_bundle, monkeypatch, capfd):
-    path = make_bundle(precision="fp16", verify=False)
+    path = make_bundle(**ADAPTIVE, precision="fp16")
     for command in ("inspect", "selftest", "verify"):
         code, shown, said = call_main((command, path, "--json"), monkeypatch, capfd)
         assert code == 0, said

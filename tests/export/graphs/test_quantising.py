@@ -105,6 +105,7 @@ def test_a_quantised_bundle_is_close_to_the_model_and_smaller(tame, precision, c
 @pytest.mark.parametrize("length", [4, 16])
 @pytest.mark.parametrize("update", ["ring", "rolled"])
 @precisions
+@pytest.mark.slow
 def test_padding_and_neighbours_change_no_bit(tame, precision, update, length):
     model = txl_runtime.load(tame(precision), update=update)
     draws = np.random.default_rng(2)
@@ -120,6 +121,7 @@ def test_padding_and_neighbours_change_no_bit(tame, precision, update, length):
     assert len(set(results)) == 1
 
 
+@pytest.mark.slow
 def test_int8_multiplies_long_segments_in_another_way_than_short_ones(tame):
     files = {program.name: program.file for program in txl_runtime.load(tame("int8")).manifest.programs}
     ring = {length: files[f"hidden-ring-{length}"] for length in (16, 4, 1)}
@@ -195,6 +197,7 @@ def test_one_layers_scale_off_by_a_tenth_fails_and_says_what_to_keep(tmp_path, m
     assert not (tmp_path / "m.txl").exists()
 
 
+@pytest.mark.slow
 def test_the_self_test_of_a_quantised_bundle_can_fail(tame, monkeypatch):
     model = txl_runtime.load(tame("int8"))
     assert run_selftest(model).passed
