@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from browsing import accessibility, opened, reached_by_tab, served, to_reach, too_wide
 
+pytestmark = pytest.mark.slow(keep=9)
+
 SOUND = """<!doctype html><html lang="en"><head><title>t</title><meta name="viewport" content="width=device-width">
 <style>#area { overflow: auto; height: 3em; }
 a, summary, input { display: inline-block; margin: 12px; }</style></head><body><main><h1>A page</h1>

@@ -105,6 +105,7 @@ def test_ctrl_c_ends_a_short_verb(verb: str, columns: int, place: Path) -> None:
 
 
 @pytest.mark.parametrize("columns", [80, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_ctrl_c_ends_a_text(columns: int, place: Path) -> None:
     line = [*COMMAND, "generate", "kv", "--prompt-tokens", "1,2", "--max-new-tokens", "1000000"]
     judge(in_a_terminal(line, columns, r"\d \d", CTRL_C, folder=place), 130, "error: interrupted")

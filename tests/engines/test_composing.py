@@ -22,6 +22,8 @@ from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.device.engines.library_features import find_facts
 from txl_runtime.errors import BundleError
 
+pytestmark = pytest.mark.device
+
 ADAPTIVE = {"config": {"cutoffs": (20, 40)}}
 SHAPES: dict[str, tuple[str | dict[str, Any], str]] = {
     "ring": ("ring", "ring"),

@@ -22,7 +22,10 @@ from support import PACKAGES
 DATA = PACKAGES / "silero_vad" / "data"
 FIX = {"sr": "16000", "sequence": "576"}
 VOICE = f"{Path(__file__).with_name('voice.py')}:build"
-pytestmark = pytest.mark.skipif(not DATA.exists(), reason="make packages installs silero-vad")
+pytestmark = [
+    pytest.mark.slow(keep=9),
+    pytest.mark.skipif(not DATA.exists(), reason="make packages installs silero-vad"),
+]
 
 
 @pytest.fixture(scope="module")

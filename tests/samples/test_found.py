@@ -6,8 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import txl_export
 from small_files import leaky
+
+pytestmark = pytest.mark.slow(keep=9)
 
 CONTROL = Path(__file__).parents[2] / "samples" / "found" / "control.py"
 

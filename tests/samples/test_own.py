@@ -20,6 +20,8 @@ import txl_runtime
 from support import cli
 from txl_export import StepSpec
 
+pytestmark = pytest.mark.slow(keep=9)
+
 OWN = Path(__file__).parents[2] / "samples" / "own"
 TINY: dict[str, dict[str, int]] = {
     "recurrent_policy": {"WIDTH": 8},

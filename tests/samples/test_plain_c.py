@@ -56,6 +56,7 @@ def packaged(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], t
     return make
 
 
+@pytest.mark.slow
 def test_one_static_program_writes_as_the_model_would(tiny: Path, tmp_path: Path) -> None:
     program = compiled("generate.c", tiny, tmp_path, flags=f"{FLAGS} -static")
     text = subprocess.run([program, PROMPT, "80", "0.8", "3"], capture_output=True, check=True).stdout

@@ -15,6 +15,8 @@ import torch
 import txl_export
 import txl_runtime
 
+pytestmark = pytest.mark.slow(keep=9)
+
 FOLDER = Path(__file__).parents[2] / "samples" / "policy"
 FILES = ("maze", "policy", "lstm", "gtrxl", "train", "play")
 SMALL = {"lstm": {"WIDTH": 8}, "gtrxl": {"LAYERS": 1, "WIDTH": 8, "HEADS": 2, "MEMORY": 5}}

@@ -12,6 +12,8 @@ import pytest
 from conforming import FOLDER
 from support import call_main
 
+pytestmark = pytest.mark.slow(keep=9)
+
 REPOSITORY = FOLDER.parent
 DRIVER = shlex.join([sys.executable, str(REPOSITORY / "samples/reader/driver.py")])
 WITHOUT = {"rolled", "format1", "axes"}

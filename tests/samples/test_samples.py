@@ -22,6 +22,8 @@ from txl_export.families.transformer_xl.building import reference_for
 from txl_export.families.transformer_xl.weights import check_weights
 from txl_runtime.bundle.format1 import Dialect
 
+pytestmark = pytest.mark.slow(keep=9)
+
 SAMPLES = Path(__file__).parents[2] / "samples"
 TINY = "--layers 2 --d-model 32 --heads 2 --d-inner 64 --segment 32 --memory 24 --streams 4 --learning-rate 0.004"
 SHORT = "--steps 60 --heldout-bytes 16384 --eval-bytes 4096 --no-bfloat16"

@@ -28,6 +28,8 @@ TINY = {"WIDTH": 8, "HEADS": 2, "LAYERS": 2, "LEFT": 5, "BANK": 3}
 STREAMS = 3
 WITHOUT_TORCH = """
 import runpy, sys
+
+pytestmark = pytest.mark.slow(keep=9)
 sys.modules |= dict.fromkeys(["torch", "txl_export"])
 sys.path.insert(0, sys.argv.pop(1))
 runpy.run_path(sys.path[0] + "/listen.py", run_name="__main__")

@@ -451,8 +451,16 @@ def one_layer(name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return kept, config | {"n_layer": 1}
 
 
-@pytest.mark.parametrize(("name", "beyond"), [("nvidia/n01_base", 1), ("kimiyoung/k01_base", 0), ("hf/h01_base", 0)])
-@pytest.mark.parametrize("length", [4, pytest.param(1, marks=pytest.mark.slow)])
+BEYOND = [("nvidia/n01_base", 1, 1), *((name, 0, n) for name in ("kimiyoung/k01_base", "hf/h01_base") for n in (4, 1))]
+
+
+@pytest.mark.parametrize(
+    ("name", "beyond", "length"),
+    [
+        ("nvidia/n01_base", 1, 4),
+        *(pytest.param(*case, marks=pytest.mark.slow(keep=3)) for case in BEYOND),
+    ],
+)
 def test_same_length_hears_of_m_keys_and_of_one_more_in_nvidia_s_code(tmp_path, name, beyond, length):
     memory = 8
     state, config = one_layer(name)

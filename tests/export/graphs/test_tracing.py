@@ -301,6 +301,7 @@ def name_of(values: dict[str, Any], state: dict[str, Any] | None = None, **asked
     )
 
 
+@pytest.mark.slow
 def test_form_of_memory_streams_and_segments_leave_the_models_name(make_bundle):
     plain = name_of(small_config())
     for kind in ("default", "hidden, 3 streams"):

@@ -337,6 +337,7 @@ def test_options_of_files_are_refused_for_other_models(option, tmp_path):
         txl_export.export(tmp_path / "model.pt", tmp_path / "b", **option)
 
 
+@pytest.mark.slow
 def test_no_helper_and_no_folder_is_left(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     txl_export.export(leaky(tmp_path / "f.onnx"), tmp_path / "b")
@@ -350,6 +351,7 @@ def test_no_helper_and_no_folder_is_left(tmp_path, monkeypatch):
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith("txl-deploy")]
 
 
+@pytest.mark.slow
 def test_an_if_whose_condition_is_fixed_is_folded(tmp_path):
     def branch(name: str, factor: float) -> Any:
         nodes = [
@@ -484,7 +486,7 @@ def forgetful(path: Path, model: torch.nn.Module, fixed: bool = False) -> Path:
 @pytest.mark.parametrize(
     ("kind", "layers", "window", "fixed"),
     [
-        ("LSTM", 2, 0, False),
+        pytest.param("LSTM", 2, 0, False, marks=pytest.mark.slow),
         ("GRU", 1, 2, True),
         pytest.param("RNN", 1, 0, True, marks=pytest.mark.slow),
         pytest.param("LSTM", 1, 4, True, marks=pytest.mark.slow),

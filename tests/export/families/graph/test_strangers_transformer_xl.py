@@ -59,7 +59,7 @@ class Stranger(nn.Module):
         return x @ self.embed.weight.T, torch.stack(kept)
 
 
-@pytest.mark.parametrize("length", [1, 8])
+@pytest.mark.parametrize("length", [1, pytest.param(8, marks=pytest.mark.slow)])
 def test_its_memories_are_carried_on_and_its_logits_become_log_probabilities(length, tmp_path):
     torch.manual_seed(0)
     model, path = Stranger().eval(), tmp_path / "stranger.onnx"

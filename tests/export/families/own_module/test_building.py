@@ -271,6 +271,7 @@ def test_the_model_id_is_that_of_the_function(step, tmp_path):
     assert len({written[0], other, renamed}) == 3
 
 
+@pytest.mark.slow
 def test_rows_are_left_open_where_one_graph_serves_every_number_of_them(tmp_path):
     plan = plan_of(rotary(), lengths=(4,))
     written = write_step(tmp_path, plan, "fp32", "auto", Silent())
@@ -334,6 +335,7 @@ def test_where_a_branch_is_for_some_sizes_alone_the_second_route_is_not_tried(tm
     assert set(tried) == {"export"}
 
 
+@pytest.mark.slow
 def test_or_a_graph_is_written_for_each_number_of_them(tmp_path):
     plan = plan_of(rotary(), lengths=(6,))
     written = write_step(tmp_path, plan, "fp32", "stages", Silent())

@@ -58,6 +58,7 @@ def farthest(place: Path, reference: PaperModel, update: str, seed: int = 0) -> 
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.slow
 def test_a_bundle_looks_where_the_reference_does(make_bundle, name):
     config, options = MODELS[name]
     path = make_bundle(config=config, **options, **WITHOUT)

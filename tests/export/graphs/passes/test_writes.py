@@ -98,7 +98,7 @@ class Written(nn.Module):
         return (self.mix(x), *found)
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("batch_size", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_writes_of_torch_are_joins_of_the_same_bits_for_any_number_of_sequences(batch_size, tmp_path, monkeypatch):
     states = [StateSpec(write.__name__, ("B", ROWS, POSITIONS, WIDTH)) for write in WRITES]
     spec = StepSpec(module=Written(), inputs=[InputSpec("x", ("B", WIDTH))], states=states, outputs=["y"])

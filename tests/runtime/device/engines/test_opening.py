@@ -35,6 +35,8 @@ from txl_runtime.device.engines.opening import load_engines, open_engines
 from txl_runtime.device.engines.sidecar import differences
 from txl_runtime.device.gpu import platform_name
 
+pytestmark = pytest.mark.device
+
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has no wheel for this platform")
 
 B, V = 3, 41
