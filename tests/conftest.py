@@ -10,7 +10,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
-from kept_bundles import Maker, place
+from kept_bundles import ROOT, Maker, place, state_of
 from published import holding
 from txl_runtime.bundle import manifest
 
@@ -57,20 +57,20 @@ def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
 
 def pytest_configure() -> None:
-    """Choose the folder of kept bundles once: the workers that xdist starts inherit it."""
-    if "TXL_BUNDLES" not in os.environ:
-        os.environ["TXL_BUNDLES"] = str(place())
+    """Choose the folder of kept bundles, in .bundles or where TXL_BUNDLES says: the workers of xdist inherit it."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        os.environ["TXL_BUNDLES"] = str(place(Path(os.environ.get("TXL_BUNDLES") or ROOT / ".bundles").resolve()))
 
 
 @pytest.fixture(scope="session")
 def kept_bundles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Path]]:
     """Export a small random model, once for all runs of the same sources; see `Maker`."""
-    maker = Maker(Path(os.environ["TXL_BUNDLES"]), tmp_path_factory.getbasetemp() / "bundles")
+    maker = Maker(Path(os.environ["TXL_BUNDLES"]), tmp_path_factory.getbasetemp() / "bundles", lambda: state_of(ROOT))
     yield maker.make
-    assert not maker.changed(), "a test changed a bundle that others share; copy it first"
+    assert not maker.changed(), "a test (not the last one, which is named here) changed a shared bundle; copy it first"
 
 
 @pytest.fixture(scope="session")
 def make_bundle(kept_bundles: Callable[..., Path]) -> Callable[..., Path]:
-    """A small random model's bundle: `make_bundle(batch_size=3)`. Tests of the export get it exported in this run."""
+    """A small random model's bundle: `make_bundle(batch_size=3)`. Tests of what an export writes get a fresh one."""
     return kept_bundles

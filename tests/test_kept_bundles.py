@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import kept_bundles
+import numpy as np
 import pytest
-from kept_bundles import MADE_FROM, PACKAGES, ROOT, Maker, once, place, state_of
+from kept_bundles import MADE_FROM, PACKAGES, ROOT, Maker, place, state_of
 
 EXPORTS = """
 import sys
@@ -80,39 +81,57 @@ def test_a_bundle_that_a_test_changed_is_named_and_made_anew(tmp_path: Path, mon
 
     monkeypatch.setattr(kept_bundles, "export", export)
     maker = Maker(tmp_path / "kept", tmp_path / "own")
+    number = exports.__len__
     path = maker.make(batch_size=3)
     assert maker.make(batch_size=3) == path
     assert Maker(tmp_path / "kept", tmp_path / "own").make(batch_size=3) == path
-    assert exports == [path]
-    assert maker.changed() == []
+    assert (number(), maker.changed()) == (1, [])
     (path / "more.json").write_text("{}")
     assert maker.changed() == [path]
     assert Maker(tmp_path / "kept", tmp_path / "own").make(batch_size=3) == path
-    assert exports == [path, path]
-    assert maker.changed() == []
-    address = maker.make(listener=object())  # its address may be a different object's in the next process
-    assert address.is_relative_to(tmp_path / "own")
+    assert (number(), [*path.iterdir()]) == (2, [path / "manifest.json"])
+    assert maker.changed() == [path], "although a second process made it anew"
+    for odd in (object(), np.zeros(5000)):  # what they are called may be called something else in the next process
+        assert maker.make(listener=odd).is_relative_to(tmp_path / "own")
 
 
-def test_an_export_that_stopped_leaves_nothing_that_is_taken(tmp_path: Path) -> None:
-    def stop() -> None:
-        (tmp_path / "small.txl").mkdir()
+def test_sources_that_changed_since_the_folder_was_named_make_no_bundle_for_it(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(kept_bundles, "export", lambda path, *_: path.mkdir())
+    changed = Maker(tmp_path / "kept" / "before", tmp_path / "own", lambda: "after")
+    assert changed.make().is_relative_to(tmp_path / "own")
+    assert changed.changed() == []
+    same = Maker(tmp_path / "kept" / "before", tmp_path / "own", lambda: "before")
+    assert same.make().is_relative_to(tmp_path / "kept")
+
+
+def test_an_export_that_stopped_leaves_nothing_that_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(path: Path, *_: object) -> None:
+        path.mkdir()
         raise KeyboardInterrupt
 
+    maker = Maker(tmp_path / "kept", tmp_path / "own")
+    monkeypatch.setattr(kept_bundles, "export", stop)
     with pytest.raises(KeyboardInterrupt):
-        once(tmp_path / "small.txl", stop)
-    assert once(tmp_path / "small.txl", lambda: (tmp_path / "small.txl").mkdir()).is_dir()
+        maker.make()
+    monkeypatch.setattr(kept_bundles, "export", lambda path, *_: (path / "whole").mkdir(parents=True))
+    assert (maker.make() / "whole").is_dir()
 
 
-def test_folders_that_three_others_were_used_after_go(sources: Path) -> None:
-    used = []
-    for number in range(5):
+def test_a_folder_goes_a_day_after_its_last_run_and_the_three_last_ones_stay(sources: Path) -> None:
+    base, used = sources / ".bundles", []
+    for number in range(6):
         (sources / "export" / "inner" / "a.py").write_text(f"x = {number}")
-        used.append(place(sources))
-        os.utime(used[-1], ns=(number, number))
-    (sources / "export" / "inner" / "a.py").write_text("x = 2")
-    assert place(sources) == used[2]  # it was used long ago, and is now
-    assert sorted((sources / ".bundles").iterdir()) == sorted([used[2], used[3], used[4]])
+        used.append(place(base, sources))
+    for number, folder in enumerate(used[:5]):
+        os.utime(folder, (number, number))
+    (sources / "export" / "inner" / "a.py").write_text("x = 0")
+    assert place(base, sources) == used[0]  # it was used long ago, and is now
+    assert sorted(base.iterdir()) == sorted([used[0], used[4], used[5]])
+
+
+def test_where_nothing_can_be_kept_a_folder_of_this_run_serves(sources: Path) -> None:
+    (sources / "file").touch()
+    assert not place(sources / "file", sources).is_relative_to(sources)
 
 
 def test_tests_take_kept_bundles(make_bundle: Callable[..., Path]) -> None:

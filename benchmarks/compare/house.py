@@ -97,7 +97,7 @@ KIND_OF_CLASS = re.compile(
 
 @dataclass
 class House:
-    """What was counted.
+    """The counts of a checkout.
 
     Attributes:
         lines: by room, all lines and those of code.
@@ -333,7 +333,7 @@ def _truth(node: ast.AST) -> str | None:
 
 
 def _name(node: ast.AST) -> str:
-    """What a name or an attribute is called; "" for anything else."""
+    """The text of a name or an attribute; "" for anything else."""
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
@@ -387,7 +387,7 @@ def table(houses: Sequence[House]) -> str:
 
 
 def details(house: House) -> str:
-    """Where each thing stands."""
+    """A line for the place of each thing."""
     lines: list[str] = []
     for asked in house.questions.values():
         places: dict[str, list[str]] = defaultdict(list)

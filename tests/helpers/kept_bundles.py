@@ -1,7 +1,7 @@
 """Bundles that tests export, kept between runs: `.bundles/1f0c…/` has those of one state of what they are made from.
 
 A changed file of `MADE_FROM`, a different Python or a different version of an installed package gives a different name:
-no bundle is taken that an export would write otherwise today. Tests of the export itself keep theirs for one run.
+no bundle is taken that an export would write otherwise today.
 """
 
 from __future__ import annotations
@@ -9,12 +9,16 @@ from __future__ import annotations
 import hashlib
 import shutil
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 import txl_export
+import txl_runtime
 from filelock import FileLock
 from support import random_state, save_checkpoint, small_config
 
@@ -29,17 +33,26 @@ MADE_FROM = (
     "samples",
 )
 PACKAGES = ".packages"
-MOST = 3
-"""Folders that stay: those that a run took last."""
+MOST, DAY = 3, 24 * 3600
+"""Folders that stay however old they are, the last used ones; others go a day after a run took them."""
 
 
-def place(root: Path = ROOT) -> Path:
-    """The folder for bundles of today's sources; folders that three others were used after go."""
-    found = root / ".bundles" / state_of(root)
-    found.mkdir(parents=True, exist_ok=True)
-    found.touch()
-    for old in sorted(found.parent.iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True)[MOST:]:
-        shutil.rmtree(old, ignore_errors=True)
+def place(base: Path, root: Path = ROOT) -> Path:
+    """The folder below `base` for bundles of today's sources; where none can be written, one of this run alone."""
+    for package in (txl_export, txl_runtime):  # a second checkout's environment would export by that one's code
+        assert Path(str(package.__file__)).is_relative_to(ROOT), f"{package.__file__} is not of the checkout {ROOT}"
+    name = state_of(root)
+    found = base if base.name == name else base / name  # a run within a run is told the whole name
+    try:
+        found.mkdir(parents=True, exist_ok=True)
+        found.touch()
+    except OSError:
+        return Path(tempfile.mkdtemp()) / found.name
+    with suppress(OSError):  # a second run may sweep too
+        used = sorted(((path.stat().st_mtime, path) for path in found.parent.iterdir() if path.is_dir()), reverse=True)
+        for last, old in used[MOST:]:
+            if time.time() - last > DAY:
+                shutil.rmtree(old, ignore_errors=True)
     return found
 
 
@@ -65,11 +78,17 @@ class Maker:
 
     `make(config={"n_layer": 3}, batch_size=3)`: `config` changes fields of the model's config; `vocabulary` goes
     through a checkpoint file with a byte vocabulary (256 ids); everything else goes to `txl_export.export`.
+
+    Args:
+        shared: a folder of `place`, or one that this run alone uses.
+        own: a folder of this process, for bundles whose options have no lasting name.
+        state: the name that the sources gave to `shared`; sources that changed since make no bundle for it.
     """
 
-    def __init__(self, shared: Path, own: Path) -> None:
-        self.shared, self.own = shared, own
+    def __init__(self, shared: Path, own: Path, state: Callable[[], str] | None = None) -> None:
+        self.shared, self.own, self.state = shared, own, state
         self.made: dict[str, Path] = {}
+        self.began = time.time()
 
     def make(
         self, config: dict[str, Any] | None = None, seed: int = 0, vocabulary: bool = False, **options: Any
@@ -77,31 +96,62 @@ class Maker:
         """The folder of a bundle, which no test may change."""
         key = repr((sorted((config or {}).items()), seed, vocabulary, sorted(options.items())))
         if key not in self.made:
-            shared = self.own if " at 0x" in key else self.shared  # an address means something in one process alone
-            path = shared / hashlib.sha256(key.encode()).hexdigest()[:16] / "small.txl"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self.made[key] = once(path, lambda: export(path, small_config(**(config or {})), seed, vocabulary, options))
+            own, shared = (place / hashlib.sha256(key.encode()).hexdigest()[:16] for place in (self.own, self.shared))
+            # An address names something in one process alone, and an array is written with dots.
+            place = shared if plain([config, options]) else own
+            for folder in (own, place):
+                folder.mkdir(parents=True, exist_ok=True)
+            self.made[key] = self._once(
+                place / "small.txl",
+                own / "new" / "small.txl",
+                lambda path: export(path, small_config(**(config or {})), seed, vocabulary, options),
+            )
         return self.made[key]
 
+    def _once(self, path: Path, new: Path, write: Callable[[Path], None]) -> Path:
+        """A bundle that is there as it was exported, or one that `write` exports now."""
+        told = path.with_suffix(".sha256")
+        with FileLock(path.with_suffix(".lock")):
+            if whole(path):
+                return path
+            if told.exists():
+                told.rename(path.with_suffix(".changed")).touch()
+            for folder in (path, new.parent):
+                shutil.rmtree(folder, ignore_errors=True)
+            new.parent.mkdir()
+            write(new)
+            if self.state is not None and self.state() != self.shared.name:
+                new.with_suffix(".sha256").write_text(digest(new))
+                return new
+            shutil.move(new, path)
+            told.write_text(digest(path))
+            return path
+
     def changed(self) -> list[Path]:
-        """Bundles that are not as they were exported."""
-        return [path for path in self.made.values() if not whole(path)]
+        """Bundles that are not as they were exported, or were not when a process of this run looked."""
+        return [path for path in self.made.values() if not whole(path) or changed_since(path, self.began)]
 
 
-def once(path: Path, make: Callable[[], None]) -> Path:
-    """A bundle that `make` writes, unless it is there as it was written."""
-    with FileLock(path.with_suffix(".lock")):
-        if not whole(path):
-            shutil.rmtree(path, ignore_errors=True)
-            make()
-            path.with_suffix(".sha256").write_text(digest(path))
-    return path
+def plain(value: Any) -> bool:
+    """True for numbers, texts and None, alone or in lists, tuples and dicts: `repr` gives them lasting names."""
+    if isinstance(value, dict):
+        return all(map(plain, value.values()))
+    return all(map(plain, value)) if isinstance(value, list | tuple) else value is None or type(value) in PLAIN
+
+
+PLAIN = (bool, int, float, str)
 
 
 def whole(path: Path) -> bool:
     """True for a bundle whose files are those that were exported."""
     told = path.with_suffix(".sha256")
     return told.is_file() and told.read_text() == digest(path)
+
+
+def changed_since(path: Path, began: float) -> bool:
+    """True where a process found a bundle changed and made it anew."""
+    note = path.with_suffix(".changed")
+    return note.exists() and note.stat().st_mtime >= began
 
 
 def digest(folder: Path) -> str:

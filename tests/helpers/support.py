@@ -1,4 +1,4 @@
-"""What tests build on: small random models, checkpoints, and bundles that are exported once per run."""
+"""What tests build on: small random models, checkpoints, commands, servers and waiting."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Sweep:
         self.failed: dict[str, None] = {}
         """Tests that failed, each once."""
         self.unread = 0
-        """Files that could not be collected."""
+        """Files that could not be collected, and failures after a test: with one of them nothing is run once more."""
         self.again: dict[str, tuple[bool, str]] = {}
         """Those that were run once more: whether it passed, and what it printed."""
 
@@ -109,6 +109,7 @@ class Sweep:
         """Note what failed."""
         if report.failed:
             self.failed[report.nodeid] = None
+            self.unread += report.when == "teardown"  # it may be a different test's fault, which alone would not show
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:

@@ -1,4 +1,4 @@
-"""What is compared with PyTorch here is a bundle, whenever it was exported."""
+"""Verification is tested on a bundle whenever it was exported."""
 
 from __future__ import annotations
 
