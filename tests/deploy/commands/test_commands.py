@@ -14,10 +14,12 @@ import pytest
 import torch
 import txl_runtime
 from frozen import frozen
+from resealing import copied, reseal
+from safetensors.numpy import load_file, save_file
 from support import ORACLE, cli, random_state, save_checkpoint, small_config
 from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
-from txl_runtime.bundle.reading import open_bundle
+from txl_runtime.bundle.reading import SELFTEST, open_bundle
 
 TEXT = "The memory of a segment is the input of the next one. " * 8
 CONFIG = small_config(vocab_size=256)
@@ -208,6 +210,17 @@ def test_selftest_replays_the_vectors(run, bundle):
     assert result.document["passed"] is True
     assert 0 < result.document["max_logprobs"] <= result.document["limit_logprobs"]
     assert result.document["streams"] == [1]
+
+
+def test_a_selftest_that_fails_ends_with_exit_code_1(run, tmp_path):
+    path = copied(frozen("ring"), tmp_path / "a.txl")
+    vectors = load_file(path / SELFTEST)
+    vectors["logprobs"] += 1
+    save_file(vectors, path / SELFTEST)
+    reseal(path)
+    shown, result = run("selftest", path), run("selftest", path, "--json")
+    assert "FAILED" in shown.stdout
+    assert (shown.code, result.code, result.document["passed"]) == (1, 1, False)
 
 
 # ---- generate

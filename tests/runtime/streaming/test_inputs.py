@@ -176,6 +176,24 @@ def test_ids_are_checked_where_they_count(model_of):
     model_of("counting").stream().run({"tokens": tokens}, [4, 2, 0])
 
 
+def test_ids_of_a_segment_are_checked_though_one_like_it_was_good(model_of):
+    stream, tokens = model_of("counting").stream(), np.zeros((B, 4), np.int32)
+    stream.run({"tokens": tokens})
+    before = stream.state()["seen"]
+    for wrong in (VOCABULARY, -1):
+        tokens[1, 2] = wrong
+        for _ in range(2):
+            with pytest.raises(UsageError, match=rf"tokens hold id {wrong} at \[1, 2\], expected 0 … 10"):
+                stream.run({"tokens": tokens})
+    np.testing.assert_array_equal(stream.state()["seen"], before, "nothing was run")
+
+
+def test_what_does_not_count_is_cleared_in_a_copy(model_of):
+    given = {"obs": np.ones((B, 4, FEATURES), np.float32), "starts": np.ones(B, bool)}
+    model_of("recurrent").stream().run(given, [4, 0, 4])
+    assert all(array.all() for array in given.values()), "the caller's arrays are as they were"
+
+
 @pytest.mark.parametrize(
     ("kind", "inputs", "lengths", "said"),
     [

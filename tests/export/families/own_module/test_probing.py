@@ -511,6 +511,10 @@ WRONG = [
     ({"states": StateSpec("h", ("B", 4))}, "states is a StateSpec, expected a list of StateSpec"),
     ({"inputs": [("x", ("B", 4))]}, "one of the inputs is a tuple, expected InputSpec"),
     ({"inputs": [InputSpec("x", 4)]}, "has the shape 4, expected a tuple"),
+    (
+        {"inputs": [InputSpec("x", ("B",), tokens=9)], "samples": {"x": np.array([0, 9])}},
+        "the samples of x hold ids from 0 to 9, expected 0 … 8",
+    ),
     ({"samples": [1]}, "samples is a list, expected a dictionary of arrays by input name"),
 ]
 
