@@ -126,6 +126,7 @@ def test_losses_are_measured_on_a_text(tmp_path: Path):
     assert "memory rows that may be filled" in page
 
 
+@pytest.mark.slow
 def test_a_slow_machine_changes_no_byte_of_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The page is written twice, the second time with a clock that goes 100 seconds forward at each look."""
     bundle = frozen("clusters")

@@ -22,14 +22,14 @@ from support import cli, package
 from torch import Tensor, nn
 from txl_export import InputSpec, OutputSpec, StateSpec, StepSpec
 
+pytestmark = pytest.mark.slow(keep=9)
+
 FOLDER = Path(__file__).parents[2] / "samples" / "streaming"
 FILES = ("tones", "ears", "target_tone", "listen")
 TINY = {"WIDTH": 8, "HEADS": 2, "LAYERS": 2, "LEFT": 5, "BANK": 3}
 STREAMS = 3
 WITHOUT_TORCH = """
 import runpy, sys
-
-pytestmark = pytest.mark.slow(keep=9)
 sys.modules |= dict.fromkeys(["torch", "txl_export"])
 sys.path.insert(0, sys.argv.pop(1))
 runpy.run_path(sys.path[0] + "/listen.py", run_name="__main__")

@@ -37,6 +37,7 @@ print(json.dumps({
 
 
 @pytest.mark.skipif(not CLIENTS.exists(), reason="pyarrow is not installed; make clients")
+@pytest.mark.slow
 def test_parquet_files_are_read_row_by_row(tmp_path: Path) -> None:
     done = subprocess.run([CLIENTS, "-c", PROGRAM, tmp_path], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

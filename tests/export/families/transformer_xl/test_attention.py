@@ -69,6 +69,7 @@ def test_a_bundle_looks_where_the_reference_does(make_bundle, name):
         assert farthest(path, reference, update) <= LIMIT
 
 
+@pytest.mark.slow
 def test_nothing_else_of_a_bundle_changes(make_bundle):
     """Every other file is the same to the byte, and so is what the manifest says."""
     plain, path = make_bundle(config={}, verify=False), make_bundle(config={}, **WITHOUT)
