@@ -89,6 +89,7 @@ def test_export_of_a_checkpoint_alone_makes_a_bundle_beside_it(folder, exported)
     ]
 
 
+@pytest.mark.slow
 def test_every_option_of_export_reaches_the_bundle(run, folder, tmp_path):
     sizes = ["--segment-length", 3, "--segment-length", 2, "--memory-length", 5, "--clamp-length", 4, "--same-length"]
     more = ["--batch-size", 2, "--memory", "hidden", "--family", "txl", "--no-verify", "--json"]

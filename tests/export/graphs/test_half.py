@@ -78,7 +78,8 @@ def test_graphs_say_what_is_computed_in_which_type(make_bundle, precision: str):
                 assert kind == TensorProto.INT32
 
 
-@precisions
+@pytest.mark.slow(keep=2)
+@pytest.mark.parametrize("precision", KINDS)
 def test_the_bundle_says_and_stores_half(make_bundle, precision: str):
     bundle = open_bundle(make_bundle(precision=precision, verify=False))
     other = open_bundle(make_bundle(verify=False))
