@@ -125,6 +125,7 @@ def test_ctrl_c_ends_training(columns: int, tmp_path: Path) -> None:
     assert list((tmp_path / "demo").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_bar_ends_where_the_run_is_told_to_end(place: Path) -> None:
     line = DRAWN["score documents"][0].split()
     judge(in_a_terminal([*COMMAND, *line], at=BAR, press=signal.SIGTERM, folder=place), 143, "error: terminated")
