@@ -40,7 +40,8 @@ MOST, DAY = 3, 24 * 3600
 def place(base: Path, root: Path = ROOT) -> Path:
     """The folder below `base` for bundles of today's sources; where none can be written, one of this run alone."""
     for package in (txl_export, txl_runtime):  # a second checkout's environment would export by that one's code
-        assert Path(str(package.__file__)).is_relative_to(ROOT), f"{package.__file__} is not of the checkout {ROOT}"
+        file = Path(str(package.__file__)).resolve()
+        assert file.is_relative_to(ROOT.resolve()), f"{file} is not of the checkout {ROOT}"
     name = state_of(root)
     found = base if base.name == name else base / name  # a run within a run is told the whole name
     try:

@@ -1,4 +1,4 @@
-"""What tests build on: small random models, checkpoints, commands, servers and waiting."""
+"""Tools that most tests build on: small random models, checkpoints, commands, servers and waiting."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def package(name: str) -> Any:
 
 
 class Called(NamedTuple):
-    """What became of a command: its exit code, standard output and standard error."""
+    """A command that ended: its exit code, standard output and standard error."""
 
     code: Any
     stdout: str
@@ -122,12 +122,12 @@ class Called(NamedTuple):
 
     @property
     def document(self) -> Any:
-        """What standard output holds, which has to be one JSON document and nothing else."""
+        """Standard output, which has to be one JSON document and nothing else."""
         return json.loads(self.stdout)
 
     @property
     def lines(self) -> list[str]:
-        """Of standard error."""
+        """The lines of standard error."""
         return self.stderr.splitlines()
 
     @property

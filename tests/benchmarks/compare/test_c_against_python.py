@@ -29,7 +29,7 @@ def test_ratios_are_taken_round_by_round() -> None:
 
 @pytest.fixture
 def results(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Callable[[str], dict[str, Any]]:
-    """What a benchmark measures with --quick, over the library as it is installed."""
+    """Run a benchmark with --quick over the library as it is installed, and read its figures."""
 
     def measure(name: str) -> dict[str, Any]:
         built = sanitized(tmp_path_factory.getbasetemp())

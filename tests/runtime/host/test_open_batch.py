@@ -5,12 +5,11 @@ Bundles with a fixed B are those of B 1, and those of format 1 (`bundle/test_for
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
-from frozen import frozen
+from frozen import KEPT, frozen, opened
 from support import Counted
 from txl_runtime import Model, UsageError, load
 from txl_runtime.host.loop import HostLoop
@@ -18,22 +17,7 @@ from txl_runtime.host.placements import Ring
 from txl_runtime.ladder import rung
 
 LIMIT = rung("fp32", "cpu").logprobs
-FORMS: dict[str, tuple[str, str]] = {
-    "ring": ("ring", "ring"),
-    "rolled": ("ring", "rolled"),
-    "hidden": ("hidden", "rolled"),
-    "zeros": ("zeros", "ring"),
-    "int8": ("int8", "ring"),
-    "int8, rolled": ("int8", "rolled"),
-    "fp16": ("half", "ring"),
-}
-forms = pytest.mark.parametrize("form", FORMS)
-
-
-@cache
-def opened(form: str) -> Model:
-    name, update = FORMS[form]
-    return load(frozen(name), "cpu", threads=1, update=update)
+forms = pytest.mark.parametrize("form", [*KEPT, "int8", "int8, rolled", "fp16"])
 
 
 def tokens(rows: int, columns: int, seed: int) -> np.ndarray:

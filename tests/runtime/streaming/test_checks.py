@@ -1,4 +1,4 @@
-"""What fits runs as its plain form does; anything else is refused in one line before anything runs."""
+"""Arguments that fit run as their plain form does; anything else is refused in one line before anything runs."""
 
 from __future__ import annotations
 
@@ -346,7 +346,7 @@ def step(tmp_path_factory) -> Model:
 
 
 def taken_or_refused(stream: Stream | None, call: Callable[[], Any]) -> bool:
-    """Whether a call was refused: in a line that can be printed, and then nothing has changed."""
+    """True for a call that was refused: in a line that can be printed, and then nothing has changed."""
     before = None if stream is None else bits(stream)
     try:
         with np.errstate(all="ignore"):

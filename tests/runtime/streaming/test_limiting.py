@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
-from frozen import frozen
+from frozen import KEPT, opened
 from step_models import counting
-from txl_runtime import Model, Stream, UsageError, load
+from txl_runtime import Stream, UsageError, load
 from txl_runtime.streaming.state import RowState
 
 M, K = 6, 3
-KINDS = {
-    "ring": ("ring", "ring"),
-    "rolled": ("ring", "rolled"),
-    "hidden": ("hidden", "rolled"),
-    "zeros": ("zeros", "ring"),
-}
-kinds = pytest.mark.parametrize("kind", KINDS)
-
-
-@cache
-def opened(kind: str) -> Model:
-    name, update = KINDS[kind]
-    return load(frozen(name), "cpu", threads=1, update=update)
+kinds = pytest.mark.parametrize("kind", KEPT)
 
 
 def tokens(columns: int, seed: int, rows: int = 3) -> np.ndarray:

@@ -8,29 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
-from frozen import frozen
-from txl_runtime import Model, Stream, StreamState, load
+from frozen import FORMS, KEPT, opened
+from txl_runtime import Stream, StreamState
 from txl_runtime.host.placements import Ring
 
-KINDS = {
-    "ring": ("ring", "ring"),
-    "rolled": ("ring", "rolled"),
-    "hidden": ("hidden", "rolled"),
-    "zeros": ("zeros", "ring"),
-}
-kinds = pytest.mark.parametrize("kind", KINDS)
+kinds = pytest.mark.parametrize("kind", KEPT)
 IDS_OUT_OF_RANGE = [-1, -(2**31), 41, 10**6, 2**31 - 1]
-
-
-@cache
-def opened(kind: str) -> Model:
-    name, update = KINDS[kind]
-    return load(frozen(name), "cpu", threads=1, update=update)
 
 
 def pair(kind: str) -> tuple[Stream, Stream]:
@@ -113,7 +100,7 @@ def test_unfilled_and_spill_slots_may_hold_anything_before_every_mixed_partial_s
         assert all_bits(poisoned) == all_bits(clean), "memory() is zero-padded whatever stands in unfilled slots"
         heads |= set(poisoned.snapshot().head.tolist())
     assert poisoned.fill.min() == opened(kind).memory_length
-    assert len(heads) == (10 if KINDS[kind][1] == "ring" else 1), "the ring was entered at every slot"
+    assert len(heads) == (10 if FORMS[kind][1] == "ring" else 1), "the ring was entered at every slot"
 
 
 @kinds

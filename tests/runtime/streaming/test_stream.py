@@ -10,35 +10,21 @@ import gc
 import itertools
 import weakref
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
-from frozen import frozen
-from txl_runtime import Model, Stream, StreamState, UsageError, load
+from frozen import KEPT, opened
+from txl_runtime import Stream, StreamState, UsageError
 
 L = 4
-KINDS: dict[str, tuple[str, str]] = {
-    "ring": ("ring", "ring"),
-    "rolled": ("ring", "rolled"),
-    "hidden": ("hidden", "rolled"),
-    "zeros": ("zeros", "ring"),
-    "zeros, rolled": ("zeros", "rolled"),
-    "clusters": ("clusters", "ring"),
-}
+KINDS = (*KEPT, "zeros, rolled", "clusters")
 kinds = pytest.mark.parametrize("kind", KINDS)
 both = pytest.mark.parametrize("kind", ["ring", "rolled"])
 
 
-@cache
-def model_of(kind: str) -> Model:
-    name, update = KINDS[kind]
-    return load(frozen(name), "cpu", threads=1, update=update)
-
-
 def streams(kind: str, count: int = 2, rows: int | None = None) -> list[Stream]:
-    return [model_of(kind).stream(rows) for _ in range(count)]
+    return [opened(kind).stream(rows) for _ in range(count)]
 
 
 def random_tokens(rows: int, columns: int, seed: int = 0) -> np.ndarray:
@@ -149,7 +135,7 @@ def test_a_score_of_sequences_of_different_lengths_is_that_of_each_alone(kind):
         found = scored.score(tokens, counts)
         for row, length in enumerate(counts):
             if length:
-                assert_close(found[row, : length - 1], model_of(kind).stream(1).score(tokens[[row], :length])[0])
+                assert_close(found[row, : length - 1], opened(kind).stream(1).score(tokens[[row], :length])[0])
             assert not found[row, max(length - 1, 0) :].any()
         fed.feed(np.where(tokens < 41, tokens, 0)[:, :-1], np.maximum(counts - 1, 0))
         assert same_state(scored, fed)
@@ -158,7 +144,7 @@ def test_a_score_of_sequences_of_different_lengths_is_that_of_each_alone(kind):
 def test_a_score_refuses_lengths_that_no_sequence_has():
     for lengths in ([1, 2], [1, 2, 11], [1, 2, -1]):
         with pytest.raises(UsageError, match=r"expected 3 whole numbers of 0 … 10; 0 leaves a stream idle"):
-            model_of("ring").stream().score(random_tokens(3, 10), lengths)
+            opened("ring").stream().score(random_tokens(3, 10), lengths)
 
 
 # --- generate -----------------------------------------------------------------------------------------------------
@@ -184,12 +170,12 @@ def test_greedy_generation_is_the_chain_of_most_probable_tokens(kind):
     assert all(token.shape == (b,) and token.dtype == np.int32 for token in found)
     assert np.stack(found).tolist() == np.stack(greedy_by_hand(by_hand, 10)).tolist()
     assert same_state(stream, by_hand)
-    sampled = model_of(kind).stream().generate(PROMPT[:b], 10, temperature=5.0, top_k=1, lengths=PROMPT_LENGTHS[:b])
+    sampled = opened(kind).stream().generate(PROMPT[:b], 10, temperature=5.0, top_k=1, lengths=PROMPT_LENGTHS[:b])
     assert np.stack(list(sampled)).tolist() == np.stack(found).tolist(), "top-k of one is greedy"
 
 
 def generated(kind: str, rows: int = 3, prompt: np.ndarray = PROMPT, **options: Any) -> list[list[int]]:
-    return np.stack(list(model_of(kind).stream(rows).generate(prompt[:rows], 12, **options))).T.tolist()
+    return np.stack(list(opened(kind).stream(rows).generate(prompt[:rows], 12, **options))).T.tolist()
 
 
 @both
@@ -281,7 +267,7 @@ def test_no_new_tokens_only_feeds_the_prompt(kind):
 
 def test_the_caller_may_change_the_yielded_array_and_give_one_sequence_a_flat_prompt():
     expected, found = generated("ring", 1, temperature=0), []
-    for token in model_of("ring").stream(1).generate(PROMPT[0], 12, temperature=0):
+    for token in opened("ring").stream(1).generate(PROMPT[0], 12, temperature=0):
         found.append(token.tolist())
         token[:] = -1
     assert np.array(found).T.tolist() == expected
@@ -391,7 +377,7 @@ def test_what_counted_of_dropped_sequences_does_not_stay_behind(kind):
     for seed in range(30):
         token = random_tokens(1, 1, seed)
         assert_close(stream.step(token), alone.step(token))
-    assert stream.loop.fill[1:].tolist() == model_of(kind).stream().loop.fill[1:].tolist(), "nobody is there"
+    assert stream.loop.fill[1:].tolist() == opened(kind).stream().loop.fill[1:].tolist(), "nobody is there"
 
 
 # --- snapshots ----------------------------------------------------------------------------------------------------
@@ -406,7 +392,7 @@ def test_restore_goes_back_bit_for_bit_also_from_a_file_and_in_another_stream(ki
     state = stream.snapshot()
     state.save(path)
     loaded = StreamState.load(path)
-    assert loaded.model_id == state.model_id == model_of(kind).manifest.model_id
+    assert loaded.model_id == state.model_id == opened(kind).manifest.model_id
     assert (loaded.batch_size, [child.name for child in tmp_path.iterdir()]) == (b, [path.name])
     tokens = random_tokens(b, 10, 1)
     first = stream.feed(tokens)
