@@ -5,6 +5,8 @@ SECONDS ?= 30
 WORKERS ?= auto
 VENV := .venv
 BIN := $(VENV)/bin
+# Tests start hundreds of processes; where this is set, as in many containers, each compiles what it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
 DEMO := demo
 BUNDLE ?= $(DEMO)/model.txl
 PYTHON_VERSION ?= 3.10

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -159,7 +160,10 @@ def imports(module: str) -> Iterator[tuple[str, bool]]:
             yield from ((name if name in MODULES else str(node.module), id(node) in later) for name in names)
 
 
-IMPORTS = {module: sorted(set(imports(module))) for module in MODULES}
+@cache
+def all_imports() -> dict[str, list[tuple[str, bool]]]:
+    """Of every module, in the one process that runs these tests: it takes seconds."""
+    return {module: sorted(set(imports(module))) for module in MODULES}
 
 
 def room(module: str) -> str:
@@ -170,7 +174,7 @@ def room(module: str) -> str:
 def test_packages_import_only_those_below_them():
     wrong = [
         f"{module} imports {target}"
-        for module, targets in IMPORTS.items()
+        for module, targets in all_imports().items()
         for target, _ in targets
         if (package := target.partition(".")[0]) in PACKAGES
         and package not in {module.partition(".")[0]} | ARROWS[module.partition(".")[0]]
@@ -179,7 +183,7 @@ def test_packages_import_only_those_below_them():
 
 
 def test_rooms_of_the_runtime_import_only_those_below_them():
-    inside = {module: targets for module, targets in IMPORTS.items() if module.startswith("txl_runtime.")}
+    inside = {module: targets for module, targets in all_imports().items() if module.startswith("txl_runtime.")}
     wrong = [
         f"{module} imports {target}"
         for module, targets in inside.items()
@@ -212,7 +216,9 @@ def test_the_runtime_names_no_model():
 
 def test_no_module_imports_itself_in_a_circle():
     """Neither at once, nor through imports in functions or for type checkers."""
-    graph = {module: {target for target, _ in targets if target in MODULES} for module, targets in IMPORTS.items()}
+    graph = {
+        module: {target for target, _ in targets if target in MODULES} for module, targets in all_imports().items()
+    }
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -223,7 +229,7 @@ def test_no_module_imports_itself_in_a_circle():
 def test_a_package_imports_the_third_parties_it_is_known_to_need(place):
     found = {
         name
-        for module, targets in IMPORTS.items()
+        for module, targets in all_imports().items()
         if (module == place or module.startswith(f"{place}.")) and "txl_deploy.bench.competitors" not in module
         for name in (target.partition(".")[0] for target, _ in targets)
         if name not in PACKAGES and name not in sys.stdlib_module_names
@@ -279,7 +285,7 @@ def test_doors_are_all_that_functions_of_the_runtime_import():
     found: dict[str, set[str]] = {}
     for module in MODULES:
         if module.startswith("txl_runtime"):
-            for target, later in IMPORTS[module]:
+            for target, later in all_imports()[module]:
                 if later and target.startswith("txl_runtime"):
                     door, opened = (name.removeprefix("txl_runtime.") for name in (module, target))
                     found.setdefault(door, set()).add(opened)
@@ -287,7 +293,9 @@ def test_doors_are_all_that_functions_of_the_runtime_import():
 
 
 def test_the_guard_is_entered_where_an_engine_gets_a_graph():
-    inside = {module for module, targets in IMPORTS.items() if any("txl_runtime.guard" in name for name, _ in targets)}
+    inside = {
+        module for module, targets in all_imports().items() if any("txl_runtime.guard" in name for name, _ in targets)
+    }
     assert {name for name in inside if name.startswith("txl_runtime") and ".guard" not in name} == {
         "txl_runtime.device.onnxruntime_cuda",
         "txl_runtime.host.idle_masks",

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from sweeping import MOST, listed, sample
 
 ROOT = Path(__file__).parents[1]
@@ -62,6 +63,7 @@ def sweep(folder: Path, words: str, *options: str) -> subprocess.CompletedProces
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_failure_is_run_once_more_alone_and_both_results_are_printed(tmp_path):
     done = sweep(tmp_path, "first or passes or fast", "--sweep=sample", "-n", "1")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -38,7 +38,10 @@ BUNDLES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=BUNDLES.values(), ids=BUNDLES)
+@pytest.fixture(
+    params=[pytest.param(BUNDLES[name], marks=pytest.mark.slow if name == "large" else ()) for name in BUNDLES],
+    ids=BUNDLES,
+)
 def bundle(request: pytest.FixtureRequest, make_bundle: Callable[..., Path]) -> Path:
     return make_bundle(**request.param)
 

@@ -131,19 +131,13 @@ def rows_multiplied(model: ir.Model) -> list[int]:
     return [max((size for size in found if isinstance(size, int)), default=1) for found in counted]
 
 
-KINDS = (Chunked, Fused, Interleaved, Apart, OneHead)
-
-
 @pytest.mark.parametrize(
     ("kind", "bias", "opened"),
     [
         (Chunked, True, False),
-        (Chunked, False, True),
         (Fused, True, True),
-        (Interleaved, False, False),
-        (Interleaved, True, True),
-        (Apart, True, False),
-        (OneHead, True, True),
+        (Interleaved, False, True),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((Apart, True, False), (OneHead, True, True))),
     ],
 )
 def test_one_query_asks_the_rows_themselves(kind, bias, opened):
@@ -159,7 +153,7 @@ def test_one_query_asks_the_rows_themselves(kind, bias, opened):
     assert max(rows_multiplied(model)) < ROWS
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [Chunked, Interleaved])
 def test_where_there_are_as_many_queries_as_rows_keys_and_values_stay(kind):
     torch.manual_seed(0)
     step = Step(kind())
