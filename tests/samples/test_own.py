@@ -191,7 +191,7 @@ FULL: dict[str, str] = {
 }
 
 
-@pytest.mark.slow(keep=1)
+@pytest.mark.slow(keep=0)
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_sample_of_full_size_is_trained_exported_and_proven(

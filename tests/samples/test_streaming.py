@@ -228,7 +228,7 @@ def test_the_readme_has_the_commands_of_the_file() -> None:
     assert all((FOLDER.parents[1] / command[1]).is_file() for command in own if command[0] == "python")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(keep=0)
 @pytest.mark.timeout(600)
 def test_the_sample_of_full_size_is_trained_exported_and_listens(tmp_path: Path) -> None:
     training, listening = ([sys.executable, str(FOLDER / f"{name}.py")] for name in ("target_tone", "listen"))

@@ -55,7 +55,7 @@ def test_it_runs_both_sides(results: Callable[[str], dict[str, Any]]) -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.slow(keep=0)
 @pytest.mark.timeout(1200)
 def test_packages_in_plain_c_are_made_of_two_steps_and_timed_on_three_sides(
     results: Callable[[str], dict[str, Any]],

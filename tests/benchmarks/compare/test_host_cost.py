@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(keep=0)
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="the driver that does nothing is compiled by gcc")
 def test_a_checkout_against_itself_costs_what_it_costs():
     script = ROOT / "benchmarks" / "compare" / "host_cost.py"

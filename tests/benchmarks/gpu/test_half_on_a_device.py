@@ -84,7 +84,7 @@ def trained(config: dict[str, Any]) -> dict[str, torch.Tensor]:
     return state
 
 
-@pytest.mark.slow(keep=1)
+@pytest.mark.slow(keep=0)
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 @pytest.mark.parametrize("size", SIZES)
 def test_of_models_of_every_size(size: str, precision: str, tmp_path: Path, on_device: OnDevice) -> None:
