@@ -58,11 +58,6 @@ def cut(text: str, beside: int) -> progress.TextColumn:
     return progress.TextColumn(text, markup=False, table_column=column)
 
 
-def elapsed() -> progress.TimeElapsedColumn:
-    """The time that has passed, whole however narrow a terminal is."""
-    return progress.TimeElapsedColumn(table_column=Column(no_wrap=True))
-
-
 class Bar(progress.Progress):
     """A bar on standard error, where its cursor moves; what is said meanwhile stands above it, results pass by.
 
@@ -91,11 +86,16 @@ class Display:
     """Draws the stages of long work on stderr: elapsed time, and a bar where the number of steps is known.
 
     A `txl_runtime.listener.Listener`. Where stderr is no terminal, or a dumb one, every finished stage is one line.
+
+    Args:
+        of_bytes: steps are bytes: their share and the time that is left stand there, in place of how many they are.
     """
 
-    def __init__(self) -> None:
-        counted = progress.MofNCompleteColumn(table_column=Column(no_wrap=True))
-        self._progress = Bar(counted, elapsed(), beside=30)
+    def __init__(self, of_bytes: bool = False) -> None:
+        whole = Column(no_wrap=True)
+        counted = progress.TaskProgressColumn(table_column=whole), progress.TimeRemainingColumn(table_column=whole)
+        columns = counted if of_bytes else (progress.MofNCompleteColumn(table_column=whole),)
+        self._progress = Bar(*columns, progress.TimeElapsedColumn(table_column=whole), beside=30)
         self._task: Any = None
 
     def __enter__(self) -> Display:
@@ -113,7 +113,7 @@ class Display:
         self._finish()
         self._task = self._progress.add_task(plain(title), total=total)
 
-    def advance(self, steps: int = 1) -> None:
+    def advance(self, steps: float = 1) -> None:
         """Some steps of the stage are done."""
         self._progress.advance(self._task, steps)
 
