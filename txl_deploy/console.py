@@ -52,12 +52,6 @@ stderr = _Plain(file=Messages())
 stdout = _Plain()
 
 
-def cut(text: str, beside: int) -> progress.TextColumn:
-    """A column that is cut where a terminal has less room than the other columns' characters leave."""
-    column = Column(no_wrap=True, overflow="ellipsis", max_width=max(stderr.width - beside, 8))
-    return progress.TextColumn(text, markup=False, table_column=column)
-
-
 class Bar(progress.Progress):
     """A bar on standard error, where its cursor moves; what is said meanwhile stands above it, results pass by.
 
@@ -67,7 +61,8 @@ class Bar(progress.Progress):
     """
 
     def __init__(self, *columns: progress.ProgressColumn, beside: int) -> None:
-        title = cut("{task.description}", beside)
+        room = Column(no_wrap=True, overflow="ellipsis", max_width=max(stderr.width - beside, 8))
+        title = progress.TextColumn("{task.description}", markup=False, table_column=room)
         draws = stderr.is_terminal and not stderr.is_dumb_terminal and stderr.file.isatty()
         bar = progress.BarColumn(table_column=Column(min_width=4))
         columns = (progress.SpinnerColumn(), title, bar, *columns)

@@ -18,8 +18,10 @@ from txl_deploy.corpora.documents import Unit
 
 SEGMENTS_PER_CALL = 16
 """Of the longest, per call: what is held does not depend on a document's length."""
-WINDOW_DOCUMENTS, WINDOW_TOKENS = 1024, 1 << 22
-"""How much is read ahead and sorted by length, so that few rows wait for the longest of a batch."""
+MOST_DOCUMENTS = 4096
+"""Of a window, which is read ahead and sorted by length, so that few rows wait for the longest of a batch."""
+ENOUGH_TOKENS, MOST_TOKENS = 1 << 20, 1 << 26
+"""Of a window: with which it is large enough, if there are documents for every row; and with which it ends anyway."""
 Told = Callable[[Sequence[Unit], float], None]
 """Hears which share of a batch has been scored since it was told before."""
 Scored = tuple[list[Unit], list[float | str]]
@@ -38,11 +40,12 @@ def rows_of(manifest: Manifest) -> int:
 def batches(units: Iterable[Unit], rows: int, jobs: int = 1) -> Iterator[list[Unit]]:
     """Units of similar length, `rows` at a time, window by window; of each window the longest come first."""
     window: list[Unit] = []
-    tokens = 0
+    tokens, least = 0, 4 * rows * jobs
     for unit in units:
         window.append(unit)
         tokens += len(unit.ids)
-        if len(window) >= max(WINDOW_DOCUMENTS, 4 * rows * jobs) or tokens >= WINDOW_TOKENS:
+        enough = tokens >= ENOUGH_TOKENS and len(window) >= least
+        if enough or tokens >= MOST_TOKENS or len(window) >= max(MOST_DOCUMENTS, least):
             yield from _sorted(window, rows)
             window, tokens = [], 0
     yield from _sorted(window, rows)

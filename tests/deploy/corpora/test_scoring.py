@@ -37,8 +37,8 @@ def totals(found: list[float | str]) -> list[float]:
 )
 def test_every_document_is_in_one_batch(lengths: list[int], rows: int, documents: int, tokens: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(scoring, "WINDOW_DOCUMENTS", documents)
-        patched.setattr(scoring, "WINDOW_TOKENS", tokens)
+        for name, value in {"MOST_DOCUMENTS": documents, "ENOUGH_TOKENS": tokens, "MOST_TOKENS": 3 * tokens}.items():
+            patched.setattr(scoring, name, value)
         made = list(batches((unit(np.zeros(length), index) for index, length in enumerate(lengths)), rows))
     assert sorted(each.index for batch in made for each in batch) == list(range(len(lengths)))
     for batch in made:
@@ -52,7 +52,7 @@ def test_padding_is_small() -> None:
     made = batches((unit(np.zeros(length), index) for index, length in enumerate(lengths)), 16)
     computed = sum(len(batch) * len(batch[0].ids) for batch in made)
     in_order = sum(max(lengths[first : first + 16]) * 16 for first in range(0, 4000, 16))
-    assert computed < 1.1 * sum(lengths) < 0.5 * in_order
+    assert computed < 1.05 * sum(lengths) < 0.4 * in_order
 
 
 @pytest.fixture(scope="module")
