@@ -52,17 +52,6 @@ stderr = _Plain(file=Messages())
 stdout = _Plain()
 
 
-def cut(text: str, beside: int) -> progress.TextColumn:
-    """A column that is cut where a terminal has less room than the other columns' characters leave."""
-    column = Column(no_wrap=True, overflow="ellipsis", max_width=max(stderr.width - beside, 8))
-    return progress.TextColumn(text, markup=False, table_column=column)
-
-
-def elapsed() -> progress.TimeElapsedColumn:
-    """The time that has passed, whole however narrow a terminal is."""
-    return progress.TimeElapsedColumn(table_column=Column(no_wrap=True))
-
-
 class Bar(progress.Progress):
     """A bar on standard error, where its cursor moves; what is said meanwhile stands above it, results pass by.
 
@@ -72,7 +61,8 @@ class Bar(progress.Progress):
     """
 
     def __init__(self, *columns: progress.ProgressColumn, beside: int) -> None:
-        title = cut("{task.description}", beside)
+        room = Column(no_wrap=True, overflow="ellipsis", max_width=max(stderr.width - beside, 8))
+        title = progress.TextColumn("{task.description}", markup=False, table_column=room)
         draws = stderr.is_terminal and not stderr.is_dumb_terminal and stderr.file.isatty()
         bar = progress.BarColumn(table_column=Column(min_width=4))
         columns = (progress.SpinnerColumn(), title, bar, *columns)
@@ -91,11 +81,16 @@ class Display:
     """Draws the stages of long work on stderr: elapsed time, and a bar where the number of steps is known.
 
     A `txl_runtime.listener.Listener`. Where stderr is no terminal, or a dumb one, every finished stage is one line.
+
+    Args:
+        of_bytes: steps are bytes: their share and the time that is left stand there, in place of how many they are.
     """
 
-    def __init__(self) -> None:
-        counted = progress.MofNCompleteColumn(table_column=Column(no_wrap=True))
-        self._progress = Bar(counted, elapsed(), beside=30)
+    def __init__(self, of_bytes: bool = False) -> None:
+        whole = Column(no_wrap=True)
+        counted = progress.TaskProgressColumn(table_column=whole), progress.TimeRemainingColumn(table_column=whole)
+        columns = counted if of_bytes else (progress.MofNCompleteColumn(table_column=whole),)
+        self._progress = Bar(*columns, progress.TimeElapsedColumn(table_column=whole), beside=30)
         self._task: Any = None
 
     def __enter__(self) -> Display:
@@ -113,7 +108,7 @@ class Display:
         self._finish()
         self._task = self._progress.add_task(plain(title), total=total)
 
-    def advance(self, steps: int = 1) -> None:
+    def advance(self, steps: float = 1) -> None:
         """Some steps of the stage are done."""
         self._progress.advance(self._task, steps)
 

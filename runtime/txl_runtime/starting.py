@@ -10,7 +10,6 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 APART = Path(sys.prefix)
@@ -20,17 +19,6 @@ APART = Path(sys.prefix)
 def environment() -> dict[str, str]:
     """The environment of a process that stands in `APART`, and imports from where this one does."""
     return os.environ | {"PYTHONPATH": os.pathsep.join(str(Path(place).absolute()) for place in sys.path if place)}
-
-
-@contextlib.contextmanager
-def apart() -> Iterator[None]:
-    """Stand in `APART` while multiprocessing starts a process: it stays there, and imports from where this one does."""
-    before = Path.cwd()
-    os.chdir(APART)
-    try:
-        yield
-    finally:
-        os.chdir(before)
 
 
 def signal_of(code: int | None) -> str:

@@ -28,11 +28,10 @@ from ray.data import ActorPoolStrategy, DataContext, Dataset
 from ray.exceptions import RayError
 from txl_runtime.errors import TxlError, UsageError
 
-from txl_deploy.corpora.batching import batches
 from txl_deploy.corpora.documents import Bad, Document, Unit
 from txl_deploy.corpora.encoding import Encoder
-from txl_deploy.corpora.json_lines import content_of
-from txl_deploy.corpora.scoring import Scorer
+from txl_deploy.corpora.scoring import Scorer, batches
+from txl_deploy.corpora.sources import content_of
 from txl_deploy.corpora.totals import Scores, Totals, left_out, scores_of
 
 CPUS_PER_ACTOR = 0.5
@@ -60,16 +59,12 @@ class Actor:
 
     def __call__(self, rows: Rows) -> dict[str, list[bytes]]:
         """Score documents; what cannot be scored has a line that says why."""
-        units, scores = [], []
-        for found in self._encoder.units(as_documents(rows, self._place)):
-            if isinstance(found, Unit):
-                units.append(found)
-            else:
-                scores.append(left_out(found))
-        for batch in batches(units, self._scorer.rows):
-            for unit, outcome in zip(batch, self._scorer.score(batch), strict=True):
-                bad = Bad(unit.index, unit.id, 0, f"{unit.id}: {outcome.why}")
-                scores.append(left_out(bad) if outcome.total is None else scores_of(unit, outcome.total))
+        found = [self._encoder.unit(document) for document in as_documents(rows, self._place)]
+        scores = [left_out(bad) for bad in found if isinstance(bad, Bad)]
+        for batch in batches([unit for unit in found if isinstance(unit, Unit)], self._scorer.rows):
+            for unit, total in zip(batch, self._scorer.score(batch), strict=True):
+                bad = Bad(unit.index, unit.id, f"{unit.id}: {total}")
+                scores.append(left_out(bad) if isinstance(total, str) else scores_of(unit, total))
         return {"line": [msgspec.json.encode(each) for each in scores]}
 
 

@@ -24,7 +24,7 @@ SERVED = "stopped"
 
 DRAWN = {
     "score": ("score kv long.npy", BAR),
-    "score documents": ("score kv documents --workers 2", BAR),
+    "score documents": ("score kv documents --jobs 2", BAR),
     "bench": ("bench kv --against none --seconds 100", BAR),
     "verify": ("verify kv --segments 100000", BAR),
     "export": ("export good.pt --segment-length 2 -o new.txl", BAR),
@@ -125,7 +125,6 @@ def test_ctrl_c_ends_training(columns: int, tmp_path: Path) -> None:
     assert list((tmp_path / "demo").iterdir()) == []
 
 
-@pytest.mark.slow
 def test_a_bar_ends_where_the_run_is_told_to_end(place: Path) -> None:
     line = DRAWN["score documents"][0].split()
     judge(in_a_terminal([*COMMAND, *line], at=BAR, press=signal.SIGTERM, folder=place), 143, "error: terminated")

@@ -12,7 +12,6 @@ from rich.live import Live
 
 from txl_deploy import console, terminal
 from txl_deploy.console import facts_table, number, plain, rows_table, text_writer
-from txl_deploy.corpora.progress import Advance
 
 
 @pytest.mark.parametrize(
@@ -186,10 +185,9 @@ def test_a_bar_keeps_its_time_and_count_in_a_narrow_terminal(columns: int, monke
     """What is too long is cut: the title first, and never the time."""
     screen = _Drawn()
     monkeypatch.setattr(console, "stderr", console._Plain(file=screen, width=columns, color_system=None))
-    for bar, field in ((console.Display()._progress, "120/200"), (Advance("score", 9)._bar, "60%")):
-        bar.add_task(
-            "verify against PyTorch, rolled memory", total=200, completed=120, said="18.3 k tokens/s, 12 min left"
-        )
+    for of_bytes, field in ((False, "120/200"), (True, "60%")):
+        bar = console.Display(of_bytes)._progress
+        bar.add_task("verify against PyTorch, rolled memory", total=200, completed=120)
         console.stderr.print(bar.get_renderable())
         last = screen.getvalue().splitlines()[-1]
         assert "0:00:00" in last

@@ -7,11 +7,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
-from txl_runtime.starting import APART, apart, environment, signal_of
+from txl_runtime.starting import APART, environment, signal_of
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = [path for place in ("runtime", "export", "txl_deploy") for path in (ROOT / place).rglob("*.py")]
@@ -36,18 +35,9 @@ def test_a_process_imports_from_where_this_one_does_and_not_from_the_users_folde
     assert [ast.literal_eval(line) for line in done.stdout.splitlines()] == list(dict.fromkeys(sys.path[1:]))
 
 
-def test_a_process_of_multiprocessing_does_not_either(stranger: Path) -> None:
-    process = get_context("spawn").Process(target=print)
-    with apart():
-        process.start()
-    assert Path.cwd() == stranger
-    process.join()
-    assert process.exitcode == 0
-
-
 def test_every_process_is_started_so() -> None:
     """Whoever starts one says where it stands, and what it may import."""
-    subprocesses = spawning = 0
+    subprocesses = 0
     for path in PRODUCT:
         text = path.read_text(encoding="utf-8")
         assert "os.exec" not in text, path
@@ -59,10 +49,9 @@ def test_every_process_is_started_so() -> None:
                 theirs = "None if apart is None else environment()", "apart"  # a driver is its user's own command
                 assert started in (("environment()", "APART"), ("environment()", "folder"), theirs), (path, node.lineno)
                 subprocesses += 1
-        if "get_context(" in text and path.name != "tracer_worker.py":  # which runs its user's own module again
-            assert "with apart(), " in text, path
-            spawning += 1
-    assert (subprocesses, spawning) == (7, 1)
+        if path.name != "tracer_worker.py":  # which runs its user's own module again
+            assert "get_context(" not in text, path
+    assert subprocesses == 7
 
 
 BUILD = """

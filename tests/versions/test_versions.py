@@ -115,7 +115,7 @@ def test_no_process_runs_what_a_bundle_holds(made: Path, plant: Callable[[Path],
     plant(bundle)
     for place, folder in ((bundle, ROOT), (Path(), bundle)):
         run(made, "python", tmp_path / "build.py", place, cwd=folder)
-        scored = run(made, "txl-deploy", "score", place, texts, "--workers", 2, "--json", cwd=folder)
+        scored = run(made, "txl-deploy", "score", place, texts, "--jobs", 2, "--json", cwd=folder)
         assert json.loads(scored)["documents"] == 1
 
 

@@ -12,12 +12,12 @@ import typer
 from numpy.typing import NDArray
 from txl_runtime.bundle.vocabulary import Vocabulary
 from txl_runtime.errors import BackendError, UsageError
-from txl_runtime.streaming.checks import check_tokens
 from txl_runtime.streaming.inputs import require_tokens
 
 from txl_deploy.commands.options import Backend, Bundle, Json, Threads
 from txl_deploy.console import Display, facts_table, print_json, stdout
 from txl_deploy.corpora.scoring import SEGMENTS_PER_CALL
+from txl_deploy.places import refuse_inside
 
 
 def run(
@@ -26,7 +26,7 @@ def run(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="Text, or token ids in an .npy file; or documents: a folder, a .jsonl file, a .parquet file.",
+            help="Text, or token ids in an .npy file; or documents: a folder, or a .jsonl file.",
             show_default=False,
         ),
     ],
@@ -36,11 +36,9 @@ def run(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with OUT, after whatever ended the run.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT.")] = False,
-    workers: Annotated[int, typer.Option("--workers", help="Processes, with one thread each unless --threads.")] = 1,
-    parallel: Annotated[
-        int | None,
-        typer.Option("--parallel", help="Parts of one long text that run beside each other, with the same result."),
-    ] = None,
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=1, help="Threads that score documents, each on one core unless --threads.")
+    ] = 1,
     named: Annotated[
         str | None, typer.Option("--field", help="Which field has the text or token ids. (default text, else tokens)")
     ] = None,
@@ -58,22 +56,25 @@ def run(
     """
     from txl_deploy.corpora.sources import Corpus, is_corpus
 
-    several = is_corpus(file)
-    for_documents = {"-o": output, "--resume": resume, "--force": force, "--field": named, "--recursive": recursive}
-    for name, given in ({"--parallel": parallel} if several else for_documents | {"--skip-bad": skip_bad}).items():
-        if given:
-            what = "one text, and this is a corpus" if several else "documents, and this is one text"
-            raise UsageError(f"{file}: {name} is for {what}; leave it out")
-    if several:
-        from txl_deploy.corpora.running import Keeping, Machine, score_corpus
+    if is_corpus(file):
+        from txl_deploy.corpora.running import score_corpus
 
-        machine = Machine(bundle, backend, threads, workers)
-        result = score_corpus(machine, Corpus(file, named, recursive), Keeping(output, resume, force, skip_bad))
-    elif parallel is not None:
-        result = _in_parts(bundle, file, parallel, workers, backend, threads)
-    elif workers != 1:
-        raise UsageError(f"{file}: --workers is for documents or parts, and this is one text; --parallel makes parts")
+        if (resume or force) and output is None:
+            raise UsageError(
+                "--resume and --force are for a file of results, expected -o OUT; give it, or leave them out"
+            )
+        if resume and force:
+            raise UsageError("--resume goes on and --force begins anew, expected one of them; leave one out")
+        corpus = Corpus(file, named, recursive)
+        if output is not None:
+            refuse_inside(output, file, bundle)
+        model = txl_runtime.load(bundle, backend, 1 if threads is None and jobs > 1 else threads)
+        result = score_corpus(model, corpus, output, resume, force, skip_bad, jobs)
     else:
+        for_documents = {"-o": output, "--resume": resume, "--force": force, "--field": named, "--recursive": recursive}
+        for name, given in (for_documents | {"--skip-bad": skip_bad, "--jobs": jobs > 1}).items():
+            if given:
+                raise UsageError(f"{file}: {name} is for documents, and this is one text; leave it out")
         result = _as_one_stream(bundle, file, backend, threads)
     if json:
         print_json(result)
@@ -84,24 +85,13 @@ def run(
     stdout.print(facts_table({name: value for name, value in shown.items() if value is not None}))
 
 
-def _in_parts(bundle: Path, file: Path, parts: int, workers: int, backend: str, threads: int | None) -> dict[str, Any]:
-    """Score one text in parts beside each other; the result of `_as_one_stream`, and what the parts were."""
-    from txl_deploy.corpora.running import Machine, score_parts
-
-    machine = Machine(bundle, backend, threads, workers)
-    opened = machine.read()
-    text = _Text(file, opened.vocabulary())
-    check_tokens(text.ids[None], 1, opened.manifest.vocab_size, None)
-    total, made = score_parts(machine, text.ids.astype(np.int32), parts, file.name)
-    return text.result(total) | made
-
-
 def _as_one_stream(bundle: Path, file: Path, backend: str, threads: int | None) -> dict[str, Any]:
     """Score one text from its beginning to its end."""
     model = txl_runtime.load(bundle, backend=backend, threads=threads)
     require_tokens(model.manifest, "score")
-    text = _Text(file, model.vocabulary)
-    ids = text.ids
+    ids, text_bytes = _read(file, model.vocabulary)
+    if len(ids) < 2:
+        raise UsageError(f"{file}: holds {len(ids)} tokens, expected at least 2, because the first is only context")
     stream, longest = model.stream(1), model.segment_lengths[0]
     total, chunk = 0.0, longest * SEGMENTS_PER_CALL
     with Display() as display:
@@ -115,38 +105,19 @@ def _as_one_stream(bundle: Path, file: Path, backend: str, threads: int | None) 
                     "numbers; `txl-deploy verify` the bundle, and export fp16 again in fp32 or bf16"
                 )
             display.advance(nll.shape[1])
-    return text.result(total)
-
-
-class _Text:
-    """The token ids of a file, and what a sum of their negative log-likelihoods says.
-
-    Raises:
-        UsageError: the file cannot be read, or is too short.
-    """
-
-    def __init__(self, file: Path, vocabulary: Vocabulary | None) -> None:
-        self.ids, self._bytes = _read(file, vocabulary)
-        if len(self.ids) < 2:
-            raise UsageError(
-                f"{file}: holds {len(self.ids)} tokens, expected at least 2, because the first is only context"
-            )
-        unknown_id = getattr(vocabulary, "unknown", None)
-        self._unknown = 0 if unknown_id is None else int((self.ids == unknown_id).sum())  # bytes know every word
-
-    def result(self, total: float) -> dict[str, Any]:
-        """The document that `score` prints."""
-        mean = total / (len(self.ids) - 1)
-        # Where the vocabulary lacks words, the ids no longer hold the text: there is nothing to say of its bytes.
-        known = None if self._bytes is None or self._unknown else self._bytes
-        return {
-            "tokens": len(self.ids),
-            "nll": mean,
-            "perplexity": math.exp(mean) if mean < 700 else math.inf,
-            "bits_per_token": mean / math.log(2),
-            "bits_per_byte": None if known is None else total / math.log(2) / known,
-            "unknown_words": self._unknown,
-        }
+    unknown_id = getattr(model.vocabulary, "unknown", None)  # bytes know every word
+    unknown = 0 if unknown_id is None else int((ids == unknown_id).sum())
+    mean = total / (len(ids) - 1)
+    # Where the vocabulary lacks words, the ids no longer hold the text: there is nothing to say of its bytes.
+    known = None if text_bytes is None or unknown else text_bytes
+    return {
+        "tokens": len(ids),
+        "nll": mean,
+        "perplexity": math.exp(mean) if mean < 700 else math.inf,
+        "bits_per_token": mean / math.log(2),
+        "bits_per_byte": None if known is None else total / math.log(2) / known,
+        "unknown_words": unknown,
+    }
 
 
 def _read(file: Path, vocabulary: Vocabulary | None) -> tuple[NDArray[Any], int | None]:

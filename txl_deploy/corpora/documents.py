@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from msgspec import Struct
 from numpy.typing import ArrayLike
 from txl_runtime.types import Ids
-
-Done = Callable[[int, int], bool]
-"""Asked with a document's index and weight; says whether it needs no reading."""
 
 
 def spelled(path: Path) -> str:
@@ -46,19 +40,18 @@ class Bad:
 
     index: int
     id: str
-    weight: int
     why: str
 
 
-class Unit(Struct, frozen=True, array_like=True):
+@dataclass(frozen=True, slots=True)
+class Unit:
     """A piece of work: token ids that are scored as one sequence from fresh memory.
 
     Attributes:
         index, id, place, weight: of the document.
-        data: token ids, int32 in the machine's order; the first is only context.
-        skipped: how many of the first results do not count, because these tokens are there for the memory alone.
+        ids: token ids int32 [T]; the first is only context.
         tokens: how many tokens the document has.
-        scored_bytes: bytes of text that the counted results stand for; None where token ids were given.
+        scored_bytes: bytes of text that the results stand for; None where token ids were given.
         unknown: how many words the vocabulary lacks.
     """
 
@@ -66,30 +59,12 @@ class Unit(Struct, frozen=True, array_like=True):
     id: str
     place: str
     weight: int
-    data: bytes
+    ids: Ids
     tokens: int
-    skipped: int = 0
     scored_bytes: int | None = None
     unknown: int = 0
 
     @property
-    def ids(self) -> Ids:
-        """The token ids, int32 [T]."""
-        return np.frombuffer(self.data, np.int32)
-
-    @property
-    def length(self) -> int:
-        """T, the number of token ids with the context."""
-        return len(self.data) // 4
-
-    @property
     def scored(self) -> int:
-        """How many results count."""
-        return max(self.length - 1 - self.skipped, 0)
-
-
-class Outcome(Struct, frozen=True, array_like=True):
-    """What became of a unit: the sum of its negative log-likelihoods in nats, or why there is none."""
-
-    total: float | None
-    why: str | None = None
+        """How many results there are."""
+        return max(len(self.ids) - 1, 0)

@@ -7,8 +7,6 @@ context.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 import numpy as np
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.vocabulary import Vocabulary
@@ -31,23 +29,16 @@ class Encoder:
         self._context = np.array([] if boundary is None else [boundary], np.int32)
         self._unknown: int | None = getattr(vocabulary, "unknown", None)  # bytes know every word
 
-    def units(self, documents: Iterable[Document | Bad]) -> Iterator[Unit | Bad]:
-        """Units in the documents' order; what has no token ids becomes bad."""
-        for document in documents:
-            if isinstance(document, Bad):
-                yield document
-                continue
-            try:
-                yield self.unit(document)
-            except UsageError as error:
-                yield Bad(document.index, document.id, document.weight, f"{document.place}: {error}")
+    def unit(self, document: Document | Bad) -> Unit | Bad:
+        """The unit of a document; bad where there is no vocabulary, a word is not in it, or ids are out of range."""
+        if isinstance(document, Bad):
+            return document
+        try:
+            return self._unit(document)
+        except UsageError as error:
+            return Bad(document.index, document.id, f"{document.place}: {error}")
 
-    def unit(self, document: Document) -> Unit:
-        """The unit of a document.
-
-        Raises:
-            UsageError: there is no vocabulary to read a text with, a word is not in it, or ids are out of range.
-        """
+    def _unit(self, document: Document) -> Unit:
         content, context = document.content, self._context
         if not isinstance(content, bytes):
             given = np.asarray(content, np.int64)
@@ -64,14 +55,14 @@ class Encoder:
             )
         else:
             ids = self._vocabulary.encode(content)
-            scored_bytes = len(content) - (0 if len(context) else len(self._vocabulary.decode(ids[:1])))
+            scored_bytes = max(len(content) - (0 if len(context) else len(self._vocabulary.decode(ids[:1]))), 0)
         return Unit(
-            index=document.index,
-            id=document.id,
-            place=document.place,
-            weight=document.weight,
-            data=np.concatenate([context, ids]).tobytes(),
+            document.index,
+            document.id,
+            document.place,
+            document.weight,
+            ids=np.concatenate([context, ids]),
             tokens=len(ids),
-            scored_bytes=None if scored_bytes is None else max(scored_bytes, 0),
+            scored_bytes=scored_bytes,
             unknown=0 if self._unknown is None else int((ids == self._unknown).sum()),
         )

@@ -1,9 +1,12 @@
-"""Scores units on one model: as many beside each other as it has rows, each from fresh memory."""
+"""Scores units on one model: as many beside each other as it has rows, each from fresh memory, on several threads."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
+from queue import SimpleQueue
 
 import numpy as np
 from txl_runtime.bundle.manifest import Manifest
@@ -11,10 +14,18 @@ from txl_runtime.errors import TxlError
 from txl_runtime.model import Model
 from txl_runtime.streaming.inputs import require_tokens
 
-from txl_deploy.corpora.documents import Outcome, Unit
+from txl_deploy.corpora.documents import Unit
 
 SEGMENTS_PER_CALL = 16
 """Of the longest, per call: what is held does not depend on a document's length."""
+MOST_DOCUMENTS = 4096
+"""Of a window, which is read ahead and sorted by length, so that few rows wait for the longest of a batch."""
+ENOUGH_TOKENS, MOST_TOKENS = 1 << 20, 1 << 26
+"""Of a window: with which it is large enough, if there are documents for every row; and with which it ends anyway."""
+Told = Callable[[Sequence[Unit], float], None]
+"""Hears which share of a batch has been scored since it was told before."""
+Scored = tuple[list[Unit], list[float | str]]
+"""A batch, and of each unit the sum of its negative log-likelihoods in nats, or why there is none."""
 
 
 def rows_of(manifest: Manifest) -> int:
@@ -24,6 +35,25 @@ def rows_of(manifest: Manifest) -> int:
     document at a time.
     """
     return manifest.batch_size if manifest.can.run_apart and manifest.can.run_ragged else 1
+
+
+def batches(units: Iterable[Unit], rows: int, jobs: int = 1) -> Iterator[list[Unit]]:
+    """Units of similar length, `rows` at a time, window by window; of each window the longest come first."""
+    window: list[Unit] = []
+    tokens, least = 0, 4 * rows * jobs
+    for unit in units:
+        window.append(unit)
+        tokens += len(unit.ids)
+        enough = tokens >= ENOUGH_TOKENS and len(window) >= least
+        if enough or tokens >= MOST_TOKENS or len(window) >= max(MOST_DOCUMENTS, least):
+            yield from _sorted(window, rows)
+            window, tokens = [], 0
+    yield from _sorted(window, rows)
+
+
+def _sorted(window: list[Unit], rows: int) -> Iterator[list[Unit]]:
+    ordered = sorted(window, key=lambda unit: (-len(unit.ids), unit.index))
+    return (ordered[first : first + rows] for first in range(0, len(ordered), rows))
 
 
 class Scorer:
@@ -39,38 +69,34 @@ class Scorer:
         self._stream = model.stream(self.rows)
         self._chunk = model.segment_lengths[0] * SEGMENTS_PER_CALL
 
-    def score(self, units: Sequence[Unit], told: Callable[[float], None] = lambda share: None) -> list[Outcome]:
-        """Score at most `rows` units beside each other; `told` hears which share is done.
+    def score(self, units: Sequence[Unit], told: Told = lambda units, share: None) -> list[float | str]:
+        """Score at most `rows` units beside each other.
 
         Returns:
-            An outcome for each: what cannot be computed says why, and the others are not touched by it: where the
-            engine fails, the units are repeated one by one.
+            Of each the sum of its negative log-likelihoods in nats, or why there is none; the others are not touched by
+            that: where the engine fails, the units are repeated one by one.
         """
         try:
             totals = self._totals(units, told)
         except TxlError as error:
-            if len(units) > 1:
-                return [outcome for unit in units for outcome in self.score([unit])]
-            return [Outcome(None, str(error)) for _ in units]
-        return [Outcome(total) if math.isfinite(total) else Outcome(None, _no_number(total)) for total in totals]
+            return [found for unit in units for found in self.score([unit], told)] if len(units) > 1 else [str(error)]
+        return [total if math.isfinite(total) else _no_number(total) for total in totals]
 
-    def _totals(self, units: Sequence[Unit], told: Callable[[float], None]) -> list[float]:
-        """The sum of every unit's results that count, in float64."""
-        stream, ids = self._stream, [unit.ids for unit in units]
+    def _totals(self, units: Sequence[Unit], told: Told) -> list[float]:
+        """The sum of every unit's results, in float64."""
+        stream, totals = self._stream, [0.0] * len(units)
         stream.reset()
-        totals = [0.0] * len(units)
-        most = max((len(each) for each in ids), default=0)
+        most = max(len(unit.ids) for unit in units)
         for first in range(0, most - 1, self._chunk):
             columns = min(self._chunk, most - 1 - first) + 1
             tokens, lengths = np.zeros((self.rows, columns), np.int32), np.zeros(self.rows, np.int32)
-            for row, each in enumerate(ids):
-                piece = each[first : first + columns]
+            for row, unit in enumerate(units):
+                piece = unit.ids[first : first + columns]
                 tokens[row, : len(piece)], lengths[row] = piece, len(piece)
             nll = stream.score(tokens) if self.rows == 1 else stream.score(tokens, lengths)
-            for row, unit in enumerate(units):
-                ahead = min(max(unit.skipped - first, 0), columns - 1)
-                totals[row] += float(nll[row, ahead : max(int(lengths[row]) - 1, 0)].sum(dtype=np.float64))
-            told(min((first + columns) / most, 1))
+            for row in range(len(units)):
+                totals[row] += float(nll[row, : max(int(lengths[row]) - 1, 0)].sum(dtype=np.float64))
+            told(units, (columns - 1) / (most - 1))
         return totals
 
 
@@ -79,3 +105,40 @@ def _no_number(total: float) -> str:
         f"log-probabilities add up to {total}, expected a number; `txl-deploy verify` the bundle, and export fp16 "
         "again in fp32 or bf16"
     )
+
+
+def on_threads(model: Model, work: Iterable[list[Unit]], jobs: int, told: Told) -> Generator[Scored]:
+    """Batches as they are finished, by so many threads with a stream each; by this thread where it is one."""
+    if jobs == 1:
+        scorer = Scorer(model)
+        for batch in work:
+            yield batch, scorer.score(batch, told)
+        return
+    free, ended = SimpleQueue[Scorer](), threading.Event()
+    for _ in range(jobs):
+        free.put(Scorer(model))
+
+    def going(units: Sequence[Unit], share: float) -> None:
+        if ended.is_set():  # an interrupt reaches the main thread alone
+            raise InterruptedError
+        told(units, share)
+
+    def score(batch: list[Unit]) -> Scored:
+        scorer = free.get()
+        try:
+            return batch, scorer.score(batch, going)
+        finally:
+            free.put(scorer)
+
+    running: set[Future[Scored]] = set()
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        for batch in work:
+            running.add(pool.submit(score, batch))
+            if len(running) > 2 * jobs:  # one at work and one that waits for each thread
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                yield from (each.result() for each in done)
+        yield from (each.result() for each in as_completed(running))
+    finally:
+        ended.set()
+        pool.shutdown(cancel_futures=True)

@@ -1,32 +1,37 @@
-"""Where documents come from: a folder, a file of JSON lines, a parquet file.
+"""Where documents come from: a folder, or a file of JSON lines.
 
 A folder's documents are the files directly in it, or below it with `recursive`, sorted by name; hidden ones are left
-out. Each is read by its name: `.jsonl` and `.parquet` hold documents, `.npy` holds token ids, all else is one text.
+out. Each is read by its name: `.npy` holds token ids, `.jsonl` documents, `{"text": "…", "id": "…"}` or
+`{"tokens": [1, 2, 3]}`, one in each line; all else is one text.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Any
 
+import msgspec
+from msgspec import Meta
 from txl_export.token_files import read_ids, regular
-from txl_runtime.errors import UsageError, one_line
+from txl_runtime.errors import UsageError, brief, one_line
 from txl_runtime.streaming.checks import shown
 
-from txl_deploy.corpora.documents import Bad, Document, Done, spelled
-from txl_deploy.corpora.json_lines import read_json_lines
-from txl_deploy.corpora.parquet import read_parquet, require_pyarrow
+from txl_deploy.corpora.documents import Bad, Document, spelled
 
-HOLDING = (".jsonl", ".parquet")
-"""Ends of names of files that hold many documents."""
+HOLDING = ".jsonl"
+"""The end of the names of files that hold many documents."""
+Done = Callable[[int, int], bool]
+"""Asked with a document's index and weight; says whether it needs no reading."""
+TokenIds = list[Annotated[int, Meta(ge=0, lt=2**31)]]
 
 
 def is_corpus(path: Path) -> bool:
     """Whether a path holds documents, and is not one text or one row of token ids."""
-    return path.is_dir() or path.suffix in HOLDING
+    return path.is_dir() or path.suffix == HOLDING
 
 
 @dataclass
@@ -35,29 +40,23 @@ class Corpus:
 
     Attributes:
         path: the folder or the file.
-        named: which field of a line or a row has the text or the token ids; None for `text`, else `tokens`.
+        named: which field of a line has the text or the token ids; None for `text`, else `tokens`.
         recursive: whether folders in a folder count.
         files: what is read, in this order.
-        unreadable: those of the files that could not be read when they were listed. Each is one bad document, and what
-            cannot be read later ends the run: a document has the same index in every run of the same identity.
         left_out: folders that were seen and not looked into.
-        count: how many documents there are, done or not; None until all of them were seen.
     """
 
     path: Path
     named: str | None = None
     recursive: bool = False
     files: list[Path] = field(default_factory=list)
-    unreadable: set[Path] = field(default_factory=set)
     left_out: int = 0
-    count: int | None = None
 
     def __post_init__(self) -> None:
         """List the files.
 
         Raises:
             UsageError: there is none, a folder cannot be read, or the name of the field is none.
-            BackendError: pyarrow is needed and not installed.
         """
         if self.named is not None and not self.named.isprintable():
             raise UsageError(f"--field is {shown(self.named)}, expected the name of a field; check it")
@@ -70,9 +69,6 @@ class Corpus:
         if not self.files:
             hint = f"; --recursive looks into its {self.left_out} folders" if self.left_out else ""
             raise UsageError(f"{self.path}: holds no document, expected a file to score, or a folder of them{hint}")
-        if any(file.suffix == ".parquet" for file in self.files):
-            require_pyarrow(next(file for file in self.files if file.suffix == ".parquet"))
-        self.unreadable = {file for file in self.files if not _is_readable(file)}
 
     def _list(self, folder: Path) -> None:
         try:
@@ -95,50 +91,94 @@ class Corpus:
 
     def size(self) -> int:
         """Bytes of all files, as far as they can be told."""
-        return sum(_size(file) for file in self.files)
+        return sum(map(_size, self.files))
 
     def identity(self) -> str:
         """A SHA-256 over names, contents and which files are unreadable, the same wherever the corpus lies.
 
         Raises:
-            UsageError: a file can no longer be read.
+            UsageError: a file of many documents cannot be read.
         """
         told = hashlib.sha256()
         for file in self.files:
-            if file in self.unreadable:
-                told.update(f"{self.name(file)}\0unreadable\0".encode())
-                continue
-            told.update(f"{self.name(file)}\0{_size(file)}\0".encode())
             try:
                 with regular(file).open("rb") as stream:
+                    told.update(f"{self.name(file)}\0{_size(file)}\0".encode())
                     while piece := stream.read(1 << 20):
                         told.update(piece)
-            except OSError as error:
-                why = f"{error.strerror}, expected a file to score; check its rights"
-                raise UsageError(f"{spelled(file)}: {why}") from None
+            except (OSError, UsageError) as error:
+                if file.suffix == HOLDING:
+                    raise _broken_off(file, 0, error) from None
+                told.update(f"{self.name(file)}\0unreadable\0".encode())
         return told.hexdigest()
 
-    def documents(self, done: Done = lambda index, weight: False) -> Generator[Document | Bad]:
+    def documents(self, done: Done = lambda index, weight: False) -> Iterator[Document | Bad]:
         """All documents but those that are done, in the corpus's order.
 
         Raises:
-            UsageError: a file of many documents can no longer be read, or not to its end.
+            UsageError: a file of many documents cannot be read to its end. It is not skipped, because nobody knows how
+                many documents there are in the rest, and every later one would have a different index.
         """
         index = 0
         for file in self.files:
-            if file.suffix in HOLDING and file in self.unreadable:
-                if not done(index, 0):
-                    why = "is a pipe, a device, a link to nothing or not yours to read, expected a file of documents"
-                    yield Bad(index, self.name(file), 0, f"{spelled(file)}: {why}; check it")
-                index += 1
-            elif file.suffix in HOLDING:
-                read = read_json_lines if file.suffix == ".jsonl" else read_parquet
-                index = yield from read(file, self.name(file), self.named, index, done)
-            else:
+            if file.suffix != HOLDING:
                 if not done(index, _size(file)):
                     yield _whole(file, self.name(file), index)
                 index += 1
-        self.count = index
+                continue
+            first, place, decoder = index, spelled(file), msgspec.json.Decoder(dict[str, msgspec.Raw])
+            try:
+                with regular(file).open("rb") as stream:
+                    for number, line in enumerate(stream, 1):
+                        if not line.strip():
+                            continue
+                        if not done(index, len(line)):
+                            at = Document(index, f"{self.name(file)}:{number}", f"{place}:{number}", b"", len(line))
+                            yield _document(decoder, line, self.named, at)
+                        index += 1
+            except OSError as error:
+                raise _broken_off(file, index - first, error) from None
+
+
+def _broken_off(file: Path, documents: int, error: Exception) -> UsageError:
+    """The error of a file that could not be read further after so many documents."""
+    return UsageError(
+        f"{spelled(file)}: breaks off after {documents} documents ({getattr(error, 'strerror', None) or error}), "
+        "expected to be read to its end; run the same command again once it can be read, with --resume where there is "
+        "-o; or take the file out and begin anew"
+    )
+
+
+def _document(decoder: msgspec.json.Decoder[Any], line: bytes, named: str | None, at: Document) -> Document | Bad:
+    """What a line holds; `at` says its place."""
+    try:
+        fields = decoder.decode(line)
+        id = msgspec.json.decode(fields.get("id", b"null"), type=str | int | None)
+        return Document(at.index, at.id if id is None else str(id), at.place, content_of(fields, named), at.weight)
+    except UsageError as error:
+        why = str(error)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        why = f"{brief(one_line(error))}, expected a JSON object with a text or token ids"
+    return Bad(at.index, at.id, f"{at.place}: {why}; mend it, or leave such documents out with --skip-bad")
+
+
+def content_of(fields: dict[str, msgspec.Raw], named: str | None) -> bytes | list[int]:
+    """The text or the token ids among the fields of an object.
+
+    Raises:
+        UsageError: there is no such field, or it is not clear which.
+        msgspec.MsgspecError: it holds something else.
+    """
+    if named is None:
+        there = [name for name in ("text", "tokens") if name in fields]
+        if len(there) != 1:
+            found = " and ".join(there) or f"fields {shown(list(fields)[:8])}"
+            raise UsageError(f"has {found}, expected one of text and tokens; name the field with --field")
+        named = there[0]
+    if named not in fields:
+        raise UsageError(f"has fields {shown(list(fields)[:8])}, expected {shown(named)}; check --field")
+    found = msgspec.json.decode(fields[named], type=str | TokenIds)
+    return found.encode(errors="surrogatepass") if isinstance(found, str) else found
 
 
 def _whole(file: Path, name: str, index: int) -> Document | Bad:
@@ -155,21 +195,11 @@ def _whole(file: Path, name: str, index: int) -> Document | Bad:
             return Document(index, name, spelled(file), ids, weight)
         return Document(index, name, spelled(file), regular(file).read_bytes(), weight)
     except UsageError as error:
-        return Bad(index, name, weight, str(error))
+        return Bad(index, name, str(error))
     except OSError as error:
         why = f"{spelled(file)}: {error.strerror or one_line(error)}, expected a text; check its rights"
-        return Bad(index, name, weight, why)
-
-
-def _is_readable(file: Path) -> bool:
-    try:
-        return file.is_file() and os.access(file, os.R_OK)
-    except OSError:
-        return False
+        return Bad(index, name, why)
 
 
 def _size(file: Path) -> int:
-    try:
-        return file.stat().st_size if file.is_file() else 0
-    except OSError:
-        return 0
+    return file.stat().st_size if file.is_file() else 0

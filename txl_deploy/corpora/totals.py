@@ -39,17 +39,6 @@ class Scores(Struct, frozen=True, kw_only=True):
     unknown_words: Count = 0
     error: str | UnsetType = UNSET
 
-    def check(self) -> None:
-        """Refuse what no run writes.
-
-        Raises:
-            ValueError: numbers do not go together.
-        """
-        if self.scored > self.tokens or self.unknown_words > self.tokens:
-            raise ValueError(f"{self.scored} are scored and {self.unknown_words} unknown of {self.tokens} tokens")
-        if self.nll is not None and not self.scored:
-            raise ValueError(f"the mean of no scored token is {self.nll}")
-
 
 def scores_of(unit: Unit, total: float) -> Scores:
     """The result of a unit whose negative log-likelihoods add up to `total` nats."""

