@@ -31,9 +31,8 @@ from txl_runtime.streaming.outputs import SegmentResult
 from txl_runtime.streaming.sampling import Sampler
 from txl_runtime.streaming.state import SequenceCounters
 
-from txl_deploy.conformance import driver
-from txl_deploy.conformance.driver import Driver
-from txl_deploy.conformance.messages import is_array
+from conformance import driver
+from conformance.driver import Driver, is_array
 
 HASHES = "every file has the size and the SHA-256 that the manifest says"
 

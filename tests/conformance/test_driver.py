@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conforming import FOLDER
 
-from txl_deploy.conformance.driver import Driver
-from txl_deploy.conformance.messages import packed
+from conformance.driver import Driver, packed
+from conformance.run import FOLDER
 
 ALONE = """
 import sys
-from txl_deploy.conformance.driver import main
+from conformance.driver import main
 main()
 print(*sorted({name.partition(".")[0] for name in sys.modules}), file=sys.stderr)
 """
@@ -40,7 +39,7 @@ def test_it_needs_the_runtime_alone() -> None:
 
 def test_what_is_no_request_is_refused_in_one_line() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "txl_deploy.conformance.driver"],
+        [sys.executable, "-m", "conformance.driver"],
         input='hello\n[]\n{"id": 7}\n{"id": 8, "do": "fly"}\n{"id": 9, "do": "load"}\n',
         capture_output=True,
         text=True,
