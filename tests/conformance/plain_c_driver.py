@@ -22,7 +22,6 @@ import numpy as np
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "compare"))
 import txl_runtime
 from plain_function import PlainFunction
-from txl_engines.implicit import whole_update
 from txl_runtime.errors import BackendError, BundleError, CheckError, UsageError
 from txl_runtime.streaming.feeding import feed_arrays
 from txl_runtime.streaming.inputs import Segments, check_segment
@@ -30,6 +29,7 @@ from txl_runtime.types import Array, Arrays, Ids
 
 from conformance.driver import Driver, Json, _arrays, _named, _Unsupported, main, packed
 from txl_deploy.plain_c.package import package_c
+from txl_deploy.plain_c.step import whole_update
 
 SUPPORTS = [
     *("padding", "idle", "cut", "last", "fill", "initial", "reset", "commit", "lookahead", "lockstep", "open"),
