@@ -442,8 +442,6 @@ class Odd(Driver):
         if self.manner == "hangs":
             Path(sys.argv[2]).with_name("hangs").touch()
             time.sleep(1000)
-        if self.manner == "chatters":
-            print("loading weights …", flush=True)
         if self.manner == "out of order":
             return {"id": 1, "ok": {}}
         if self.manner == "declines":
@@ -451,7 +449,7 @@ class Odd(Driver):
         return {"ok": {}}
 
 
-MANNERS = ("rounds", "dies", "aborts", "hangs", "chatters", "out of order", "declines", "lacks")
+MANNERS = ("rounds", "dies", "aborts", "hangs", "out of order", "declines", "lacks")
 
 
 def main() -> None:
