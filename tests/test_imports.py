@@ -66,7 +66,6 @@ THIRD_PARTIES = {
     "txl_runtime": {"numpy", "msgspec", "safetensors", "onnxruntime"},
     "txl_engines": {"numpy", "msgspec", "onnx", "google", "filelock"},
     "txl_deploy.bench": {"numpy", "msgspec"},
-    "txl_deploy.conformance": {"numpy", "msgspec", "onnxruntime"},
     "txl_deploy.triton.inside": {"numpy"},
 }
 """What some packages and rooms import of others, wherever in a module; tensorrt is looked up by name."""

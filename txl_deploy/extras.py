@@ -26,11 +26,6 @@ def require_export(verb: str) -> None:
     require(verb, "export", "torch", "onnx", "onnxscript", "onnx_ir", "onnxruntime", "filelock")
 
 
-def require_packaging(verb: str, *more: str) -> None:
-    """Refuse a verb that puts folders into place where what that takes, or one of more packages, is missing."""
-    require(verb, "build", "filelock", *more)
-
-
 def lean_heap() -> None:
     """Have glibc give large blocks back as soon as they are freed; with another C library nothing happens.
 

@@ -26,7 +26,7 @@ GROUPS = {
     },
     "package": {
         "Triton": "sequences idle-seconds backend",
-        "Plain C": "batch-size name weights-file max-bytes unverified",
+        "Plain C": "segment-length batch-size name weights-file max-bytes unverified",
     },
     "serve": {
         "Where it listens": "host port token token-file name",

@@ -18,7 +18,6 @@ VERBS = {
     "build": "Build the engines of a bundle and put them into it.",
     "verify": "Compare a bundle or an ONNX file with PyTorch over chained segments; exit code 1 when a gate fails.",
     "selftest": "Replay stored vectors on this machine; exit code 1 when they differ.",
-    "conformance": "Run the conformance list through a runtime's driver; exit code 1 when anything is not as expected.",
     "generate": "Continue a prompt; text where the bundle has a vocabulary, token ids otherwise.",
     "score": "Score a text, or the documents of a folder or a file: perplexity, bits per token and, of text, per byte.",
     "package": "Write a package: a model repository for Triton, or the model as plain C.",

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from txl_engines.implicit import whole_update
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Input, Output
 from txl_runtime.types import Array, Arrays, Ids
 
 from txl_deploy.plain_c.compiling import find_compiler
 from txl_deploy.plain_c.rendering import FLAGS
+from txl_deploy.plain_c.step import whole_update
 
 KINDS = {"float": ctypes.c_float, "int32_t": ctypes.c_int32, "bool": ctypes.c_bool}
 MEMBER = re.compile(r"^    (float|int32_t|bool) (\w+)((?:\[\d+\])*);", re.MULTILINE)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import txl_runtime
@@ -19,14 +19,16 @@ from txl_report.schema.measurement import Measurement
 from txl_runtime.errors import TxlError
 from txl_runtime.listener import Silent
 
-from benchmarks.shared.models import TINY, random_bundle, shape
+from benchmarks.shared.models import TINY, random_bundle, shape, weights_of
 from benchmarks.shared.results import finish, parser
 from benchmarks.shared.tables import Table, log
 from txl_deploy.bench.competitor import BundleCompetitor, Competitor
-from txl_deploy.bench.competitors import NAMES, competitors, weights_of, why_not
 from txl_deploy.bench.competitors.agreement import compared
 from txl_deploy.bench.measuring import bench
 from txl_deploy.bench.works import Works
+
+sys.path.append(str(Path(__file__).parents[1] / "rivals"))
+from torch_forms import FORMS, forms
 
 MODEL = shape(12, 512, 8, 64, 2048, 204)
 COLUMNS = (
@@ -59,9 +61,7 @@ def measure(
     values, longest = (TINY, 4) if quick else (MODEL, 64)
     path = random_bundle(folder / f"m{memory}.txl", values, (longest, 1), memory)
     model = txl_runtime.load(path, threads=threads)
-    left_out = {name: why for name in names if (why := why_not(name, model)) is not None}
-    chosen = tuple(name for name in names if name not in left_out)
-    makers = competitors(chosen, model, threads, folder / f"others-{memory}")
+    makers, left_out = forms(names, model, threads, folder / f"others-{memory}")
     for precision in precisions:
         low = folder / f"m{memory}-{precision}.txl"
         try:
@@ -69,7 +69,7 @@ def measure(
         except TxlError as error:
             left_out[precision] = str(error)
             continue
-        makers[precision] = _low(precision, low, threads)
+        makers[precision] = partial(_low, precision, low, threads)
     works = Works(model)
     others, agreement, failed = compared(works, makers, _Says())
     left_out |= failed
@@ -85,18 +85,15 @@ def measure(
     )
 
 
-def _low(precision: str, path: Path, threads: int) -> Callable[[], tuple[Competitor, str]]:
-    def make() -> tuple[Competitor, str]:
-        return BundleCompetitor(precision, txl_runtime.load(path, threads=threads)), precision
-
-    return make
+def _low(precision: str, path: Path, threads: int) -> Competitor:
+    return BundleCompetitor(precision, txl_runtime.load(path, threads=threads))
 
 
 def main() -> int:
     """Run the benchmark."""
     options = parser(__doc__)
     options.add_argument("--memory", type=int, nargs="+", default=[160, 640, 2100], metavar="M")
-    options.add_argument("--against", default=",".join(NAMES), help="competitors, separated by commas")
+    options.add_argument("--against", default=",".join(FORMS), help="competitors, separated by commas")
     options.add_argument("--precision", nargs="*", default=[], choices=("int8", "int4"), help="bundles to add")
     arguments = options.parse_args()
     memories = [7] if arguments.quick else arguments.memory

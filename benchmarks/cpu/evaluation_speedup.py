@@ -25,11 +25,10 @@ import txl_runtime
 from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_runtime.model import Model
 
-from benchmarks.shared.models import TINY, random_bundle, random_tokens, shape
+from benchmarks.shared.models import TINY, random_bundle, random_tokens, shape, weights_of
 from benchmarks.shared.results import finish, parser
 from benchmarks.shared.tables import Table, log
 from txl_deploy.bench.competitor import BundleCompetitor, fill
-from txl_deploy.bench.competitors import weights_of
 from txl_deploy.bench.competitors.hidden import TimeFirstHidden
 from txl_deploy.bench.competitors.shared_layers import SharedLayers
 from txl_deploy.bench.timing import Timed, Work, interleave

@@ -7,6 +7,9 @@ timed is first compared with `RELEASED`, the released code's layout in float32, 
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -17,9 +20,12 @@ from txl_runtime.errors import CheckError
 from txl_runtime.ladder import competitor_limit
 from txl_runtime.types import Array
 
-from txl_deploy.bench.competitors.cached import CompiledKeyValue, KeyValue
+from txl_deploy.bench.competitors.cached import KeyValue
 from txl_deploy.bench.competitors.hidden import TimeFirstHidden
-from txl_deploy.bench.competitors.shared_layers import Eager, SharedLayers, Work
+from txl_deploy.bench.competitors.shared_layers import Eager, Work
+
+sys.path.append(str(Path(__file__).parents[1] / "rivals"))
+from torch_forms import CompiledKeyValue, GraphLayers
 
 __all__ = ["DTYPES", "EAGER", "MODES", "RELEASED", "TorchOnGpu", "compare"]
 
@@ -49,7 +55,7 @@ class TorchOnGpu:
         torch.backends.cuda.matmul.allow_tf32 = False  # the bundle's products of fp32 have no TF32 either
         weights = weights_of_bundle(bundle.file(m.weights), m)
         state = {name: tensor.to(self._device) for name, tensor in weights.items()}
-        self.parts = SharedLayers(m.config, m.dialect, m.memory_length, state, DTYPES[self.precision])
+        self.parts = GraphLayers(m.config, m.dialect, m.memory_length, state, DTYPES[self.precision])
         self.inner: Eager
         if form in MODES:
             self.inner = CompiledKeyValue(self.parts, m.batch_size, self._length, MODES[form])
@@ -92,7 +98,8 @@ class TorchOnGpu:
         ids = self._ids[given.shape]
         ids.copy_(self._page_locked(given).copy_(given), non_blocking=True)
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-        return self._on_host(self.inner.answer(work, ids))
+        inner = self.inner
+        return self._on_host(inner.answer(work, ids) if isinstance(inner, CompiledKeyValue) else work(ids))
 
     def _on_host(self, found: Tensor) -> Array:
         held = self._page_locked(found).copy_(found, non_blocking=True)

@@ -22,7 +22,6 @@ import io
 import sys
 import tempfile
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ from ways import BY_HAND, NAMES, TORCH_WAYS, makers
 
 from benchmarks.shared.results import finish, parser
 from benchmarks.shared.tables import Table, log
-from txl_deploy.bench.competitor import BundleCompetitor, Competitor, Maker
+from txl_deploy.bench.competitor import BundleCompetitor, Competitor
 from txl_deploy.bench.competitors.agreement import agree
 from txl_deploy.bench.works import Works
 
@@ -92,13 +91,13 @@ def measure(name: str, step: Step, bundle: Path, folder: Path, threads: int, opt
         log(f"{name}, {threads} threads: {way}")
         try:
             with contextlib.redirect_stderr(io.StringIO()):
-                other, _ = make()
+                other = make()
                 agree(works.ours, other, works.model)
         except Exception as error:  # an exporter and a compiler raise what they like, and the others are still timed
             left_out[way] = f"{type(error).__name__}: {one_line(error)}"
             log(f"  left out: {left_out[way][:300]}")
         else:
-            others[way], opening[way] = other, partial(_first, make)
+            others[way], opening[way] = other, make
     calls = {OURS: works.call(works.ours, task)} | {way: works.call(other, task) for way, other in others.items()}
     timed = in_turns(calls, options.rounds, options.seconds)
     row = Row(step=name, threads=threads, ways=timed, left_out=left_out)
@@ -117,10 +116,6 @@ def measure(name: str, step: Step, bundle: Path, folder: Path, threads: int, opt
 
 def _opened(bundle: Path, threads: int) -> Model:
     return txl_runtime.load(bundle, threads=threads)
-
-
-def _first(make: Maker) -> Competitor:
-    return make()[0]
 
 
 def tables(rows: list[Row]) -> list[Table]:

@@ -140,7 +140,7 @@ def makers(names: tuple[str, ...], step: Step, model: Model, folder: Path, threa
         first = {}
     if step.published is not None and "published" in names:
         file, after = step.published, _paired(model)
-        found["published"] = lambda: (HandDriven("published", file, model, first, threads, after), "fp32")
+        found["published"] = lambda: HandDriven("published", file, model, first, threads, after)
     return found
 
 
@@ -154,11 +154,11 @@ def _exported(
     threads: int,
     dynamo: bool,
 ) -> Maker:
-    def make() -> tuple[Competitor, str]:
+    def make() -> Competitor:
         path = folder / f"{name}.onnx"
         if not path.exists():
             _export(spec, step, path, dynamo)
-        return HandDriven(name, path, model, first, threads, {}), "fp32"
+        return HandDriven(name, path, model, first, threads, {})
 
     return make
 

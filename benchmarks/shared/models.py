@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from txl_export import export
 from txl_export.checkpoints.txl import TxlConfig
+from txl_export.families.transformer_xl.family import weights_of_bundle
 from txl_export.families.transformer_xl.weights import Weights, canonical_shapes
 from txl_runtime.bundle.format1 import ModelConfig
+from txl_runtime.model import Model
 from txl_runtime.types import Ids
 
 from benchmarks.shared.tables import log
@@ -26,6 +28,7 @@ __all__ = [
     "random_state",
     "random_tokens",
     "shape",
+    "weights_of",
 ]
 
 WT103 = (20000, 40000, 200000)
@@ -53,6 +56,11 @@ def random_state(values: dict[str, Any], seed: int = 0, deviation: float = 0.02)
         if name.endswith("norm.weight"):
             state[name].fill_(1)
     return state
+
+
+def weights_of(model: Model) -> Weights:
+    """The canonical parameters in a bundle, float32."""
+    return weights_of_bundle(model.bundle.file(model.manifest.weights), model.manifest)
 
 
 def random_tokens(vocab_size: int, size: tuple[int, ...], seed: int = 0) -> Ids:

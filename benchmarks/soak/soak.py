@@ -34,10 +34,9 @@ from txl_export.families.transformer_xl.parity.oracle import OracleStreams
 from txl_runtime.ladder import no_drift_limit, rung
 from txl_runtime.model import Model
 
-from benchmarks.shared.models import TINY, random_bundle, random_state
+from benchmarks.shared.models import TINY, random_bundle, random_state, weights_of
 from benchmarks.shared.results import finish, parser
 from benchmarks.shared.tables import log
-from txl_deploy.bench.competitors import weights_of
 
 BATCH, LENGTHS, MEMORY = 2, (8, 1), 64
 """Of the bundles: small, so that many steps take little time and what a step can remember is soon forgotten."""

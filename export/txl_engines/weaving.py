@@ -44,10 +44,6 @@ class Weaver:
         """The name of a scalar constant."""
         return self.constant(np.array(value, np.int32))
 
-    def fix(self, name: str, array: NDArray[Any]) -> None:
-        """Let an input be a constant from now on; a program that is finished afterwards has no such input."""
-        self._graph.initializer.append(self.onnx.numpy_helper.from_array(array, name))
-
     def reshape(self, value: str, *shape: int, out: str = "") -> str:
         """The value in another shape."""
         return self.add("Reshape", value, self.constant(np.array(shape, np.int64)), out=out)

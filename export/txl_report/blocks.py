@@ -129,14 +129,6 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class CommandList:
-    """Commands to type, each with what it does."""
-
-    rows: Sequence[tuple[str, str]]
-    kind: ClassVar[str] = "command list"
-
-
-@dataclass(frozen=True)
 class Coloured:
     """A piece of running text: what to show, how much it gained (-3 … 3, 0 for nothing), and that in words."""
 
@@ -157,7 +149,7 @@ class Passage:
     kind: ClassVar[str] = "passage"
 
 
-Block = Paragraph | Heading | Pairs | Table | Figure | Gap | CommandList | Passage
+Block = Paragraph | Heading | Pairs | Table | Figure | Gap | Passage
 
 
 @dataclass(frozen=True)

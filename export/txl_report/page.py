@@ -14,7 +14,7 @@ from txl_report.rendering import render
 from txl_report.schema.measurement import Measurement
 from txl_report.sections.attention import attention_section
 from txl_report.sections.context_length import context_section, length_of, plain_length_of
-from txl_report.sections.making import commands_section, files_section, versions_section
+from txl_report.sections.making import files_section, versions_section
 from txl_report.sections.memory import bits_of, memory_section, opening_of
 from txl_report.sections.model import model_section
 from txl_report.sections.sameness import sameness_section, verdict_by, verdict_of
@@ -70,11 +70,7 @@ def page_values(facts: Facts, measures: Measures | None = None, when: str = "") 
 
 def _sections(facts: Facts, measured: Measures) -> list[Section]:
     name = facts.name
-    export = facts.commands.export
-    if isinstance(export, Missing):
-        again = f"txl-deploy export CHECKPOINT -o {quoted(name)} --attention --force"
-    else:
-        again = f"{export.line} --attention --force"
+    again = f"txl-deploy export CHECKPOINT -o {quoted(name)} --attention --force"
     reads_text, reads_tokens = facts.manifest.vocabulary is not None, facts.manifest.vocab_size > 0
     option = "--text FILE" if reads_text else "--tokens FILE.npy" if reads_tokens else None
     return [
@@ -93,7 +89,6 @@ def _sections(facts: Facts, measured: Measures) -> list[Section]:
         engines_section(name, facts.engines),
         files_section(facts),
         versions_section(facts),
-        commands_section(facts),
     ]
 
 

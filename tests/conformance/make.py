@@ -30,9 +30,14 @@ from plain_draws import by_the_whole  # noqa: E402
 from safetensors.numpy import load, save  # noqa: E402
 from support import random_state, save_checkpoint, small_config  # noqa: E402
 
-from txl_deploy.conformance.driver import Driver  # noqa: E402
-from txl_deploy.conformance.messages import packed, packed_bytes, unpacked, unpacked_bytes  # noqa: E402
-from txl_deploy.conformance.running import FORMAT  # noqa: E402
+from conformance.driver import (  # noqa: E402
+    Driver,
+    packed,
+    packed_bytes,
+    unpacked,
+    unpacked_bytes,
+)
+from conformance.run import FORMAT  # noqa: E402
 
 DISTURBED = {"fp16": 4e-3}
 """By precision; 1e-3 of any other."""

@@ -1,6 +1,6 @@
 """Lets the runner of the conformance list drive packages in plain C: each bundle is packaged, compiled and called.
 
-    txl-deploy conformance --driver "python tests/conformance/plain_c_driver.py" --folder FOLDER
+    python conformance/run.py --driver "python tests/conformance/plain_c_driver.py" --folder FOLDER
 
 A package has a step, a reset and a struct that may be copied. So it keeps the promises below and no other: it draws and
 scores nothing, knows no text, takes no sequence out, moves none, limits no memory and reads no snapshots of Python's.
@@ -22,15 +22,14 @@ import numpy as np
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "compare"))
 import txl_runtime
 from plain_function import PlainFunction
-from txl_engines.implicit import whole_update
 from txl_runtime.errors import BackendError, BundleError, CheckError, UsageError
 from txl_runtime.streaming.feeding import feed_arrays
 from txl_runtime.streaming.inputs import Segments, check_segment
 from txl_runtime.types import Array, Arrays, Ids
 
-from txl_deploy.conformance.driver import Driver, Json, _arrays, _named, _Unsupported, main
-from txl_deploy.conformance.messages import packed
+from conformance.driver import Driver, Json, _arrays, _named, _Unsupported, main, packed
 from txl_deploy.plain_c.package import package_c
+from txl_deploy.plain_c.step import whole_update
 
 SUPPORTS = [
     *("padding", "idle", "cut", "last", "fill", "initial", "reset", "commit", "lookahead", "lockstep", "open"),

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import txl_runtime
 from building import CPP, ROOT, compiler, done
-from conforming import FOLDER
 from txl_runtime import StreamState
 
-from txl_deploy.conformance.messages import packed, unpacked, unpacked_bytes
-from txl_deploy.conformance.talking import Talk
+from conformance.driver import packed, unpacked, unpacked_bytes
+from conformance.run import FOLDER
+from conformance.talking import Talk
 
 pytestmark = pytest.mark.timeout(1200)  # whoever comes first builds
 CONSUMER = """
@@ -35,7 +35,7 @@ def test_the_versions_of_the_package_and_of_the_library_are_one() -> None:
 
 @pytest.mark.slow
 def test_it_keeps_the_conformance_list_to_the_bit(built: Path, engine: Path) -> None:
-    command = [sys.executable, "-m", "txl_deploy", "conformance", "--driver", built / "txl-driver", "--json"]
+    command = [sys.executable, "conformance/run.py", "--driver", built / "txl-driver", "--json"]
     found = json.loads(done(command, cwd=ROOT))
     assert {tally["failed"] for tally in found["bundles"]} == {0}
     *vectors, bad = found["bundles"]

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from building import CLANG, CPP, ROOT, build, done
-from conforming import FOLDER
 
-from txl_deploy.conformance.talking import Talk
+from conformance.run import FOLDER
+from conformance.talking import Talk
 
 ENGINES = [path for path in sorted((ROOT / ".engines").glob("*/onnxruntime")) if path.parent.name != "aarch64"]
 ARM = ROOT / ".engines" / "aarch64" / "onnxruntime" / "capi"
@@ -35,7 +35,7 @@ def library(capi: Path) -> Path:
 
 def listed(driver: Path, **environment: str) -> dict[str, Any]:
     """The result of the whole conformance list, of which nothing failed and nothing died."""
-    command = [sys.executable, "-m", "txl_deploy", "conformance", "--driver", driver, "--json", "--silence", "600"]
+    command = [sys.executable, "conformance/run.py", "--driver", driver, "--json", "--silence", "600"]
     found: dict[str, Any] = json.loads(done(command, cwd=ROOT, env=os.environ | environment))
     assert {tally["failed"] for tally in found["bundles"]} == {0}
     *_, bad = found["bundles"]

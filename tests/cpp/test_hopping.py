@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conforming import FOLDER, Inside
+from conforming import Inside
 
-from txl_deploy.conformance.messages import packed, unpacked
-from txl_deploy.conformance.talking import Talk
+from conformance.driver import packed, unpacked
+from conformance.run import FOLDER
+from conformance.talking import Talk
 
 STEPS, HOP = 10_000, 100
 DRAWS = 300

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bad_bundles import build, index
-from conforming import FOLDER
 from resealing import copied, reseal
 
-from txl_deploy.conformance.messages import packed
-from txl_deploy.conformance.talking import Talk
+from conformance.driver import packed
+from conformance.run import FOLDER
+from conformance.spoiling import build, index
+from conformance.talking import Talk
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]  # whoever comes first builds
 TOKENS = {"tokens": packed(np.arange(8, dtype=np.int32)[None])}

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import txl_runtime
 from building import CPP, ROOT, compiler, done
-from conforming import FOLDER
 from txl_runtime.types import Floats
+
+from conformance.run import FOLDER
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]  # whoever comes first builds
 SANITIZED = "-fsanitize=address,undefined"

@@ -29,10 +29,8 @@ DRAWN = {
     "verify": ("verify kv --segments 100000", BAR),
     "export": ("export good.pt --segment-length 2 -o new.txl", BAR),
     "inspect an ONNX file": ("inspect wide.onnx", BAR),
-    "conformance": (f"conformance --folder {Path(__file__).parents[2] / 'conformance'}", BAR),
 }
 """What draws bars, with so much to do that Ctrl-C comes before the end."""
-LONG = ("conformance",)
 LATER = {
     "export, tracing": ("export good.pt --segment-length 2 -o new.txl", "trace"),
     "export, verifying": ("export good.pt --segment-length 2 -o new.txl", "PyTorch"),
@@ -80,7 +78,7 @@ def judge(left: Left, code: int, last: str) -> None:
 
 
 @pytest.mark.parametrize("columns", [80, pytest.param(40, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("verb", [pytest.param(verb, marks=[pytest.mark.slow] * (verb in LONG)) for verb in DRAWN])
+@pytest.mark.parametrize("verb", DRAWN)
 def test_ctrl_c_ends_what_draws_a_bar(verb: str, columns: int, place: Path) -> None:
     line, at = DRAWN[verb]
     judge(in_a_terminal([*COMMAND, *line.split()], columns, at, CTRL_C, folder=place), 130, "error: interrupted")

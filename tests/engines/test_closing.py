@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 import txl_export
-import txl_runtime
 from stand_ins.small_steps import ahead, cell, policy
 from torch import nn
 from txl_engines.bundles import build_bundle
 from txl_engines.composing import compose, whole_programs
-from txl_engines.implicit import implicit_step
 from txl_export.families.own_module import building
 from txl_export.families.own_module.spec import InputSpec, StateSpec, StepSpec
 from txl_runtime.bundle.reading import Bundle, open_bundle
@@ -120,34 +115,3 @@ def test_the_library_is_given_the_same_for_both(both, tmp_path):
         engines = build_bundle(path, "rtx", gpus=(86,)).engines
         made.append([engine.sidecar.identity for engine in engines])
     assert made[0] == made[1]
-
-
-@every
-def test_one_sequence_is_fixed_for_a_server_that_keeps_its_state(both, kind, tmp_path):
-    """Of a bundle of several, whose graphs leave B open: what it computes is what a stream of one computes."""
-    bundle = both(kind, True)
-    one = implicit_step(bundle)
-    graph = onnx.load_from_string(one.data)
-    assert not any(dim.dim_param for value in graph.graph.input for dim in value.type.tensor_type.shape.dim)
-    assert not any(node.op_type == "Shape" for node in graph.graph.node)
-    (tmp_path / "one.onnx").write_bytes(one.data)
-    shutil.copy(bundle.file(bundle.manifest.weights), tmp_path)
-    session = onnxruntime.InferenceSession(str(tmp_path / "one.onnx"))
-    stream, draws = txl_runtime.load(bundle.path, "cpu", threads=1).stream(1), np.random.default_rng(0)
-    states: dict[str, Any] = {}
-    for state in one.states:
-        zeros = np.zeros(state.shape, state.dtype)
-        states[state.input] = (
-            zeros if state.initial is None else np.frombuffer(state.initial, state.dtype).reshape(state.shape)
-        )
-    for _ in range(4):
-        given = {
-            spec.name: draws.normal(size=spec.fixed).astype(np.float32)
-            for spec in one.program.inputs
-            if spec.name not in states
-        }
-        names = [spec.name for spec in one.program.outputs]
-        found = dict(zip(names, session.run(names, {**given, **states}), strict=True))
-        for name, array in stream.run(given).items():
-            np.testing.assert_allclose(found[name], array, rtol=0, atol=1e-6)
-        states = {state.input: found[state.output] for state in one.states}

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-from bad_bundles import CORPUS
 from onnx import TensorProto, helper
 
+from conformance.spoiling import CORPUS
 from fuzz.edits import parsed, written
 
 STEP = CORPUS / "bases" / "step"

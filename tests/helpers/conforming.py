@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 from txl_runtime.listener import Silent
 
-from txl_deploy.conformance import running
-from txl_deploy.conformance.driver import Driver
-from txl_deploy.conformance.running import Conformance, Tally
-from txl_deploy.conformance.talking import DriverFailed
+from conformance import run as runner
+from conformance.driver import Driver
+from conformance.run import FOLDER, Conformance, Tally
+from conformance.talking import DriverFailed
 
-FOLDER = Path(__file__).parents[2] / "conformance"
 TESTS = Path(__file__).parents[1]
 WRONG = (
     sys.executable,
@@ -50,12 +49,12 @@ class Inside:
 @contextlib.contextmanager
 def inside(promise: str = "") -> Iterator[None]:
     """Drivers run in this process; where a promise is named, vectors that are not for it are left out."""
-    every = running._read
+    every = runner._read
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "Talk", Inside)
+        patch.setattr(runner, "Talk", Inside)
         if promise:
             patch.setattr(
-                running,
+                runner,
                 "_read",
                 lambda path, kind: [each for each in every(path, kind) if promise in getattr(each, "shows", [promise])],
             )

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import bad_bundles
 import txl_runtime
-from conforming import FOLDER
 from txl_runtime.bundle.manifest import decode_manifest
 
-from txl_deploy.conformance.messages import unpacked_bytes
+from conformance import spoiling
+from conformance.driver import unpacked_bytes
+from conformance.run import FOLDER
 
 BUNDLES = sorted(path.parent for path in (FOLDER / "bundles").glob("*/manifest.json"))
 SUFFIXES = {
@@ -59,12 +59,12 @@ def _good(target: str) -> Iterator[bytes]:
 def _bad(target: str) -> Iterator[bytes]:
     """What the corpus puts in the place of such a file; a graph's stands for the program that it is put for."""
     suffix = SUFFIXES[target]
-    for case in bad_bundles.index()["cases"]:
+    for case in spoiling.index()["cases"]:
         wanted = {change["file"] for change in case["changes"] if change["file"].endswith(suffix)}
         if not wanted:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            made = bad_bundles.build(case, Path(folder) / "bundle")
+            made = spoiling.build(case, Path(folder) / "bundle")
             for name in wanted:
                 if (made / name).is_file() and not (made / name).is_symlink():
                     yield b"\0" * (target == "graph") + (made / name).read_bytes()

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from conforming import FOLDER
 from fuzz import odd_nodes
 from fuzz.choices import Choices
 from fuzz.edits import edited_message, parsed, written
@@ -29,6 +28,8 @@ from txl_runtime.bundle.manifest import Manifest, decode_manifest
 from txl_runtime.bundle.tables import Program
 from txl_runtime.guard.graph_check import Budget, Walk, _most, check_positions
 from txl_runtime.guard.protobuf import RefusedError
+
+from conformance.run import FOLDER
 
 Sizes = Mapping[str, tuple[int, ...]]
 

@@ -32,7 +32,7 @@ from txl_report.sections.model import model_section
 from txl_report.visible import MOST
 from txl_runtime.bundle.reading import open_bundle
 
-SECTIONS = ["model", "same", "memory", "context", "attention", "speed", "engines", "files", "versions", "repeat"]
+SECTIONS = ["model", "same", "memory", "context", "attention", "speed", "engines", "files", "versions"]
 TAGS = """
 html head meta title style body a header p h1 h2 h3 div dl dt dd span nav ol ul li main section footer details
 summary figure figcaption table caption thead tbody tr th td pre code bdi br strong img svg desc g line text rect

@@ -9,8 +9,8 @@ import sys
 from typing import Any
 
 import pytest
-from conforming import FOLDER
-from support import call_main
+
+from conformance.run import FOLDER, main
 
 pytestmark = pytest.mark.slow(keep=9)
 
@@ -21,12 +21,10 @@ WITHOUT = {"rolled", "format1", "axes"}
 
 
 @pytest.fixture
-def ask(monkeypatch, capfd):
+def ask(capfd):
     def ask(*options: str) -> dict[str, Any]:
-        code, said, _ = call_main(
-            ["conformance", "--folder", str(FOLDER), "--driver", DRIVER, "--json", *options], monkeypatch, capfd
-        )
-        found = json.loads(said)
+        code = main(["--driver", DRIVER, "--json", *options])
+        found = json.loads(capfd.readouterr().out)
         assert code == 0, found
         return {tally["name"]: tally for tally in found["bundles"]}
 

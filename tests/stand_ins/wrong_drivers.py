@@ -31,9 +31,8 @@ from txl_runtime.streaming.outputs import SegmentResult
 from txl_runtime.streaming.sampling import Sampler
 from txl_runtime.streaming.state import SequenceCounters
 
-from txl_deploy.conformance import driver
-from txl_deploy.conformance.driver import Driver
-from txl_deploy.conformance.messages import is_array
+from conformance import driver
+from conformance.driver import Driver, is_array
 
 HASHES = "every file has the size and the SHA-256 that the manifest says"
 
@@ -443,8 +442,6 @@ class Odd(Driver):
         if self.manner == "hangs":
             Path(sys.argv[2]).with_name("hangs").touch()
             time.sleep(1000)
-        if self.manner == "chatters":
-            print("loading weights …", flush=True)
         if self.manner == "out of order":
             return {"id": 1, "ok": {}}
         if self.manner == "declines":
@@ -452,7 +449,7 @@ class Odd(Driver):
         return {"ok": {}}
 
 
-MANNERS = ("rounds", "dies", "aborts", "hangs", "chatters", "out of order", "declines", "lacks")
+MANNERS = ("rounds", "dies", "aborts", "hangs", "out of order", "declines", "lacks")
 
 
 def main() -> None:

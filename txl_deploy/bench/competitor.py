@@ -18,10 +18,12 @@ class Competitor(ABC):
     Attributes:
         name: of the competitor.
         description: what runs.
+        precision: what it computes in.
     """
 
     name: str
     description: str
+    precision: str = "fp32"
 
     @abstractmethod
     def reset(self) -> None:
@@ -64,8 +66,7 @@ class TokenCompetitor(Competitor):
         self.next_token(tokens)
 
 
-Maker = Callable[[], tuple[Competitor, str]]
-"""Makes a competitor, and says the precision that it computes in."""
+Maker = Callable[[], Competitor]
 
 
 class BundleCompetitor(TokenCompetitor):
@@ -73,6 +74,7 @@ class BundleCompetitor(TokenCompetitor):
 
     def __init__(self, name: str, model: Model) -> None:
         self.name, self.description = name, model.backend.description
+        self.precision = str(model.manifest.precision)
         self.stream, self._bundle = model.stream(), model.bundle
 
     def reset(self) -> None:

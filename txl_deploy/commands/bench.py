@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from contextlib import redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,9 +37,8 @@ def run(
         str | None,
         typer.Option(
             "--against",
-            help="Competitors, separated by commas: torch, torch-bhlk, torch-kv, torch-compile, torch-bf16, "
-            "onnx-hidden, onnx-rolled; or none. (default torch,torch-kv where PyTorch is installed) Of a model of your "
-            "own torch, torch-compile. (default both with --module)",
+            help="Competitors, separated by commas: torch, torch-kv; of a model of your own torch, torch-compile; or "
+            "none. (default both, where PyTorch is installed; of a model of your own with --module)",
         ),
     ] = None,
     module: Module = None,
@@ -105,16 +103,11 @@ def _measured(
     if names:
         require_export("bench --against")
     others, agreement, left_out = list[Competitor](), dict[str, Agreement](), dict[str, str]()
-    with (
-        tempfile.TemporaryDirectory(prefix="txl-bench-") as folder,
-        Display() as display,
-        own_frames(),
-        redirect_stdout(sys.stderr),
-    ):
+    with Display() as display, own_frames(), redirect_stdout(sys.stderr):
         if names:
             from txl_deploy.bench.competitors.agreement import compared
 
-            makers, left_out = _makers(names, source, weights, works.model, threads, Path(folder), display)
+            makers, left_out = _makers(names, source, weights, works.model, threads, display)
             _tell(display, names, left_out, left_out, asked is not None)
             others, agreement, failed = compared(works, makers, display)
             left_out |= failed
@@ -146,7 +139,6 @@ def _makers(
     weights: Path | None,
     model: Model,
     threads: int,
-    folder: Path,
     heard: Display,
 ) -> tuple[dict[str, Maker], dict[str, str]]:
     """Makers of the competitors that can run here, and why the others cannot."""
@@ -154,8 +146,6 @@ def _makers(
         from txl_deploy.bench.competitors.own_module import own_competitors
 
         return own_competitors(names, source, None if weights is None else str(weights), model, threads, heard)
-    from txl_deploy.bench.competitors import competitors, why_not
+    from txl_deploy.bench.competitors import competitors
 
-    left_out = {name: why for name in names if (why := why_not(name, model)) is not None}
-    chosen = tuple(name for name in names if name not in left_out)
-    return competitors(chosen, model, threads, folder), left_out
+    return competitors(names, model, threads)

@@ -12,30 +12,22 @@ from txl_runtime.errors import UsageError
 
 from txl_deploy.commands.options import Bundle, Json
 from txl_deploy.console import Display, print_json, stdout
-from txl_deploy.extras import require, require_packaging
+from txl_deploy.extras import require
 
 OF_TARGETS = {
-    "sequences": ("triton", "triton-onnx"),
-    "idle-seconds": ("triton", "triton-onnx"),
-    "backend": ("triton",),
-    "segment-length": ("triton-onnx", "c"),
-    "batch-size": ("c",),
-    "name": ("c",),
-    "weights-file": ("c",),
-    "max-bytes": ("c",),
-    "unverified": ("c",),
+    "triton": ("sequences", "idle-seconds", "backend"),
+    "c": ("segment-length", "batch-size", "name", "weights-file", "max-bytes", "unverified"),
 }
-"""Options that not every target has."""
+"""Options that one target alone has."""
 
 
 def run(
     bundle: Bundle,
     target: Annotated[
-        Literal["triton", "triton-onnx", "c"],
+        Literal["triton", "c"],
         typer.Option(
             "--target",
-            help="Triton's Python backend; its ONNX Runtime backend with state that the server keeps (one sequence "
-            "per instance; not run on that backend); or plain C without any library.",
+            help="Triton's Python backend, or plain C without any library.",
         ),
     ],
     output: Annotated[
@@ -51,11 +43,11 @@ def run(
     ] = None,
     backend: Annotated[
         Literal["cpu", "cuda", "tensorrt", "rtx"] | None,
-        typer.Option("--backend", help="Which backend of the runtime runs inside; triton only. (default cpu)"),
+        typer.Option("--backend", help="Which backend of the runtime runs inside. (default cpu)"),
     ] = None,
     segment_length: Annotated[
         int | None,
-        typer.Option("--segment-length", help="L of a request or step; not for triton. (default the bundle's longest)"),
+        typer.Option("--segment-length", help="L of a step. (default the bundle's longest)"),
     ] = None,
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", help="B of a step, where the bundle leaves it open.")
@@ -88,27 +80,22 @@ def run(
         "max-bytes": max_bytes,
         "unverified": unverified or None,
     }
-    for option, targets in OF_TARGETS.items():
-        if given[option] is not None and target not in targets:
-            raise UsageError(f"--{option} is for --target {' and '.join(targets)}, not for {target}; leave it out")
+    (other,) = OF_TARGETS.keys() - {target}
+    if odd := [option for option in OF_TARGETS[other] if given[option] is not None]:
+        raise UsageError(f"--{odd[0]} is for --target {other}, not for {target}; leave it out")
     if target == "c":
         require("package --target c", "c", "emx_onnx_cgen", "onnx", "jinja2", "filelock")
         _run_c(json, bundle, output, force, name, segment_length, batch_size, weights_file, max_bytes, unverified)
         return
-    require_packaging("package", *(["onnx"] if target == "triton-onnx" else []))
+    require("package", "build", "filelock")
+    from txl_deploy.triton.repository import package_python
+
     seconds = 60.0 if idle_seconds is None else idle_seconds
-    if target == "triton":
-        from txl_deploy.triton.repository import package_python
-
-        made = package_python(bundle, output, force, sequences, seconds, backend or "cpu")
-    else:
-        from txl_deploy.triton.implicit import package_onnx
-
-        made = package_onnx(bundle, output, force, sequences, seconds, segment_length)
+    made = package_python(bundle, output, force, sequences, seconds, backend or "cpu")
     if json:
         print_json(describe_package(made))
         return
-    stdout.print(f"{made.folder}: {', '.join(made.models)} for {made.target}", soft_wrap=True)
+    stdout.print(f"{made.folder}: {', '.join(made.models)} for triton", soft_wrap=True)
     stdout.print(f"at most {made.sequences} sequences at once, {prefixed(made.state_bytes)} of memory each")
     stdout.print(f"how to start and ask it: {made.folder / 'README.md'}", soft_wrap=True)
 
@@ -150,7 +137,7 @@ def describe_package(made: Any) -> dict[str, Any]:
     """The JSON document: what was written."""
     return {
         "folder": str(made.folder),
-        "target": made.target,
+        "target": "triton",
         "models": list(made.models),
         "sequences": made.sequences,
         "state_bytes": made.state_bytes,

@@ -6,8 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
-from txl_engines.composing import compose
-from txl_engines.implicit import whole_source, whole_start, whole_update
+from txl_engines.composing import compose, whole_programs
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.open_batch import smaller
 from txl_runtime.bundle.reading import Bundle
@@ -50,17 +49,59 @@ def plain_step(bundle: Bundle, length: int | None, batch_size: int | None) -> Pl
     """
     update = whole_update(bundle.manifest)
     manifest = _of_batch(bundle.manifest, update, batch_size)
-    source = whole_source(manifest, update, length)
+    source = _source(manifest, update, length)
     for spec in (*source.inputs, *source.outputs):
         if spec.dtype in ("float16", "bfloat16"):
             raise UsageError(f"{spec.name} is {spec.dtype}, which C99 has no type for; export the model in fp32")
     states, initial = manifest.states_of(update), initial_values(bundle)
     starts: dict[str, Array | None] = {}
     for state in states:
-        start = np.ascontiguousarray(state.axes.one(whole_start(state, initial[state.name]), 0), np.dtype(state.dtype))
+        start = np.ascontiguousarray(state.axes.one(_whole_start(state, initial[state.name]), 0), np.dtype(state.dtype))
         starts[state.name] = start if start.any() else None
     graph = compose(dataclasses.replace(bundle, manifest=manifest), source)
     return PlainStep(manifest, source, graph, states, starts)
+
+
+def whole_update(manifest: Manifest) -> str:
+    """The update rule whose programs return whole states.
+
+    Raises:
+        UsageError: there is none, or a state changes its size.
+    """
+    rules = [rule for rule in ("rolled", "replace") if rule in manifest.updates]
+    if not rules:
+        raise UsageError(
+            f"the bundle has programs for {', '.join(manifest.updates)} memory, expected rolled ones; export it again"
+        )
+    for state in manifest.states_of(rules[0]):
+        if state.rows is not None or state.absent:
+            raise UsageError(
+                f"state {state.name} grows, expected states of fixed sizes, which a package can keep; count rows in a "
+                "state instead (docs/own-models-reference.md)"
+            )
+    return rules[0]
+
+
+def _source(manifest: Manifest, update: str, length: int | None) -> Program:
+    """The program that returns all results of all positions; the longest one without a length."""
+    lengths = manifest.segment_lengths
+    if length is not None and length not in lengths:
+        raise UsageError(f"the segment length is {length}, this bundle has {', '.join(map(str, lengths))}; choose one")
+    return next(
+        program
+        for program in whole_programs(manifest, update)
+        if program.kind in ("step", "logprobs") and program.segment_length == (length or lengths[0])
+    )
+
+
+def _whole_start(state: StateTensor, initial: Array) -> Array:
+    """A state's initial value, as `initial_values` has it, in the whole tensor's shape."""
+    if initial.ndim and state.update == "rolled":  # of one row
+        initial = initial.reshape(state.axes.sizes(1, 1))
+    elif initial.ndim:  # of one sequence, of which leading axes may be left out
+        sizes = [1] * (len(state.sequence_shape) - initial.ndim) + list(initial.shape)
+        initial = state.axes.joined([initial.reshape(sizes)])
+    return np.broadcast_to(initial, state.shape)
 
 
 def _of_batch(manifest: Manifest, update: str, batch_size: int | None) -> Manifest:

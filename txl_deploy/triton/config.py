@@ -31,8 +31,6 @@ TYPES = {
     "bool": Word("TYPE_BOOL"),
     "int32": Word("TYPE_INT32"),
     "float32": Word("TYPE_FP32"),
-    "float16": Word("TYPE_FP16"),
-    "bfloat16": Word("TYPE_BF16"),
 }
 """The server's names of types."""
 STRING, INT64 = Word("TYPE_STRING"), Word("TYPE_INT64")
@@ -61,7 +59,10 @@ def stepping_config(manifest: Manifest, sequences: int, idle_seconds: float, bac
         "max_batch_size": manifest.batch_size if tables.together(manifest) else 1,
         "input": [_tensor(entry, manifest) for entry in given],
         "output": outputs,
-        "sequence_batching": sequence_batching(sequences, idle_seconds, max_queue_delay_microseconds=QUEUE_DELAY),
+        "sequence_batching": {  # requests of one sequence go to one instance, the oldest first, whichever slot is free
+            "max_sequence_idle_microseconds": round(idle_seconds * 1e6),
+            "oldest": {"max_candidate_sequences": sequences, "max_queue_delay_microseconds": QUEUE_DELAY},
+        },
         **_python("stepping", backend, sequences=str(sequences)),
     }
 
@@ -89,14 +90,6 @@ def generation_config(backend: str, idle_seconds: float) -> Config:
             {"name": "finish_reason", "data_type": STRING, "dims": [1]},
         ],
         **_python("generating", backend, sessions=str(SESSIONS), idle_seconds=str(idle_seconds)),
-    }
-
-
-def sequence_batching(sequences: int, idle_seconds: float, **more: int) -> Config:
-    """Requests of one sequence go to one instance, the oldest first, whichever slot is free."""
-    return {
-        "max_sequence_idle_microseconds": round(idle_seconds * 1e6),
-        "oldest": {"max_candidate_sequences": sequences, **more},
     }
 
 

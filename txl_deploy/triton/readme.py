@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from txl_runtime.bundle.axes import Axes
 from txl_runtime.bundle.manifest import Manifest
 
 from txl_deploy.triton.inside import tables
 from txl_deploy.triton.inside.model import PACKAGES
-
-if TYPE_CHECKING:
-    from txl_engines.implicit import ImplicitStep
-
-    from txl_deploy.triton.packages import Package
 
 PYTHON = """# {name} on Triton's Python backend
 
@@ -68,37 +61,10 @@ one begins with the bundle's boundary token, where it has one. This model and `{
     curl -sN localhost:8000/v2/models/{name}-generate/generate_stream -d '{{"tokens": [1, 2, 3], "max_new_tokens": 5}}'
 """
 
-ONNX = """# {name} on Triton's ONNX Runtime backend
 
-Made by `txl-deploy package --target triton-onnx`. **Not run on that backend**: the server's parser has accepted the
-configuration, and the graph was simulated on ONNX Runtime with states fed back as the server does. Try it with your
-server before you rely on it; `--target triton` is the way that is tested against a running server.
-
-## Start
-
-    tritonserver --model-repository=.
-
-The container needs its ONNX Runtime backend; nothing of txl-deploy is needed there.
-
-## Ask: `{name}`
-
-One request is one segment of one sequence, whose correlation id (`sequence_id`) names it; START with the first request,
-END with the last. The server keeps the sequence's memory, {state_bytes} bytes at most.
-
-{tensors}
-
-{valid}
-
-At most {sequences} sequences are at once; the first request of another one waits until one ends.
-"""
-VALID = """`{valid}` is how many of the {length} positions count, from the first on; give any ids behind them, and
-ignore what comes back there. Cut a longer text into segments of {length} and one with the rest, as `Stream.feed`
-does."""
-
-
-def of_python(made: Package, manifest: Manifest, idle_seconds: float) -> str:
-    """The page of a package for the Python backend."""
-    name = made.models[0]
+def page(models: tuple[str, ...], manifest: Manifest, sequences: int, idle_seconds: float) -> str:
+    """The page of a package."""
+    name = models[0]
     rows = [f"| `{entry.name}` | in | {_shape(entry.axes)} {entry.dtype} |" for entry in manifest.given]
     rows += [f"| `{entry.name}` | out | {_shape(entry.axes)} {entry.dtype} |" for entry in manifest.outputs]
     if tables.speaks(manifest):
@@ -112,31 +78,11 @@ def of_python(made: Package, manifest: Manifest, idle_seconds: float) -> str:
         packages=PACKAGES,
         tensors="\n".join(["| tensor | | shape |", "|---|---|---|", *rows]),
         batching=batching,
-        sequences=made.sequences,
-        state_bytes=made.state_bytes,
+        sequences=sequences,
+        state_bytes=manifest.state_bytes,
         idle=idle_seconds,
     )
-    return text + (GENERATE.format(name=name, idle=idle_seconds) if len(made.models) > 1 else "")
-
-
-def of_onnx(made: Package, step: ImplicitStep, manifest: Manifest) -> str:
-    """The page of a package for the ONNX Runtime backend."""
-    kept = {name for state in step.states for name in (state.input, state.output)}
-    rows = [
-        f"| `{spec.name}` | {side} | {list(spec.shape)} {spec.dtype} |"
-        for side, specs in (("in", step.program.inputs), ("out", step.program.outputs))
-        for spec in specs
-        if spec.name not in kept
-    ]
-    length, given = step.program.segment_length, {spec.name for spec in step.program.inputs}
-    valid = next((entry.name for entry in manifest.inputs if entry.role == "valid" and entry.name in given), "")
-    return ONNX.format(
-        name=made.models[0],
-        state_bytes=made.state_bytes,
-        tensors="\n".join(["| tensor | | shape |", "|---|---|---|", *rows]),
-        valid=VALID.format(valid=valid, length=length) if valid else f"Every request has {length} positions.",
-        sequences=made.sequences,
-    )
+    return text + (GENERATE.format(name=name, idle=idle_seconds) if len(models) > 1 else "")
 
 
 def _shape(axes: Axes) -> str:

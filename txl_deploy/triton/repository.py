@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +31,28 @@ from txl_deploy.packages import REPOSITORY, model_name, seal
 from txl_deploy.places import refuse_inside
 from txl_deploy.triton import inside, readme
 from txl_deploy.triton.config import generation_config, stepping_config, to_text
-from txl_deploy.triton.packages import VERSION, Package, checked
+
+VERSION = "1"
+"""The server's name for the folder of a model's only version."""
+SEQUENCES = 16
+"""So many sequences may be at once, or the bundle's B where that is more."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package that was written.
+
+    Attributes:
+        folder: where it is.
+        models: the names of its models.
+        sequences: that may be at once.
+        state_bytes: of each sequence at most.
+    """
+
+    folder: Path
+    models: tuple[str, ...]
+    sequences: int
+    state_bytes: int
 
 
 def package_python(
@@ -58,11 +80,11 @@ def package_python(
     check_destination(out, force, REPOSITORY)
     refuse_inside(out, bundle)
     manifest = open_bundle(bundle, verify_files=False).manifest
-    count = checked(manifest, sequences, idle_seconds)
+    count = _checked(manifest, sequences, idle_seconds)
     configs = {model_name(bundle): stepping_config(manifest, count, idle_seconds, backend)}
     if manifest.can.score and manifest.can.run_single:
         configs[f"{model_name(bundle)}-generate"] = generation_config(backend, idle_seconds)
-    made = Package(out, "triton", tuple(configs), count, manifest.state_bytes)
+    made = Package(out, tuple(configs), count, manifest.state_bytes)
     with publishing(out, force, REPOSITORY) as folder:
         first = None
         for name, config in configs.items():
@@ -77,9 +99,29 @@ def package_python(
                 _share(first / "bundle", place / "bundle")
             _copy_packages(place)
         (folder / made.models[0] / "probe.json").write_text(json.dumps(probe(manifest)) + "\n")
-        seal(folder, made.target, made.models, manifest)
-        (folder / "README.md").write_text(readme.of_python(made, manifest, idle_seconds))
+        seal(folder, "triton", made.models, manifest)
+        (folder / "README.md").write_text(readme.page(made.models, manifest, count, idle_seconds))
     return made
+
+
+def _checked(manifest: Manifest, sequences: int | None, idle_seconds: float) -> int:
+    """How many sequences may be at once.
+
+    Raises UsageError where the model, or one of the numbers, cannot be served.
+    """
+    if not manifest.can.run_fewer and manifest.batch_size > 1:
+        raise UsageError(
+            f"this model's {manifest.batch_size} sequences influence one another, expected a model whose sequences "
+            "can be served to different clients; export it with --batch-size 1"
+        )
+    odd = [entry.name for entry in manifest.interface if entry.dtype in ("float16", "bfloat16")]
+    if odd:
+        raise UsageError(f"{odd[0]} is of half precision, expected float32, int32 or bool; export the model in fp32")
+    if sequences is not None and not 1 <= sequences <= 1 << 16:
+        raise UsageError(f"--sequences is {sequences}, expected 1 … {1 << 16}; choose how many may be at once")
+    if not 0.001 <= idle_seconds <= 1e6:
+        raise UsageError(f"--idle-seconds is {idle_seconds}, expected 0.001 … 1000000; choose another time")
+    return max(manifest.batch_size, SEQUENCES) if sequences is None else sequences
 
 
 def copy_bundle(source: Folder, place: Path) -> Manifest:

@@ -10,12 +10,11 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import Bundle
 
 from txl_report.facts.byte_shares import ByteShares, read_parts
-from txl_report.facts.commands import Commands, commands_of
 from txl_report.facts.engines import Engines, read_engines
 from txl_report.facts.model import Context, context_of
 from txl_report.facts.plain import Missing, Said, some
 from txl_report.facts.results import measurement_of_file, verification_of_bundle, verification_of_file
-from txl_report.facts.source import Source, source_of, versions_of
+from txl_report.facts.source import Source, command_of, source_of, versions_of
 from txl_report.facts.tables import Tables, tables_of
 from txl_report.schema.measurement import Measurement
 from txl_report.schema.verification import Verification
@@ -41,7 +40,7 @@ class Facts:
         speed: a measurement, read from a file.
         source: what it was made from.
         versions: with which.
-        commands: to repeat everything.
+        command: by which it was exported, as a shell takes it; "" where the bundle does not say.
         verify_file, bench_file: the names of the files that `repeated` and `speed` were read from.
     """
 
@@ -57,7 +56,7 @@ class Facts:
     speed: Measurement | Missing
     source: Source | Missing
     versions: tuple[Said, ...]
-    commands: Commands
+    command: str
     verify_file: str = ""
     bench_file: str = ""
 
@@ -83,9 +82,9 @@ def gather(
     Raises:
         UsageError: a file is not what it should be, or of another model.
     """
-    manifest, called = bundle.manifest, name or bundle.path.resolve().name
+    manifest = bundle.manifest
     return Facts(
-        name=called,
+        name=name or bundle.path.resolve().name,
         manifest=manifest,
         described=some((described or {}).items()),
         context=context_of(manifest),
@@ -97,7 +96,7 @@ def gather(
         speed=NOT_MEASURED if bench is None else measurement_of_file(bench, bundle),
         source=source_of(manifest),
         versions=versions_of(manifest),
-        commands=commands_of(manifest, called),
+        command=command_of(manifest),
         verify_file="" if verify is None else verify.name,
         bench_file="" if bench is None else bench.name,
     )

@@ -30,14 +30,9 @@ class Missing:
     command: str = ""
 
 
-def as_path(name: str) -> str:
-    """The name of a file, such that a command does not take it for an option."""
-    return f"./{name}" if name.startswith("-") else name
-
-
 def quoted(name: str) -> str:
     """The name of a file as one word of a command for a shell, whatever characters it has."""
-    return shlex.quote(as_path(name))
+    return shlex.quote(f"./{name}" if name.startswith("-") else name)  # and no option
 
 
 def some(rows: Iterable[T], most: int = MOST_ROWS) -> tuple[T, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,9 @@ from txl_runtime.bundle.manifest import Manifest
 
 from txl_report.facts.plain import Missing, Said, some
 from txl_report.schema.reading import short
+
+MOST_WORDS = 200
+"""Words of the command that is shown: a stranger's manifest may have any number of them."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,15 @@ def source_of(manifest: Manifest) -> Source | Missing:
     digest = source.get("sha256")
     known = {name: source.get(name) for name in ("container", "recognised", "weights")}
     return Source(short(source["name"]), short(digest, 64) if isinstance(digest, str) else "", _rows(known))
+
+
+def command_of(manifest: Manifest) -> str:
+    """The command that exported the bundle, for a shell; "" where the model was in memory, or nothing was noted."""
+    noted = manifest.provenance.get("command")
+    words, in_memory = (noted.get("arguments"), noted.get("in_memory")) if isinstance(noted, dict) else (None, None)
+    if not isinstance(words, list) or not isinstance(in_memory, list) or "source" in in_memory:
+        return ""
+    return shlex.join(["txl-deploy", "export", *(short(str(word)) for word in some(words, MOST_WORDS))])
 
 
 def _rows(values: Any) -> tuple[Said, ...]:

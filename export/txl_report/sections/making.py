@@ -1,10 +1,10 @@
-"""What the bundle consists of, what it was made with, and the commands that repeat everything."""
+"""The files of the bundle, what it was made from and by which command, and the versions that made it."""
 
 from __future__ import annotations
 
 from txl_runtime.bundle.reading import MANIFEST
 
-from txl_report.blocks import Block, Cell, Code, CommandList, Gap, Pairs, Section
+from txl_report.blocks import Block, Cell, Code, Gap, Pairs, Section
 from txl_report.facts.gathering import Facts
 from txl_report.facts.model import size_of_files
 from txl_report.facts.plain import Missing, some
@@ -23,6 +23,7 @@ def files_section(facts: Facts) -> Section:
     else:
         made: list[tuple[str, Cell]] = [("Made from", source.name)]
         made += [("SHA-256 of it", Code(source.sha256))] if source.sha256 else []
+        made += [("Exported by", Code(facts.command))] if facts.command else []
         blocks.append(Pairs([*made, *((titled(name), text) for name, text in source.said)]))
     caption = f"{len(files)} files, {size(size_of_files(facts.manifest))}, and the manifest, which lists them"
     blocks.append(table(caption, ("File", "Bytes", "SHA-256"), (1,), rows))
@@ -39,23 +40,3 @@ def versions_section(facts: Facts) -> Section:
     else:
         blocks = [Gap("Versions", "The bundle does not say with which versions it was exported.")]
     return Section("versions", "Versions", "What made this bundle.", blocks)
-
-
-def commands_section(facts: Facts) -> Section:
-    """How to make, prove and measure the bundle again."""
-    blocks: list[Block] = []
-    rows = []
-    if isinstance(facts.commands.export, Missing):
-        blocks.append(gap("The export", facts.commands.export))
-    else:
-        rows.append(_row(facts.commands.export.name, facts.commands.export.note, facts.commands.export.line))
-    rows += [_row(each.name, each.note, each.line) for each in facts.commands.others]
-    if rows:
-        blocks.append(CommandList(rows))
-    return Section(
-        "repeat", "Repeat everything", "The commands that make, prove and measure this bundle again.", blocks
-    )
-
-
-def _row(name: str, note: str, line: str) -> tuple[str, str]:
-    return (f"{titled(name)}: {note}" if note else titled(name), line)

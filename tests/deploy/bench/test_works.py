@@ -189,7 +189,7 @@ def test_after_a_comparison_that_failed_the_bundle_s_state_is_full(open_model: C
 
     model = open_model("window")
     works = Works(model)
-    assert compared(works, {"torch-compile": lambda: (Fails(window(), model), "fp32")}, Silent())[0] == []
+    assert compared(works, {"torch-compile": lambda: Fails(window(), model)}, Silent())[0] == []
     assert works.ours.stream.state()["rows"].shape == (6, 2, 4)
 
 

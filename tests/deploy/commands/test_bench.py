@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +31,7 @@ def bundle() -> Path:
 
 @pytest.fixture(scope="module")
 def document(bundle: Path) -> dict[str, Any]:
-    done = cli("bench", bundle, *FAST, "--against", "torch-kv,onnx-hidden", "--json")
+    done = cli("bench", bundle, *FAST, "--against", "torch-kv,torch", "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -38,7 +39,7 @@ def document(bundle: Path) -> dict[str, Any]:
 def test_every_competitor_has_a_row_for_every_kind_of_work(document: dict[str, Any]) -> None:
     found = [(row["task"], row["segment_length"], row["competitor"]) for row in document["rows"]]
     works = (("decode", 1), ("prefill", 4), ("score", 4))
-    assert found == [(*work, name) for work in works for name in (BUNDLE, "torch-kv", "onnx-hidden")]
+    assert found == [(*work, name) for work in works for name in (BUNDLE, "torch-kv", "torch")]
 
 
 def test_rows_hold_what_is_promised(document: dict[str, Any]) -> None:
@@ -68,7 +69,7 @@ def test_conditions_are_stated(document: dict[str, Any]) -> None:
 
 
 def test_competitors_were_compared_before_they_were_timed(document: dict[str, Any]) -> None:
-    assert set(document["agreement"]) == {"torch-kv", "onnx-hidden"}
+    assert set(document["agreement"]) == {"torch-kv", "torch"}
     for agreed in document["agreement"].values():
         assert agreed["max_abs"] <= agreed["limit"] == 1e-3
         assert agreed["measure"] == "max_abs"
@@ -151,14 +152,6 @@ def test_wrong_use_is_refused_in_one_line(
     assert said in err.splitlines()[-1]
 
 
-@pytest.mark.slow
-def test_a_competitor_that_cannot_run_is_left_out_with_its_reason() -> None:
-    beside = cli("bench", frozen("hidden"), *FAST, "--against", "onnx-hidden,torch-kv", "--json")
-    assert beside.returncode == 0, beside.stderr
-    assert json.loads(beside.stdout)["left_out"] == {"onnx-hidden": "the bundle keeps hidden memory itself"}
-    assert "note: onnx-hidden is left out" in beside.stderr
-
-
 OTHERS = """
 
 def other():
@@ -187,9 +180,10 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_a_model_of_one_s_own_is_measured_beside_its_module(own: Path) -> None:
-    module = ("--module", own / "policy.py:speaking", "--against", "torch")
-    done = cli("bench", own / "policy.txl", *FAST, *module, "--json")
+    module = ("--module", own / "policy.py:speaking", "--against", "torch,torch-compile")
+    done = cli("bench", own / "policy.txl", *FAST, *module, "--json", env=os.environ | {"CXX": "no-such-compiler"})
     assert done.returncode == 0, done.stderr
+    assert "note: torch-compile is left out: torch.compile needs a C++ compiler" in done.stderr
     assert "the user's own words" in done.stderr
     document = json.loads(done.stdout)
     assert set(document) == {
@@ -197,6 +191,7 @@ def test_a_model_of_one_s_own_is_measured_beside_its_module(own: Path) -> None:
         *("left_out", "overhead", "load", "memory", "device_floors", "verdict"),
     }
     assert (document["family"], document["memory_form"]) == ("own_module", None)
+    assert list(document["left_out"]) == ["torch-compile"]
     assert [(row["task"], row["segment_length"], row["competitor"]) for row in document["rows"]] == [
         *(("step", 4, BUNDLE), ("step", 4, "torch"), ("step", 1, BUNDLE), ("step", 1, "torch"))
     ]

@@ -26,8 +26,8 @@ def test_a_file_becomes_a_bundle_beside_it_that_is_inspected_reported_and_packag
     assert (code, "leaky.onnx" in out, "batch = 3" in out) == (0, True, True)
     assert "leaky.onnx" in (tmp_path / "leaky.txl" / "report.html").read_text()
     assert run("selftest", "leaky.txl")[0] == 0
-    code, out, err = run("package", "leaky.txl", "--target", "triton-onnx", "-o", "models")
-    assert (code, (tmp_path / "models" / "leaky" / "1" / "model.onnx").exists()) == (0, True), out + err
+    code, out, err = run("package", "leaky.txl", "--target", "triton", "-o", "models")
+    assert (code, (tmp_path / "models" / "leaky" / "1" / "model.py").exists()) == (0, True), out + err
     with Sessions(txl_runtime.load("leaky.txl", "cpu")) as sessions:
         found = []
         for name in ("one", "one", "two"):

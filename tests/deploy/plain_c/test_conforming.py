@@ -10,7 +10,7 @@ import pytest
 from conforming import FOLDER, TESTS
 from txl_runtime.listener import Silent
 
-from txl_deploy.conformance.running import Conformance
+from conformance.run import Conformance
 
 DRIVER = sys.executable, str(TESTS / "conformance" / "plain_c_driver.py")
 PASSED = {

@@ -1,7 +1,8 @@
-"""What a bundle is, as facts: models of every kind, their parts, engines, files, and the commands that repeat them."""
+"""What a bundle is, as facts: models of every kind, their parts, engines, files, and the command that made them."""
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,11 @@ from resealing import BASES, copied, reseal
 from txl_export.families.registry import facts_of_bundle
 from txl_report.blocks import Code, Heading, Pairs, Table
 from txl_report.facts.byte_shares import ByteShare, ByteShares
-from txl_report.facts.commands import Command, commands_of
 from txl_report.facts.engines import Engines
 from txl_report.facts.gathering import Facts, gather
 from txl_report.facts.model import Context, context_of, family_of, memory_rows
 from txl_report.facts.plain import MOST_ROWS, Missing
-from txl_report.facts.source import Source
+from txl_report.facts.source import Source, command_of, source_of
 from txl_report.schema.reading import MOST_TEXT
 from txl_report.sections.making import files_section
 from txl_report.sections.model import model_section
@@ -217,7 +217,6 @@ def test_engines_tell_their_kernels_and_fusion(tmp_path: Path):
     assert (heading, fused) == (Heading(str(row[0])), Pairs([("Fused attention", "_gemm_mha")]))
     assert isinstance(layers, Table)
     assert layers.rows == (("attention <b>", "myelin"),)
-    assert "txl-deploy build a.txl --target rtx" in {command.line for command in found.commands.others}
 
 
 def test_an_engine_whose_facts_are_damaged_is_a_problem_and_no_crash(tmp_path: Path):
@@ -230,22 +229,19 @@ def test_an_engine_whose_facts_are_damaged_is_a_problem_and_no_crash(tmp_path: P
     assert "expected the facts of an engine" in found.engines.problems[0]
 
 
-# ---- commands
+# ---- where it came from
 
 
 def test_the_command_of_an_export_is_the_one_that_was_typed():
-    """Every name stays one word for a shell; where it was not kept, it is put together from the manifest."""
-    command = {"arguments": ["-a model.pt", "--text", "held out.txt"], "in_memory": []}
-    found = commands_of(manifest_of(provenance={"command": command}), "model.txl")
-    assert isinstance(found.export, Command)
-    words = shlex.split(found.export.line)
-    assert words[words.index("--text") + 1] == "held out.txt"
-    source = {"name": "old model.pt", "sha256": "0" * 64}
-    older = commands_of(manifest_of(provenance={"source": source}), "model.txl").export
-    assert isinstance(older, Command)
-    assert shlex.split(older.line)[:3] == ["txl-deploy", "export", "old model.pt"]
-    nothing = commands_of(manifest_of(provenance={"command": ["model.pt"]}), "model.txl").export
-    assert nothing == Missing("The bundle does not say which file it was exported from.")
+    """Every name stays one word for a shell."""
+    command = {"arguments": ["a model.pt", "--text", "held out.txt"], "in_memory": []}
+    line = command_of(manifest_of(provenance={"command": command}))
+    assert shlex.split(line) == ["txl-deploy", "export", "a model.pt", "--text", "held out.txt"]
+    assert command_of(manifest_of(provenance={"command": command | {"in_memory": ["source"]}})) == ""
+    assert command_of(manifest_of(provenance={"command": ["model.pt"]})) == ""
+    named = manifest_of(provenance={"command": command, "source": {"name": "a model.pt"}})
+    found = files_section(dataclasses.replace(facts(BASES / "step"), command=line, source=source_of(named)))
+    assert ("Exported by", Code(line)) in found.blocks[0].rows
 
 
 # ---- bounds
@@ -264,5 +260,4 @@ def test_texts_and_tables_of_strangers_are_bounded(tmp_path: Path):
     assert len(found.source.name) == MOST_TEXT
     assert len(found.source.sha256) == 64
     assert len(found.versions) == MOST_ROWS
-    assert isinstance(found.commands.export, Command)
-    assert len(found.commands.export.line) < 50_000
+    assert 0 < len(found.command) < 210 * MOST_TEXT

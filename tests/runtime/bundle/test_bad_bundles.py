@@ -7,8 +7,9 @@ import os
 import subprocess
 import sys
 
-import bad_bundles
 import pytest
+
+from conformance import spoiling
 
 SECONDS, MEMORY = 2.0, 256 << 20
 """Of processor time for one bundle; what the largest memory of the process may come to, engine included."""
@@ -51,10 +52,10 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pi
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
     """What the runtime says of each, in a process of limited memory: [outcome, message, seconds, memory]."""
     folder = tmp_path_factory.mktemp("bad")
-    cases = bad_bundles.index()["cases"]
+    cases = spoiling.index()["cases"]
     for number, case in enumerate(cases):
         (folder / str(number)).mkdir()
-        bad_bundles.build(case, folder / str(number) / "bundle.txl")
+        spoiling.build(case, folder / str(number) / "bundle.txl")
     found: dict[str, list[object]] = {}
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     left = list(enumerate(cases))
@@ -83,7 +84,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]
     return found
 
 
-@pytest.mark.parametrize("case", bad_bundles.index()["cases"], ids=lambda case: case["name"])
+@pytest.mark.parametrize("case", spoiling.index()["cases"], ids=lambda case: case["name"])
 def test_bad_bundle(case, outcomes):
     outcome, message, seconds, memory = outcomes[case["name"]]
     allowed = {
@@ -106,26 +107,26 @@ def test_the_corpus_has_the_files_that_its_generator_writes_and_every_case_has_i
 
     write(tmp_path)
     kept, written = (
-        {path.name: path.read_bytes() for path in at.iterdir()} for at in (bad_bundles.CORPUS / "files", tmp_path)
+        {path.name: path.read_bytes() for path in at.iterdir()} for at in (spoiling.CORPUS / "files", tmp_path)
     )
     assert written == {name: data for name, data in kept.items() if name != "bomb.npz"}
-    cases = bad_bundles.index()["cases"]
+    cases = spoiling.index()["cases"]
     assert {change["from"] for case in cases for change in case["changes"] if change["do"] == "put"} == kept.keys()
     assert len({case["name"] for case in cases}) == len(cases)
-    assert sum(path.stat().st_size for path in bad_bundles.CORPUS.rglob("*") if path.is_file()) < 1 << 20
+    assert sum(path.stat().st_size for path in spoiling.CORPUS.rglob("*") if path.is_file()) < 1 << 20
 
 
 def test_the_corpus_has_every_kind_of_case():
-    cases = bad_bundles.index()["cases"]
+    cases = spoiling.index()["cases"]
     assert len(cases) >= 80
     assert {case["base"] for case in cases} == {"step", "transformer_xl", "format1", "engines", "half"}
     assert len({case["promise"] for case in cases}) >= 10
 
 
-@pytest.mark.parametrize("base", sorted(bad_bundles.index()["bases"]))
+@pytest.mark.parametrize("base", sorted(spoiling.index()["bases"]))
 def test_the_bases_are_good(base, tmp_path):
     from txl_runtime import load
     from txl_runtime.selftest import run_selftest
 
-    path = bad_bundles.build({"base": base, "changes": []}, tmp_path / "good.txl")
+    path = spoiling.build({"base": base, "changes": []}, tmp_path / "good.txl")
     assert run_selftest(load(path, backend="cpu", threads=1)).passed

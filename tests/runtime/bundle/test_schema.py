@@ -6,7 +6,6 @@ import copy
 import json
 from typing import Any
 
-import bad_bundles
 import jsonschema
 import msgspec
 import published
@@ -18,6 +17,8 @@ from support import FIXTURES
 from txl_runtime import BundleError
 from txl_runtime.bundle.manifest import decode_manifest
 from txl_runtime.guard.forms import FORMS, Form
+
+from conformance import spoiling
 
 RELEASED = FIXTURES / "release_0_8"
 
@@ -132,11 +133,11 @@ def test_what_the_runtime_refuses_by_type_or_range_the_schema_refuses(written, a
 
 def test_of_the_bad_bundles_the_schema_refuses_every_manifest_that_the_structs_do_not_take(tmp_path):
     refused = 0
-    for number, case in enumerate(bad_bundles.index()["cases"]):
+    for number, case in enumerate(spoiling.index()["cases"]):
         edited = [c for c in case["changes"] if c["file"] == "manifest.json" and c["do"] in ("set", "remove")]
         if case["base"] not in ("step", "transformer_xl") or case["expected"] != "refused" or not edited:
             continue
-        data = (bad_bundles.build(case, tmp_path / str(number)) / "manifest.json").read_bytes()
+        data = (spoiling.build(case, tmp_path / str(number)) / "manifest.json").read_bytes()
         try:
             decode_manifest(data, "manifest.json")
             said = ""

@@ -39,8 +39,8 @@ def compared(
     for name, make in makers.items():
         heard.stage(f"check that {name} agrees")
         try:
-            other, precision = make()
-            agreement[name] = agree(works.ours, other, works.model, precision)
+            other = make()
+            agreement[name] = agree(works.ours, other, works.model)
             others.append(other)
         except TxlError:
             raise
@@ -53,16 +53,16 @@ def compared(
     return others, agreement, failed
 
 
-def agree(bundle: BundleCompetitor, other: Competitor, model: Model, precision: str = "fp32") -> Agreement:
+def agree(bundle: BundleCompetitor, other: Competitor, model: Model) -> Agreement:
     """Compare a competitor with the bundle over chained segments: while the state is new, and when it is full.
 
-    Both start anew, and are left with full states. `precision` is the competitor's; the bundle's own counts too.
+    Both start anew, and are left with full states.
 
     Raises:
         CheckError: they do not compute the same function, so timing them would compare nothing.
     """
     started, manifest = time.monotonic(), model.manifest
-    found = _Distributions(manifest, precision) if is_transformer_xl(manifest) else _Outputs(manifest)
+    found = _Distributions(manifest, other.precision) if is_transformer_xl(manifest) else _Outputs(manifest)
 
     def compare(inputs: Arrays) -> None:
         found.add(bundle.run(inputs), other.run(inputs))

@@ -1,7 +1,7 @@
-"""PyTorch with K/V memory: eager, the best that plain PyTorch does with the same weights, and torch.compile of it.
+"""PyTorch with K/V memory: eager, the best that plain PyTorch does with the same weights.
 
 It saves what a bundle saves: keys and values are kept instead of projected again, W_r·R is computed once per length,
-and the scale is folded into W_q, u and v. The eager form writes new rows behind the old ones, into a buffer with room
+and the scale is folded into W_q, u and v. It writes new rows behind the old ones, into a buffer with room
 for M more, so that memory is copied only once in M tokens. Attention is `scaled_dot_product_attention` with the
 relative scores as its mask.
 """
@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from txl_deploy.bench.competitors.hidden import by_distance, shift
-from txl_deploy.bench.competitors.shared_layers import Eager, SharedLayers, Work
+from txl_deploy.bench.competitors.shared_layers import Eager, SharedLayers
 
 KEPT = 5
 """How many tables and masks are kept: a memory that is still filling meets every length once."""
@@ -32,10 +30,7 @@ class KeyValue(Eager):
     name = "torch-kv"
     description = "eager PyTorch, K/V memory, W_r·R folded, nothing of size M copied"
 
-    def __init__(self, parts: SharedLayers, batch_size: int, name: str = "torch-kv") -> None:
-        self.name = name
-        if parts.dtype != torch.float32:
-            self.description = f"{type(self).description}, {str(parts.dtype).removeprefix('torch.')}"
+    def __init__(self, parts: SharedLayers, batch_size: int) -> None:
         state, scale = parts.state, parts.config.d_head**-0.5
         self.joined = parts.joined({"query": scale, "key": 1.0, "value": 1.0})
         self.content = [(state[f"{name}.content_bias"] * scale)[:, None] for name in parts.attention]  # [H, 1, d_head]
@@ -129,68 +124,17 @@ class KeyValue(Eager):
         return self.parts.zeros(*unseen.shape).masked_fill(unseen, float("-inf"))
 
 
-class CompiledKeyValue(KeyValue):
-    """torch.compile of the same layers with a static cache: a ring written in place, shapes that never change.
+def by_distance(query: Tensor, table: Tensor) -> Tensor:
+    """[B, H, L, d_head] times [H, d_head, distances], without a copy of the table per sequence."""
+    batch, heads, length, width = query.shape
+    rows = query.transpose(0, 1).reshape(heads, batch * length, width)
+    return (rows @ table).view(heads, batch, length, -1).transpose(0, 1)
 
-    A call is one graph, from the token ids to what is asked for. The compiler is told that weights and ring stay where
-    they are: CUDA graphs copy every other input before each step. It runs eagerly until the memory is full, so that
-    only one graph per question and segment length is compiled. `mode` is torch.compile's.
-    """
 
-    name = "torch-compile"
-    description = "torch.compile (inductor), K/V memory in a static ring, W_r·R folded"
-
-    def __init__(self, parts: SharedLayers, batch_size: int, longest: int, mode: str | None = None) -> None:
-        self._longest, self._mode = longest, mode
-        self._graphs: dict[Work, Work] = {}
-        super().__init__(parts, batch_size, "torch-compile")
-        size = parts.memory_length + longest
-        self._ring, self._head = self._allocate(size), parts.zeros().long()
-        self._by_distance = [table.flip(2).contiguous() for table in parts.tables(size)]
-        joined = (tensor for pair in self.joined for tensor in pair if tensor is not None)
-        folded = (*joined, *self.content, *self.position, *self._by_distance)
-        for tensor in (*parts.state.values(), *folded, *self._ring, self._head):
-            torch._dynamo.mark_static_address(tensor, guard=True)
-
-    def reset(self) -> None:
-        super().reset()
-        self._in_ring = False
-
-    def answer(self, work: Work, tokens: Tensor) -> Tensor:
-        if self.rows < self.parts.memory_length:
-            return work(tokens)
-        if work == self.nats and len(self.parts.config.clusters) > 1 and tokens.device.type == "cpu":
-            hidden = self.answer(self.segment, tokens[:, :-1])  # a CPU is faster with a tail for its rows alone
-            return self.parts.nll(hidden.flatten(0, 1), tokens[:, 1:].flatten()).view(len(tokens), -1)
-        if not self._in_ring:
-            for slots, rows in zip(self._ring, self.memory(), strict=True):
-                slots[:, :, : self.rows] = rows
-            self._head.fill_(self.rows)
-            self._in_ring = True
-        if work not in self._graphs:
-            self._graphs[work] = torch.compile(work, dynamic=False, fullgraph=True, mode=self._mode)
-        return self._graphs[work](tokens)
-
-    def segment(self, tokens: Tensor) -> Tensor:
-        if not self._in_ring:
-            return super().segment(tokens)
-        length, m, window = tokens.shape[1], self.parts.memory_length, self.parts.dialect.window
-        size, head, ahead = m + self._longest, self._head, torch.arange(length, device=tokens.device)
-        behind = (torch.arange(size, device=tokens.device) - head) % size  # slots after the first that is written now
-        row = torch.where(behind < length, behind, behind - size)  # counted from the segment's first
-        distance = ahead[:, None] - row  # [L, size]
-        visible = (distance >= 0) & (row >= -m)
-        if window is not None:
-            visible &= distance < window
-        index, slots = distance.clamp(0, m + length - 1), (head + ahead) % size
-
-        def join(i: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-            keys, values = self._ring[2 * i], self._ring[2 * i + 1]
-            return keys.index_copy_(2, slots, key), values.index_copy_(2, slots, value)
-
-        def place(scores: Tensor) -> Tensor:
-            return scores.gather(3, index.expand(*scores.shape[:3], -1)).masked_fill(~visible, float("-inf"))
-
-        hidden = self.layers(tokens, [table[:, :, : m + length] for table in self._by_distance], join, place)
-        head.copy_((head + length) % size)
-        return hidden
+def shift(x: Tensor) -> Tensor:
+    """Columns of distances K-1 … 0 → columns of keys, per query: [B, H, L, K] → the same shape."""
+    batch, heads, length, keys = x.shape
+    if length == 1:
+        return x
+    padded = F.pad(x, (1, 0)).view(batch, heads, keys + 1, length)
+    return padded[:, :, 1:].reshape(x.shape)

@@ -8,6 +8,8 @@ Both are compared with the bundle before they are timed.
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,7 +26,6 @@ from txl_runtime.model import Model
 from txl_runtime.types import Array, Arrays
 
 from txl_deploy.bench.competitor import Competitor, Maker
-from txl_deploy.bench.competitors import no_compiler
 from txl_deploy.bench.driving import random_inputs
 from txl_deploy.bench.floor import state_bytes
 
@@ -133,11 +134,20 @@ def own_competitors(
     spec, _ = read_source(source, weights)
     why = no_compiler() if "torch-compile" in names else None
     makers: dict[str, Maker] = {
-        "torch": lambda: (TorchSteps(spec, model), "fp32"),
-        "torch-compile": lambda: (CompiledSteps(spec, model), "fp32"),
+        "torch": lambda: TorchSteps(spec, model),
+        "torch-compile": lambda: CompiledSteps(spec, model),
     }
     left_out = {} if why is None else {"torch-compile": why}
     return {name: makers[name] for name in names if name not in left_out}, left_out
+
+
+def no_compiler() -> str | None:
+    """Why torch.compile cannot run here; None where it can."""
+    own = os.environ.get("CXX")
+    names = (own,) if own else ("g++", "clang++", "c++")
+    if any(shutil.which(name) for name in names):
+        return None
+    return f"torch.compile needs a C++ compiler, none of {', '.join(names)} was found"
 
 
 def _by_hand(spec: StepSpec) -> Step:

@@ -1,4 +1,7 @@
-"""What all PyTorch competitors have in common: parameters, embedding, feed-forward layer, softmax."""
+"""What PyTorch competitors have in common: parameters, embedding, feed-forward layer, softmax.
+
+`benchmarks/rivals` makes further forms of the same layers, on a GPU and in bfloat16 as well.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ from torch.nn import functional as F
 from txl_export.families.transformer_xl.paper_model import activate
 from txl_export.families.transformer_xl.weights import layer_name
 from txl_runtime.bundle.format1 import Dialect, ModelConfig
-from txl_runtime.errors import UsageError
 from txl_runtime.types import Array, Floats, Ids
 
 from txl_deploy.bench.competitor import TokenCompetitor
@@ -28,9 +30,6 @@ class SharedLayers:
         memory_length: M.
         state: canonical parameters (`weights`).
         dtype: of parameters and activations; log-probabilities are float32.
-
-    Raises:
-        UsageError: the model has another kind of attention.
     """
 
     def __init__(
@@ -41,12 +40,6 @@ class SharedLayers:
         state: Mapping[str, Tensor],
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        if config.attn_type != 0 or dialect.segment_window:
-            found = "a window of the segment" if dialect.segment_window else f"attn_type {config.attn_type}"
-            raise UsageError(
-                f"the PyTorch competitors compute attn_type 0, the bundle has {found}; "
-                "give --against onnx-hidden, or none"
-            )
         self.config, self.dialect, self.memory_length, self.dtype = config, dialect, memory_length, dtype
         self.heads = (config.n_head, config.d_head)
         self.attention = [f"{layer_name(i)}.attention" for i in range(config.n_layer)]
@@ -96,10 +89,7 @@ class SharedLayers:
         for cluster, (first, last) in enumerate(c.clusters):
             table, projection = (self.state[f"embedding.{part}.{cluster}"] for part in ("tables", "projections"))
             inside = (flat >= first) & (flat < last)
-            if torch.compiler.is_compiling():  # shapes that depend on ids would break the graph
-                rows = F.linear(F.embedding((flat - first).clamp(0, last - first - 1), table), projection)
-                embedded = torch.where(inside[:, None], rows, embedded)
-            elif len(index := inside.nonzero().flatten()):
+            if len(index := inside.nonzero().flatten()):
                 embedded.index_copy_(0, index, F.linear(F.embedding(flat[index] - first, table), projection))
         return embedded.view(*tokens.shape, -1) * c.embedding_scale
 
@@ -148,9 +138,9 @@ class SharedLayers:
         return torch.cat([head[:, :first], *tails], dim=-1)
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """[N, D] and token ids [N] → nats, float32 [N]; where no graph fixes shapes, a tail runs only for its rows."""
+        """[N, D] and token ids [N] → nats, float32 [N]; a tail runs only for its rows."""
         clusters = self.config.clusters
-        if len(clusters) == 1 or torch.compiler.is_compiling():
+        if len(clusters) == 1:
             return -self.log_probabilities(hidden).gather(1, targets.long()[:, None])[:, 0]
         head, first = self._head(hidden), self.config.cutoffs[0]
         result = head.new_empty(len(targets))
@@ -208,10 +198,6 @@ class Eager(TokenCompetitor):
         """One segment: token ids [B, T] → hidden states [B, T, D], with the memory carried along."""
         raise NotImplementedError
 
-    def answer(self, work: Work, tokens: Tensor) -> Tensor:
-        """One of the three below, or another that takes one `segment`; inside inference mode."""
-        return work(tokens)
-
     def distribution(self, tokens: Tensor) -> Tensor:
         """Token ids [B, T] → log-probabilities of the next token after each, [B, T, V]."""
         return self.parts.log_probabilities(self.segment(tokens).flatten(0, 1)).view(*tokens.shape, -1)
@@ -226,14 +212,15 @@ class Eager(TokenCompetitor):
         return self.parts.nll(hidden, tokens[:, 1:].flatten()).view(len(tokens), -1)
 
     def logprobs(self, tokens: Ids) -> Floats:
-        return self._array(self.distribution, tokens)
+        return self.on_arrays(self.distribution, tokens)
 
     def next_token(self, tokens: Ids) -> Ids:
-        return self._array(self.greedy, tokens)
+        return self.on_arrays(self.greedy, tokens)
 
     def score(self, tokens: Ids) -> Floats:
-        return self._array(self.nats, tokens)
+        return self.on_arrays(self.nats, tokens)
 
     @torch.inference_mode()
-    def _array(self, work: Work, tokens: Ids) -> Array:
-        return np.asarray(self.answer(work, torch.from_numpy(tokens)))
+    def on_arrays(self, work: Work, tokens: Ids) -> Array:
+        """What one of the three above makes of token ids, as arrays."""
+        return np.asarray(work(torch.from_numpy(tokens)))

@@ -12,14 +12,14 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 import pytest
-from conforming import FOLDER, WRONG, inside, run
+from conforming import WRONG, inside, run
 from stand_ins.wrong_drivers import FAULTS, HASHES, faulty
 from support import FIXTURES, until
 from txl_runtime.errors import UsageError
 
-from txl_deploy.conformance import talking
-from txl_deploy.conformance.messages import PROMISES
-from txl_deploy.conformance.running import BAD, OWN, Conformance
+from conformance import talking
+from conformance.driver import PROMISES
+from conformance.run import BAD, FOLDER, OWN, main
 
 BUNDLES = json.loads((FOLDER / "index.json").read_text())["bundles"]
 MEANT = {
@@ -120,7 +120,6 @@ def some_bad(folder: Path, *names: str) -> Path:
     [
         ("dies", "died when asked to open, code 7: out of luck"),
         ("aborts", "died when asked to open, SIGABRT"),
-        ("chatters", "answered open with 'loading weights …', expected a reply in JSON"),
         ("out of order", "answered open with the id 1, expected"),
     ],
 )
@@ -221,25 +220,6 @@ def test_the_folder_is_small_and_its_copies_of_frozen_bundles_are_whole() -> Non
         assert all(filecmp.cmp(FIXTURES / frozen / name, FOLDER / copy / name, shallow=False) for name in names), copy
 
 
-def test_a_list_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"index.json: No such file .* --folder"):
-        Conformance(tmp_path)
-    (tmp_path / "index.json").write_text('{"format": "another", "version": 1, "bundles": []}')
-    with pytest.raises(UsageError, match=r"a list of another 1, expected txl-deploy\.conformance 1"):
-        Conformance(tmp_path)
-    (tmp_path / "index.json").write_text("[")
-    with pytest.raises(UsageError, match=r"index\.json: .* take a whole copy"):
-        Conformance(tmp_path)
-
-
-def test_vectors_that_are_none_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "index.json").write_text((FOLDER / "index.json").read_text())
-    (tmp_path / "vectors").mkdir()
-    (tmp_path / "vectors" / "ring.jsonl").write_text("{}\n")
-    with pytest.raises(UsageError, match=r"ring.jsonl: line 1: .*`shows`"):
-        run("ring", folder=tmp_path)
-
-
 @pytest.mark.parametrize(
     ("said", "told"),
     [
@@ -253,6 +233,59 @@ def test_a_driver_that_does_not_say_who_it_is_is_refused(said: str, told: str) -
         run("ring", driver=(sys.executable, "-c", f"input(); print({said!r})"))
 
 
-def test_a_driver_that_is_not_there_is_refused() -> None:
-    with pytest.raises(UsageError, match="--driver /nowhere/driver: No such file"):
-        run("ring", driver=("/nowhere/driver",))
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+def test_what_passes_is_one_row_for_each_bundle(capfd: pytest.CaptureFixture[str]) -> None:
+    with inside():
+        assert main(["--only", "lockstep", "--only", "policy-1"]) == 0
+    said = capfd.readouterr().out
+    rows = {line.split()[0]: line.split()[1:] for line in said.splitlines() if line.split()}
+    count = str(len((FOLDER / "vectors" / "policy-1.jsonl").read_text().splitlines()))
+    assert rows["policy-1"][:5] == [count, count, "0", "0", "0"]
+    assert rows["lockstep"][5] == "0.0001"
+    assert rows["verdict"] == ["passed"]
+    assert "ONNX Runtime" in said
+
+
+def test_what_fails_is_named_at_most_a_screen_of_it(capfd: pytest.CaptureFixture[str]) -> None:
+    with inside(), faulty("reset forgets the first state"):
+        assert main(["--only", "zeros", "--json"]) == 1
+    (tally,) = json.loads(capfd.readouterr().out)["bundles"]
+    first = tally["failures"][0]
+    assert first["shows"] == ["reset", "initial"]
+    assert re.match(r"step 5, state: states\.\S+ differs by 0\.\d+, limit 0\.0001", first["found"])
+    with inside(), faulty("idle sequences advance"):
+        assert main(["--only", "ring", "--only", "zeros"]) == 1
+    said = capfd.readouterr().out
+    assert len(said.splitlines()) < 60
+    assert re.search(r"and \d+ more; --json has all", said)
+    assert "FAILED" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--only", "rings"], "--only is 'rings', expected one of ring, .*; did you mean 'ring'"),
+        (["--driver", ""], "--driver is empty, expected a command"),
+        (["--driver", "'"], '--driver is "\'": No closing quotation'),
+        (["--driver", "/nowhere/driver"], "--driver /nowhere/driver: No such file"),
+        (["--silence", "0"], "--silence is 0, expected seconds"),
+        (["--folder", "empty"], r"index.json: No such file .* --folder"),
+        (["--folder", "foreign"], r"a list of another 1, expected txl-deploy\.conformance 1"),
+        (["--folder", "torn", "--only", "ring"], r"ring.jsonl: line 1: .*`shows`"),
+    ],
+)
+def test_wrong_use_is_told(
+    arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, index in (
+        ("foreign", '{"format": "another", "version": 1, "bundles": []}'),
+        ("torn", (FOLDER / "index.json").read_text()),
+    ):
+        (tmp_path / name / "vectors").mkdir(parents=True)
+        (tmp_path / name / "index.json").write_text(index)
+        (tmp_path / name / "vectors" / "ring.jsonl").write_text("{}\n")
+    assert main(arguments) == 2
+    assert re.search(told, capfd.readouterr().err)

@@ -14,7 +14,7 @@ from txl_runtime.selftest import relative_difference
 from txl_runtime.streaming.snapshot import StreamState
 from txl_runtime.types import Array
 
-from txl_deploy.conformance.messages import is_array, unpacked, unpacked_bytes
+from conformance.driver import is_array, unpacked, unpacked_bytes
 
 Pairs = Iterator[tuple[str, Array, Array]]
 

@@ -1,32 +1,43 @@
-"""The conformance list, run through a driver: every vector of every bundle, then the bad bundles."""
+"""The conformance list, run through a driver: every vector of every bundle, then the bad bundles.
+
+    python conformance/run.py [--driver COMMAND] [--only NAME] [--silence SECONDS] [--json]
+
+Exit code 0 where all was as expected, 1 where anything was not, 2 where the list or the driver cannot be used.
+"""
 
 from __future__ import annotations
 
+import argparse
+import shlex
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
+from rich.text import Text
 from txl_runtime.bundle.reading import open_bundle
-from txl_runtime.errors import UsageError, todo_about
+from txl_runtime.errors import TxlError, UsageError, todo_about
 from txl_runtime.listener import Listener
-from txl_runtime.starting import APART
 
-from txl_deploy.conformance import bad_bundles
-from txl_deploy.conformance.driver import engine
-from txl_deploy.conformance.judging import Judge, Wrong, same_bits
-from txl_deploy.conformance.talking import DriverFailed, Talk
+from conformance import spoiling
+from conformance.driver import PROMISES, engine
+from conformance.judging import Judge, Wrong, same_bits
+from conformance.talking import DriverFailed, Talk
+from txl_deploy.console import Display, facts_table, number, plain, print_json, rows_table, stdout
 
-OWN = (sys.executable, "-m", "txl_deploy.conformance.driver")
+FOLDER = Path(__file__).parent
+OWN = (sys.executable, str(FOLDER / "driver.py"))
 """Python's own driver."""
 BAD = "bad_bundles"
 FORMAT = "txl-deploy.conformance"
+MOST = 12
+"""Failures that are shown; --json has all."""
 T = TypeVar("T")
 
 
@@ -168,9 +179,7 @@ class Conformance:
             yield self._bad_bundles(listener)
 
     def _talk(self, own: bool = False) -> Talk:
-        if own or self.driver is None:
-            return Talk(OWN, self.silence, APART)
-        return Talk(self.driver, self.silence)
+        return Talk(OWN if own or self.driver is None else self.driver, self.silence)
 
     def _bundle(self, name: str, vectors: list[Vector], compared: bool, listener: Listener) -> Tally:
         path, supported = self.folder / "bundles" / name, set(self.hello.supports)
@@ -203,7 +212,7 @@ class Conformance:
 
     def _bad_bundles(self, listener: Listener) -> Tally:
         corpus, supported = self.folder / BAD, set(self.hello.supports)
-        document = bad_bundles.index(corpus)
+        document = spoiling.index(corpus)
         cases = document["cases"]
         left_out = {name for promise, names in document["needs"].items() if promise not in supported for name in names}
         tally, left = Tally(BAD, len(cases)), iter(enumerate(cases))
@@ -219,9 +228,9 @@ class Conformance:
                             tally.unsupported += 1
                             continue
                         (Path(folder) / str(number)).mkdir()
-                        path = bad_bundles.build(corpus, case, Path(folder) / str(number) / "bundle.txl")
+                        path = spoiling.build(case, Path(folder) / str(number) / "bundle.txl", corpus)
                         try:
-                            found, said = bad_bundles.outcome(talk, path, supported)
+                            found, said = spoiling.outcome(talk, path, supported)
                         except DriverFailed as failed:
                             found, said, died = "died", str(failed), True
                         _count(tally, case, found, said)
@@ -280,12 +289,12 @@ def _play(vector: Vector, players: list[_Player], judge: Judge) -> bool:
     same = True
     for player in players:
         player.begin(vector)
-    for number, step in enumerate(vector.steps, 1):
+    for place, step in enumerate(vector.steps, 1):
         found, *others = [player.ask(step.request) for player in players]
         try:
             judge.check(step.reply, found)
         except Wrong as wrong:
-            raise Wrong(f"step {number}, {step.request.get('do')}: {wrong}") from None
+            raise Wrong(f"step {place}, {step.request.get('do')}: {wrong}") from None
         same = same and all(same_bits(other, found) for other in others)
     return same
 
@@ -294,7 +303,7 @@ def _count(tally: Tally, case: dict[str, Any], found: str, said: str) -> None:
     """Enter what became of a bad bundle."""
     tally.refused += found.startswith("refused")
     tally.died += found == "died"
-    allowed = bad_bundles.allowed(case["expected"])
+    allowed = spoiling.allowed(case["expected"])
     if found in allowed:
         tally.passed += 1
         tally.kept = sorted({*tally.kept, case["promise"]})
@@ -338,3 +347,82 @@ def _read(path: Path, kind: type[T]) -> list[T]:
     except msgspec.DecodeError as error:
         why = f"line {len(found) + 1}: {error}, expected a conformance list; take a whole copy of it"
     raise UsageError(f"{path}: {why}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the list, and show what became of it."""
+    parser = argparse.ArgumentParser(description="Run the conformance list through a runtime's driver.")
+    parser.add_argument("--driver", metavar="COMMAND", help="what answers requests (default Python's own)")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="the conformance list")
+    parser.add_argument("--only", metavar="NAME", action="append", help=f"a bundle of the list, or {BAD}; repeatable")
+    parser.add_argument("--silence", metavar="SECONDS", type=float, default=60.0, help="that a reply may take")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    given = parser.parse_args(arguments)
+    try:
+        if not 0 < given.silence < float("inf"):
+            raise UsageError(f"--silence is {given.silence:g}, expected seconds, more than 0")
+        driver = None if given.driver is None else _words(given.driver)
+        asked = Conformance(given.folder, driver, given.silence, given.only or ())
+        with Display() as display:
+            found = list(asked.run(display))
+    except TxlError as error:
+        sys.stderr.write(f"error: {plain(str(error))}\n")
+        return error.exit_code
+    claimed = {name for tally in found for name in tally.declined} - {name for tally in found for name in tally.kept}
+    right = not claimed and not any(tally.failed for tally in found) and any(tally.passed for tally in found)
+    if given.json:
+        driver_facts = msgspec.to_builtins(asked.hello)
+        print_json({"driver": driver_facts, "passed": right, "bundles": [asdict(tally) for tally in found]})
+    else:
+        _show(asked, found, claimed, right)
+    return 0 if right else 1
+
+
+def _words(driver: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(driver))
+    except ValueError as error:
+        raise UsageError(f"--driver is {driver!r}: {error}; expected a command as a shell takes it") from None
+    if not words:
+        raise UsageError("--driver is empty, expected a command; leave it out for Python's own")
+    return words
+
+
+def _show(asked: Conformance, found: list[Tally], claimed: set[str], right: bool) -> None:
+    """Print tables, then failures, then the verdict."""
+    said = {None: "–", True: "yes", False: "no"}
+    shared = ["vectors", "passed", "failed", "unsupported"]
+    rows = {tally.name: [getattr(tally, name) for name in shared] for tally in found}
+    names = ["vectors", "passed", "failed", "not supported"]
+    good = [
+        [t.name, *rows[t.name], number(t.largest), number(t.limit), said[t.same_bits]] for t in found if t.name != BAD
+    ]
+    if good:
+        stdout.print(rows_table(["bundle", *names, "largest", "limit", "same bits"], good))
+    for t in found[-1:]:
+        if t.name == BAD:
+            counts = [*rows[BAD], t.refused, t.opened, t.died]
+            stdout.print(rows_table(["\nbad bundles", *names[1:], "refused", "wrongly opened", "died"], [counts]))
+    failures = [failure for tally in found for failure in tally.failures]
+    for failure in failures[:MOST]:
+        place = f"{failure.bundle}, {failure.vector} ({', '.join(failure.shows)})"
+        stdout.print(Text(f"{place}: ", "bold") + Text(plain(" ".join(failure.found.split())[:300])))
+    if len(failures) > MOST:
+        stdout.print(f"and {len(failures) - MOST} more; --json has all")
+    facts: dict[str, object] = {
+        "driver": f"{asked.hello.name} {asked.hello.version}, {asked.hello.engine}",
+        "not supported": sum(tally.unsupported for tally in found),
+    }
+    kept = {promise for tally in found for promise in tally.kept}
+    if broken := sorted({promise for failure in failures for promise in failure.shows} - kept):
+        facts["kept by no vector"] = ", ".join(broken)
+    if unknown := sorted(set(asked.hello.supports) - set(PROMISES)):
+        facts["unknown promises"] = ", ".join(unknown)
+    if claimed:
+        facts["claimed, but never done"] = ", ".join(sorted(claimed))
+    failing = Text("FAILED" if failures or claimed else "nothing was run", "bold red")
+    stdout.print(facts_table(facts | {"verdict": Text("passed", "green") if right else failing}))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 from support import until
-from txl_runtime.starting import APART
 
-from txl_deploy.conformance import talking
-from txl_deploy.conformance.running import OWN
-from txl_deploy.conformance.talking import DriverFailed, Talk
+from conformance import talking
+from conformance.talking import DriverFailed, Talk
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked for in /proc")
 
@@ -20,28 +18,9 @@ def script(text: str) -> tuple[str, ...]:
     return (sys.executable, "-c", text)
 
 
-def test_python_s_own_driver_runs_no_code_of_the_folder_that_its_user_stands_in(
-    tmp_path: Path, plant, monkeypatch
-) -> None:
-    plant(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    with Talk(OWN, 60.0, APART) as talk:
-        assert "ok" in talk.ask({"do": "hello"})
-
-
 def test_a_driver_that_reads_nothing_does_not_hold_the_runner() -> None:
     with Talk(script("import time; time.sleep(1000)"), 0.2) as talk, pytest.raises(DriverFailed, match="said nothing"):
         talk.ask({"do": "load", "path": "x" * (4 << 20)})
-
-
-def test_a_driver_that_closes_its_output_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(talking, "SECONDS_TO_END", 0.1)
-    closed = script("import os, time; os.close(1); time.sleep(1000)")
-    with (
-        Talk(closed, 60.0) as talk,
-        pytest.raises(DriverFailed, match="died when asked to hello, or closed its output"),
-    ):
-        talk.ask({"do": "hello"})
 
 
 def test_what_a_driver_started_ends_with_it(tmp_path: Path) -> None:

@@ -9,12 +9,11 @@ import signal
 import subprocess
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, Any
 
 from txl_runtime.errors import UsageError, brief
-from txl_runtime.starting import environment, signal_of
+from txl_runtime.starting import signal_of
 
 LONGEST = 64 << 20
 """Bytes of one reply at most."""
@@ -35,13 +34,12 @@ class Talk:
     Args:
         command: its words.
         silence: seconds that a reply may take.
-        apart: the folder that it stands in, and then it imports from where this process does; None for this one's.
 
     Raises:
         UsageError: there is no such command.
     """
 
-    def __init__(self, command: Sequence[str], silence: float, apart: Path | None = None) -> None:
+    def __init__(self, command: Sequence[str], silence: float) -> None:
         self._silence, self._number, self._said = silence, 0, b""
         self._replies, self._requests = SimpleQueue[bytes](), SimpleQueue[bytes | None]()
         try:
@@ -50,8 +48,6 @@ class Talk:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                cwd=apart,
-                env=None if apart is None else environment(),
                 start_new_session=True,
             )
         except OSError as error:

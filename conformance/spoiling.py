@@ -1,4 +1,4 @@
-"""Bad bundles, built as `conformance/bad_bundles/README.md` tells, and what readers have to make of them."""
+"""Bad bundles, built as `bad_bundles/README.md` tells, and what readers have to make of them."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from txl_deploy.conformance.talking import Talk
+from conformance.talking import Talk
 
+CORPUS = Path(__file__).parent / "bad_bundles"
 LONGEST_LINE = 4000
 
 
 @cache
-def index(corpus: Path) -> dict[str, Any]:
+def index(corpus: Path = CORPUS) -> dict[str, Any]:
     """The list of cases."""
     found: dict[str, Any] = json.loads((corpus / "index.json").read_text("utf-8"))
     return found
 
 
-def build(corpus: Path, case: dict[str, Any], into: Path) -> Path:
+def build(case: dict[str, Any], into: Path, corpus: Path = CORPUS) -> Path:
     """A case's bundle, in a folder that is not there yet."""
     shutil.copytree(corpus / index(corpus)["bases"][case["base"]], into)
     for change in case["changes"]:
-        apply(corpus, change, into)
+        _apply(corpus, change, into)
     return into
 
 
@@ -64,7 +65,7 @@ def outcome(talk: Talk, path: Path, supported: Set[str]) -> tuple[str, str]:
     return ("loads", "") if supported >= uses.keys() else ("unsupported", "")
 
 
-def apply(corpus: Path, change: dict[str, Any], bundle: Path) -> None:
+def _apply(corpus: Path, change: dict[str, Any], bundle: Path) -> None:
     """Make one change of a bundle."""
     path = bundle / change["file"]
     match change["do"]:
