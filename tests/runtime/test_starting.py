@@ -46,12 +46,11 @@ def test_every_process_is_started_so() -> None:
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("subprocess.run", "subprocess.Popen"):
                 said = {word.arg: ast.unparse(word.value) for word in node.keywords}
                 started = said.get("env"), said.get("cwd")
-                theirs = "None if apart is None else environment()", "apart"  # a driver is its user's own command
-                assert started in (("environment()", "APART"), ("environment()", "folder"), theirs), (path, node.lineno)
+                assert started in (("environment()", "APART"), ("environment()", "folder")), (path, node.lineno)
                 subprocesses += 1
         if path.name != "tracer_worker.py":  # which runs its user's own module again
             assert "get_context(" not in text, path
-    assert subprocesses == 7
+    assert subprocesses == 6
 
 
 BUILD = """
