@@ -15,7 +15,6 @@ from txl_report.blocks import Figure, Pairs
 from txl_report.facts.results import verification_of_bundle
 from txl_report.measuring.results import Loss, MemoryLoss, PositionLoss, TextMeasures
 from txl_report.schema.verification import LOGPROBS, Chain, Errors, Ranks, Spread, Tensor, Text, Verification
-from txl_report.sections.attention import attention_section
 from txl_report.sections.drift import CURVES, MOST_CHAINS, POINTS, curves_of, drift
 from txl_report.sections.memory import memory_section, opening_of
 from txl_report.sections.passage import level_of
@@ -41,15 +40,10 @@ def test_tokens_are_marked_by_how_many_times_as_likely_they_became(times: float,
 def test_a_model_without_memory_is_not_said_to_have_filled_one():
     found = measures()
     assert found.text is not None
-    assert found.heads is not None
     text = dataclasses.replace(found.text, memory_length=0, warm_up=0)
-    heads = dataclasses.replace(found.heads, memory_length=0, queries=1, segments=1)
     said = str(memory_section("bundle", text, "a text", "--text FILE").blocks)
     assert "to fill the memory" not in said
     assert "to fill the memory" in str(memory_section("bundle", found.text, "a text", "--text FILE").blocks)
-    (pairs, *_) = attention_section("bundle", True, heads, "export", "--text FILE").blocks
-    assert isinstance(pairs, Pairs)
-    assert pairs.rows[0] == ("Looked at", "1 token in 1 segment")
 
 
 def test_pieces_that_are_read_side_by_side_each_fill_their_own_memory():
