@@ -12,7 +12,7 @@ from txl_report.measuring.results import ContextMeasure, TextMeasures
 from txl_report.numbers import counted, number, quantity, size
 from txl_report.rendering import render
 from txl_report.schema.measurement import Measurement
-from txl_report.sections.context_length import context_section, length_of, plain_length_of
+from txl_report.sections.context_length import context_section, length_of
 from txl_report.sections.making import commands_section, files_section, versions_section
 from txl_report.sections.memory import bits_of, memory_section, opening_of
 from txl_report.sections.model import model_section
@@ -99,9 +99,9 @@ def _looks_back(facts: Facts, found: ContextMeasure | Missing | None) -> KeyFigu
     allowed = counted(context.tokens, "token") if isinstance(context, Context) else "no known end"
     if not isinstance(found, ContextMeasure):
         return KeyFigure("Looks back", allowed, "what the architecture allows; its use was not measured")
-    each = found.lengths[0]
     of = f"of {allowed} possible" if isinstance(context, Context) else "tokens"
-    return KeyFigure("Looks back", length_of(each), f"{of}, {plain_length_of(each)} by plain losses")
+    plain = length_of(found, found.plain_length)
+    return KeyFigure("Looks back", length_of(found, found.length), f"{of}, {plain} by plain losses")
 
 
 def _loss(facts: Facts, found: TextMeasures | Missing | None) -> KeyFigure:

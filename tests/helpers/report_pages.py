@@ -9,11 +9,7 @@ from typing import Any
 
 import msgspec
 from txl_report.measuring.results import (
-    ContextGain,
-    ContextLoss,
     ContextMeasure,
-    EffectiveContext,
-    GainInContext,
     Loss,
     MemoryGain,
     MemoryLoss,
@@ -58,7 +54,7 @@ def measures(text: str = "word ") -> Measures:
     """Everything that can be measured, with small numbers."""
     loss = Loss(100, 1.5, 0.01, 4.48)
     token = TokenGain(7, 3, text, 1.0, 3.0)
-    gain = MemoryGain(100, 0.2, 0.01, 0.6, 0.1, (GainInContext(token, text, text),), ())
+    gain = MemoryGain(100, 0.2, 0.01, 0.6, 0.1)
     texts = TextMeasures(
         given=400,
         used=300,
@@ -74,11 +70,7 @@ def measures(text: str = "word ") -> Measures:
         notes=("a note",),
         of_bytes=True,
     )
-    gains = tuple(ContextGain(at, 0.05 / (at + 1), 0.01) for at in (0, 8, 16))
-    lengths = tuple(
-        EffectiveContext(share, 10, 16, share == 1, 8, 24, False, 8, False, gains) for share in (0.1, 0.5, 1.0)
-    )
-    context = ContextMeasure(400, 300, 100, 8, 24, lengths, tuple(ContextLoss(at, loss) for at in (0, 8, 16)))
+    context = ContextMeasure(400, 300, 100, 8, 24, 8, (0.05, 0.025, 0.01), (0.05, -0.01, 0.0))
     return Measures("text.txt", texts, context)
 
 

@@ -81,15 +81,6 @@ class TokenGain:
 
 
 @dataclass(frozen=True)
-class GainInContext:
-    """A token whose gain stands out, with the text before it and after it (ids in words without a vocabulary)."""
-
-    token: TokenGain
-    before: str
-    after: str
-
-
-@dataclass(frozen=True)
 class MemoryGain:
     """What the memory did for the text as a whole.
 
@@ -98,7 +89,6 @@ class MemoryGain:
         mean, error: mean gain per token and its standard error.
         share_gained: of tokens whose loss the memory lowered, 0 … 1.
         doubled: share of tokens whose probability the memory at least doubled.
-        most_gained, most_lost: the tokens that stand out, the largest first.
     """
 
     count: int
@@ -106,8 +96,6 @@ class MemoryGain:
     error: float | None
     share_gained: float
     doubled: float
-    most_gained: tuple[GainInContext, ...]
-    most_lost: tuple[GainInContext, ...]
 
 
 @dataclass(frozen=True)
@@ -148,80 +136,30 @@ class TextMeasures:
 
 
 @dataclass(frozen=True)
-class ContextLoss:
-    """The loss when no more than some tokens of context were there, over the same tokens for every length.
-
-    Attributes:
-        context: c; the context was c + 1 … c + Δ tokens, each as often as any other.
-        loss: over all compared tokens.
-    """
-
-    context: int
-    loss: Loss
-
-
-@dataclass(frozen=True)
-class ContextGain:
-    """What Δ more tokens of context gained for the hardest tokens.
-
-    Attributes:
-        context: c, from where the step was made.
-        gain: the paper's relative gain of c + Δ over c: how much smaller the perplexity is, as a share. A token counts
-            with the smaller of its two losses, so this is never below zero.
-        plain: the same share with every token's own loss at c + Δ; below zero where more context made it worse.
-    """
-
-    context: int
-    gain: float
-    plain: float
-
-
-@dataclass(frozen=True)
-class EffectiveContext:
-    """The effective context for the hardest share of tokens.
-
-    Attributes:
-        share: r, the share of compared tokens with the largest loss that count.
-        count: how many tokens that is at each length.
-        length: in tokens, a multiple of Δ: the first c whose gain to c + Δ is below 1 %.
-        at_least: whether the gain was still 1 % or more at the longest context: then `length` is a lower bound.
-        low, high: between these the length lay in 90 % of draws of the text's blocks with replacement.
-        high_at_least: whether `high` is a lower bound in the same way.
-        plain_length, plain_at_least: the same rule with the plain gains.
-        gains: for every c.
-    """
-
-    share: float
-    count: int
-    length: int
-    at_least: bool
-    low: int
-    high: int
-    high_at_least: bool
-    plain_length: int
-    plain_at_least: bool
-    gains: tuple[ContextGain, ...]
-
-
-@dataclass(frozen=True)
 class ContextMeasure:
-    """How far back the model uses its context. See `measure_context`.
+    """How far back the model uses its context, by its hardest tenth of tokens. See `measure_context`.
 
     Attributes:
         given, used: tokens in the text, and from its start those that took part.
         compared: tokens whose loss was measured at every length.
-        step: Δ, by how many tokens contexts differ.
-        longest: the longest context c that was measured.
-        lengths: for r = 0.1, 0.5 and 1.
-        losses: for every c, shortest first.
-        notes: as in `TextMeasures`.
+        step: Δ, by how many tokens contexts differ: c means c + 1 … c + Δ tokens, each as often as any other.
+        length: the effective context, a multiple of Δ: the first c whose gain to c + Δ is below 1 %.
+        plain_length: the same by the plain gains.
+        gains: the paper's relative gain of c + Δ over c, for c = 0, Δ …: how much smaller the perplexity is, as a
+            share. A token counts with the smaller of its two losses, so this is never below zero.
+        plain_gains: the same share with every token's own loss at c + Δ; below zero where more context made it worse.
     """
 
     given: int
     used: int
     compared: int
     step: int
-    longest: int
-    lengths: tuple[EffectiveContext, ...]
-    losses: tuple[ContextLoss, ...]
-    notes: tuple[str, ...] = ()
+    length: int
+    plain_length: int
+    gains: tuple[float, ...]
+    plain_gains: tuple[float, ...]
+
+    @property
+    def longest(self) -> int:
+        """The longest context; an effective one that is as long is a lower bound."""
+        return len(self.gains) * self.step
