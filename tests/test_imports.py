@@ -80,11 +80,10 @@ DOORS = {
     "device.choosing": {"device.onnxruntime_cuda", "device.engines.opening"},
     "model": {"device.choosing", "streaming.ranking"},
     "streaming.snapshot": {"bundle.writing", "streaming.state_files"},
-    "streaming.stream": {"streaming.attention", "streaming.generation", "streaming.sampling", "streaming.texts"},
+    "streaming.stream": {"streaming.generation", "streaming.sampling", "streaming.texts"},
 }
 """Imports inside functions: the doors of what an application enters only where it asks for it. These are bundles of
-format 1, vocabularies, a device, states in files, where a model looks, drawing tokens, text, and ranking. No other
-function imports."""
+format 1, vocabularies, a device, states in files, drawing tokens, text, and ranking. No other function imports."""
 
 MODELS = re.compile(
     r"x.transformers|gtrxl|emformer|mamba|rwkv|compressive|xlnet|memformer|infini.?(trans|att)|memorizing|block.recurrent|labml|\brllib"

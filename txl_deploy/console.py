@@ -22,10 +22,8 @@ from txl_deploy.terminal import Messages
 
 _WHOLE = 12
 """Characters up to which the cells of a table keep their column's width; what is longer may be cut."""
-_CONTROLS = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
-)
-"""What a terminal obeys or does not show: control characters, changes of direction, invisible ones, no text at all."""
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What a terminal obeys: control characters, ends of lines, changes of direction; and what is no text at all."""
 
 
 def plain(text: str, kept: str = "") -> str:

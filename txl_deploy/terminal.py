@@ -1,4 +1,4 @@
-"""What surrounds a run: standard streams that are closed, full, unread or gone, and a terminal of an odd width.
+"""What surrounds a run: standard streams that are full or gone, and a terminal of an odd width.
 
 No package beside the standard library's is imported here, because the rest of the command line may be missing.
 """
@@ -9,32 +9,18 @@ import contextlib
 import io
 import os
 import re
-import select
 import sys
 from collections.abc import Iterator
 from typing import IO, Any
 
 LEAST, MOST = 20, 1000
 """Columns that anything is laid out for: fewer would cut names to nothing, more only cost memory."""
-_MODES = {"stdin": ("r", os.O_RDONLY), "stdout": ("w", os.O_RDONLY), "stderr": ("w", os.O_WRONLY)}
-"""What takes the place of a stream that is closed. Messages may get lost, results may not: writing them fails."""
 _SIZE = re.compile("0*[1-9][0-9]{0,10}")
 """What a variable may say of a terminal; 0 says that it is not known."""
 
 
 def settle() -> None:
-    """Make every standard stream one that can be used, and the width of the terminal one that text fits into.
-
-    The descriptor of a closed stream is taken, so that no file of a bundle is opened under its number and written to by
-    a library that says something.
-    """
-    for number, (name, (mode, flags)) in enumerate(_MODES.items()):
-        if getattr(sys, name) is None:
-            found = os.open(os.devnull, flags)
-            if found != number:
-                os.dup2(found, number)
-                os.close(found)
-            setattr(sys, name, io.open(number, mode, encoding="utf-8", closefd=False))  # noqa: UP020, SIM115
+    """Let the standard streams take every letter, and make the width of the terminal one that text fits into."""
     Messages.stream = sys.stderr
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -70,14 +56,6 @@ def lossy(stream: IO[str]) -> Iterator[None]:
         yield
     except (OSError, ValueError):
         silence(stream)
-
-
-def has_room(stream: IO[str]) -> bool:
-    """Whether lines can be written without waiting, where the system can say so; where it cannot, they are tried."""
-    try:
-        return bool(select.select((), (stream,), (), 0)[1])
-    except (OSError, ValueError):  # closed, without a descriptor, or on Windows, where only sockets can be asked
-        return True
 
 
 class Messages:

@@ -332,7 +332,6 @@ class Scenes:
             length = self._one((self._longest, shorter, 1)[index % 3])
             yield f"partial {index}", stream.step(self._tokens(length, index), self._counts(length, index))
         yield from self._after(stream, "partial segments")
-        yield from self._tried("attention", stream.attention, self._tokens(1, 8))
 
     def _feed(self) -> Items:
         stream, length = self._model.stream(), self._many(2 * self._memory_length + 3 * self._longest + 2)

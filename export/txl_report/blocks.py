@@ -32,26 +32,7 @@ class Code:
     kind: ClassVar[str] = "code"
 
 
-@dataclass(frozen=True)
-class Shade:
-    """A number in a table of numbers, with how dark its cell is, 0 … 5."""
-
-    text: str
-    level: int
-    kind: ClassVar[str] = "shade"
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A small map in a cell: the address that holds it, what it shows in words, and what stands below it."""
-
-    address: str
-    words: str
-    below: str
-    kind: ClassVar[str] = "picture"
-
-
-Cell = str | Badge | Code | Shade | Picture
+Cell = str | Badge | Code
 
 
 @dataclass(frozen=True)
@@ -105,16 +86,14 @@ class Figure:
     Attributes:
         title: what it shows.
         chart: the picture.
-        table: the same as numbers: one row for each point, bar or row of a map.
+        table: the same as numbers: one row for each point or bar.
         note: a sentence on how to read it.
-        scale: of a map: the address of its scale, and what stands at its two ends.
     """
 
     title: str
     chart: Chart
     table: Table
     note: str = ""
-    scale: tuple[str, str, str] | None = None
     kind: ClassVar[str] = "figure"
 
 

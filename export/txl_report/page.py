@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from txl_report.blocks import KeyFigure, Page, Section
 from txl_report.facts.gathering import Facts
 from txl_report.facts.model import Context, family_of, memory_rows, size_of_files
-from txl_report.facts.plain import Missing, quoted
-from txl_report.measuring.results import ContextMeasure, HeadsLook, TextMeasures
+from txl_report.facts.plain import Missing
+from txl_report.measuring.results import ContextMeasure, TextMeasures
 from txl_report.numbers import counted, number, quantity, size
 from txl_report.rendering import render
 from txl_report.schema.measurement import Measurement
-from txl_report.sections.attention import attention_section
-from txl_report.sections.context_length import context_section, length_of, plain_length_of
+from txl_report.sections.context_length import context_section, length_of
 from txl_report.sections.making import files_section, versions_section
 from txl_report.sections.memory import bits_of, memory_section, opening_of
 from txl_report.sections.model import model_section
@@ -27,13 +26,12 @@ class Measures:
 
     Attributes:
         source: what the text is called.
-        text, context, heads: see `txl_report.measuring`; why nothing was where it was tried in vain.
+        text, context: see `txl_report.measuring`; why nothing was where it was tried in vain.
     """
 
     source: str = ""
     text: TextMeasures | Missing | None = None
     context: ContextMeasure | Missing | None = None
-    heads: HeadsLook | Missing | None = None
 
 
 def page_of(facts: Facts, measures: Measures | None = None, when: str = "") -> str:
@@ -70,7 +68,6 @@ def page_values(facts: Facts, measures: Measures | None = None, when: str = "") 
 
 def _sections(facts: Facts, measured: Measures) -> list[Section]:
     name = facts.name
-    again = f"txl-deploy export CHECKPOINT -o {quoted(name)} --attention --force"
     reads_text, reads_tokens = facts.manifest.vocabulary is not None, facts.manifest.vocab_size > 0
     option = "--text FILE" if reads_text else "--tokens FILE.npy" if reads_tokens else None
     return [
@@ -78,13 +75,6 @@ def _sections(facts: Facts, measured: Measures) -> list[Section]:
         sameness_section(facts),
         memory_section(name, measured.text, measured.source, option),
         context_section(name, facts.context, measured.context, option),
-        attention_section(
-            name,
-            facts.manifest.attention,
-            measured.heads,
-            again if memory_rows(facts.manifest) is not None else None,
-            option,
-        ),
         speed_section(name, facts.speed, facts.bench_file),
         engines_section(name, facts.engines),
         files_section(facts),
@@ -108,9 +98,9 @@ def _looks_back(facts: Facts, found: ContextMeasure | Missing | None) -> KeyFigu
     allowed = counted(context.tokens, "token") if isinstance(context, Context) else "no known end"
     if not isinstance(found, ContextMeasure):
         return KeyFigure("Looks back", allowed, "what the architecture allows; its use was not measured")
-    each = found.lengths[0]
     of = f"of {allowed} possible" if isinstance(context, Context) else "tokens"
-    return KeyFigure("Looks back", length_of(each), f"{of}, {plain_length_of(each)} by plain losses")
+    plain = length_of(found, found.plain_length)
+    return KeyFigure("Looks back", length_of(found, found.length), f"{of}, {plain} by plain losses")
 
 
 def _loss(facts: Facts, found: TextMeasures | Missing | None) -> KeyFigure:

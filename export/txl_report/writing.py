@@ -147,14 +147,13 @@ def ids_of_text(bundle: Bundle, text: Path) -> tuple[Ids, str]:
 
 
 def measure(model: Model, ids: Ids, source: str, *, context: bool, listener: Listener) -> Measures:
-    """What a text shows of a model: losses, what heads look at and, where it is asked for, the context in use."""
-    from txl_report.measuring import look_at_heads, measure_context, measure_text
+    """What a text shows of a model: losses and, where it is asked for, the context in use."""
+    from txl_report.measuring import measure_context, measure_text
 
     return Measures(
         source,
         measure_text(model, ids, listener),
         measure_context(model, ids, listener) if context else None,
-        look_at_heads(model, ids, listener) if model.manifest.attention else None,
     )
 
 

@@ -89,9 +89,6 @@ class Rung:
             of `LIMITS`.
         deviation: root of the mean squared Δ of a state, or of an output that is no log-probability, relative to the
             standard deviation of its values.
-        attention: largest |Δ| of an attention probability, where a bundle tells them. Only float32 on the CPU has a
-            limit. Elsewhere a score takes over the rounding of weights and memory, times how large the model's scores
-            are: no number is right for all models, so what was reached is recorded and not judged.
     """
 
     logprobs: float | None
@@ -101,11 +98,10 @@ class Rung:
     perplexity: float
     deviation: float | None = None
     burst: float | None = None
-    attention: float | None = None
 
 
 LADDER: dict[tuple[str, str], Rung] = {
-    ("fp32", "cpu"): Rung(logprobs=1e-4, memory=1e-4, kl=1e-8, top1=None, perplexity=1e-4, attention=1e-5),
+    ("fp32", "cpu"): Rung(logprobs=1e-4, memory=1e-4, kl=1e-8, top1=None, perplexity=1e-4),
     ("fp32", "device"): Rung(logprobs=1e-3, memory=1e-3, kl=1e-6, top1=None, perplexity=1e-4),
     ("fp16", "any"): Rung(logprobs=None, memory=None, kl=1e-4, top1=0.995, perplexity=1e-3, deviation=1e-2, burst=1e-4),
     ("bf16", "any"): Rung(logprobs=None, memory=None, kl=1e-4, top1=0.995, perplexity=1e-3, deviation=5e-2, burst=5e-4),

@@ -17,19 +17,15 @@ from txl_runtime.bundle.folder import undisturbed
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import Bundle, bundle_path, read_bundle
 from txl_runtime.errors import BackendError, UsageError
-from txl_runtime.host.attention import open_look
 from txl_runtime.host.backend import open_host
 from txl_runtime.streaming.checks import check_flag, is_whole, shown
 from txl_runtime.streaming.inputs import check_memory_length
 from txl_runtime.streaming.loop import Backend, Closed, Loop
 from txl_runtime.streaming.state import initial_values
 from txl_runtime.streaming.stream import Stream
-from txl_runtime.types import Arrays
 
 if TYPE_CHECKING:
-    from txl_runtime.bundle.tables import Program
     from txl_runtime.bundle.vocabulary import Vocabulary
-    from txl_runtime.streaming.attention import Look
     from txl_runtime.streaming.snapshot import StreamState
     from txl_runtime.streaming.state import RowState
 
@@ -71,7 +67,6 @@ class Model:
         if update is not None and (not isinstance(update, str) or update not in held):
             raise UsageError(f"update is {shown(update)}, this bundle has programs for {', '.join(held)}; use one")
         self.bundle, self._threads = bundle, threads
-        self._aside: dict[str, Look] = {}
         self._streams = WeakSet[Stream]()
         self._initial = initial_values(bundle)
         self.backend: Backend
@@ -98,7 +93,6 @@ class Model:
         model twice does nothing.
         """
         self.backend = cast("Backend", Closed())
-        self._aside.clear()
         for stream in list(self._streams):
             stream._close()
 
@@ -157,7 +151,7 @@ class Model:
         loop = self.backend.open_loop(manifest, self._initial)
         if memory_length is not None:
             loop.limit(np.arange(manifest.batch_size), check_memory_length(memory_length, manifest))
-        stream = Stream(manifest, loop, self.update, int(b), self._look, lambda: self.vocabulary)
+        stream = Stream(manifest, loop, self.update, int(b), lambda: self.vocabulary)
         self._streams.add(stream)
         return stream
 
@@ -184,12 +178,6 @@ class Model:
         from txl_runtime.streaming.ranking import rank
 
         return rank(self.stream, self.manifest, context, hypotheses, state)
-
-    def _look(self, program: Program, inputs: Arrays) -> Arrays:
-        """Run a program that stands beside the streams; it is opened at its first use."""
-        if program.file not in self._aside:
-            self._aside[program.file] = open_look(self.bundle, program, self._threads)
-        return self._aside[program.file](program, inputs)
 
     def open_loop(self) -> Loop:
         """A loop of B fresh sequences. It shows what a stream hides: the engine's buffers and its memory."""

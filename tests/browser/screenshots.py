@@ -36,9 +36,9 @@ def save(page: Any, path: Path, **options: Any) -> None:
     print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
 
 
-def clip(width: float, height: float, x: float = 0, y: float = 0) -> dict[str, float]:
-    """A part of a page, in its pixels."""
-    return {"x": x, "y": y, "width": width, "height": height}
+def clip(width: float, height: float) -> dict[str, float]:
+    """The upper left part of a page, in its pixels."""
+    return {"x": 0, "y": 0, "width": width, "height": height}
 
 
 def report(chrome: Any, page: Path, out: Path) -> None:
@@ -49,11 +49,6 @@ def report(chrome: Any, page: Path, out: Path) -> None:
                 save(window.page, out / f"report-{width}-{scheme}.png", full_page=True)
                 if (width, scheme) == (1400, "light"):
                     save(window.page, out / "docs" / "report.png", full_page=True, clip=clip(1400, 1150))
-                    if window.page.locator("#attention figure").count() > 1:
-                        top = window.page.get_by_text("Attention by distance", exact=True).bounding_box()["y"]
-                        end = window.page.locator("#attention").bounding_box()
-                        box = clip(end["width"] + 40, end["y"] + end["height"] - top, end["x"] - 20, top - 10)
-                        save(window.page, out / "docs" / "report-attention.png", full_page=True, clip=box)
                 if (width, scheme) == (380, "dark"):
                     save(window.page, out / "docs" / "report-380-dark.png", full_page=True, clip=clip(380, 1400))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from frozen import frozen
 from resealing import copied, reseal
 
 from conformance.driver import packed
@@ -73,6 +74,20 @@ def test_a_manifest_takes_time_as_its_length(built: Path, engine: Path, tmp_path
     (path / "manifest.json").write_text(json.dumps(manifest | {"more": {f"{n:x}": {} for n in range(80_000)}}))
     with Talk([str(built / "txl-driver")], 15.0) as talk:
         assert "ok" in talk.ask({"do": "load", "path": str(path), "update": None})
+
+
+def test_a_program_of_kind_attention_is_ignored_whatever_it_says(built: Path, engine: Path, tmp_path: Path) -> None:
+    """Bundles of 0.8 may have one."""
+    path = copied(frozen("0.8/tokens"), tmp_path / "looking.txl")
+    programs = json.loads((path / "manifest.json").read_bytes())["programs"]
+    (look,) = (program for program in programs if program["kind"] == "attention")
+    with Talk([str(built / "txl-driver")], 60.0) as talk:
+        for changed in ({}, {"update": "rolled", "segment_length": 0, "file": "nowhere.onnx", "outputs": []}):
+            look |= changed
+            (path / "manifest.json").write_text(
+                json.dumps(json.loads((path / "manifest.json").read_bytes()) | {"programs": programs})
+            )
+            assert "ok" in talk.ask({"do": "load", "path": str(path), "update": "rolled"})
 
 
 def test_a_table_of_more_axes_than_a_caller_has_room_for_is_refused(built: Path, engine: Path, tmp_path: Path) -> None:

@@ -8,21 +8,11 @@ from html.parser import HTMLParser
 from typing import Any
 
 import msgspec
-import numpy as np
 from txl_report.measuring.results import (
-    ContextGain,
-    ContextLoss,
     ContextMeasure,
-    DistanceBin,
-    EffectiveContext,
-    GainInContext,
-    HeadFacts,
-    HeadPicture,
-    HeadsLook,
     Loss,
     MemoryGain,
     MemoryLoss,
-    Pictures,
     PositionLoss,
     TextMeasures,
     TokenGain,
@@ -60,11 +50,11 @@ def replaced(value: Any, by: Callable[[str], str]) -> Any:
     return value
 
 
-def measures(text: str = "word ", layers: int = 2, heads: int = 3, pictures: int = 6, size: int = 8) -> Measures:
+def measures(text: str = "word ") -> Measures:
     """Everything that can be measured, with small numbers."""
     loss = Loss(100, 1.5, 0.01, 4.48)
     token = TokenGain(7, 3, text, 1.0, 3.0)
-    gain = MemoryGain(100, 0.2, 0.01, 0.6, 0.1, (GainInContext(token, text, text),), ())
+    gain = MemoryGain(100, 0.2, 0.01, 0.6, 0.1)
     texts = TextMeasures(
         given=400,
         used=300,
@@ -80,38 +70,8 @@ def measures(text: str = "word ", layers: int = 2, heads: int = 3, pictures: int
         notes=("a note",),
         of_bytes=True,
     )
-    gains = tuple(ContextGain(at, 0.05 / (at + 1), 0.01) for at in (0, 8, 16))
-    lengths = tuple(
-        EffectiveContext(share, 10, 16, share == 1, 8, 24, False, 8, False, gains) for share in (0.1, 0.5, 1.0)
-    )
-    context = ContextMeasure(400, 300, 100, 8, 24, lengths, tuple(ContextLoss(at, loss) for at in (0, 8, 16)))
-    facts = tuple(
-        HeadFacts(layer, head, 1.0 + layer * heads + head, 0.1, 0.4, 0.2, 6, 1.2)
-        for layer in range(layers)
-        for head in range(heads)
-    )
-    values = np.random.default_rng(0).integers(0, 256, (size, 3 * size)).astype(np.uint8)
-    look = HeadsLook(
-        segments=2,
-        queries=2 * size,
-        segment_length=size,
-        memory_length=2 * size,
-        layers=layers,
-        heads=heads,
-        facts=facts,
-        beyond=1,
-        mean_beyond=0,
-        distance_bins=(DistanceBin(0, 0), DistanceBin(1, 3)),
-        distance_shares=np.full((layers, heads, 2), 0.5),
-        pictures=Pictures(
-            heads=tuple(HeadPicture(fact.layer, fact.head, values, 0.9) for fact in facts[:pictures]),
-            query_texts=(text,) * size,
-            column_texts=(text,) * 3 * size,
-            column_width=1,
-            memory_columns=2 * size,
-        ),
-    )
-    return Measures("text.txt", texts, context, look)
+    context = ContextMeasure(400, 300, 100, 8, 24, 8, (0.05, 0.025, 0.01), (0.05, -0.01, 0.0))
+    return Measures("text.txt", texts, context)
 
 
 class Page(HTMLParser):

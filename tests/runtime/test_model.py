@@ -135,12 +135,6 @@ def test_why_better_backends_were_not_taken_is_said_where_none_runs(monkeypatch)
 # --- closing ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def looking() -> Path:
-    """A bundle that tells where it looks."""
-    return frozen("0.8/tokens")
-
-
 CLOSED = "the model was closed, expected it open; load it again"
 USES: dict[str, Callable[[Model, Stream], Any]] = {
     "a stream": lambda model, stream: model.stream(1),
@@ -153,7 +147,6 @@ USES: dict[str, Callable[[Model, Stream], Any]] = {
     "feed by name": lambda model, stream: stream.feed({"tokens": TOKENS}),
     "score": lambda model, stream: stream.score(TOKENS),
     "generate": lambda model, stream: stream.generate(TOKENS, 1),
-    "a look": lambda model, stream: stream.attention(TOKENS[:, :1]),
     "fill": lambda model, stream: stream.fill,
     "memory": lambda model, stream: stream.memory(),
     "state": lambda model, stream: stream.state(),
@@ -166,8 +159,8 @@ USES: dict[str, Callable[[Model, Stream], Any]] = {
 
 
 @pytest.mark.parametrize("use", USES)
-def test_a_model_that_was_closed_is_used_no_more(looking, use):
-    with load(looking, "cpu", 1) as model:
+def test_a_model_that_was_closed_is_used_no_more(use):
+    with load(frozen("0.8/tokens"), "cpu", 1) as model:
         stream = model.stream()
         USES[use](model, stream)
     model.close()  # a second time does nothing
@@ -179,8 +172,8 @@ def test_a_model_that_was_closed_is_used_no_more(looking, use):
     assert repr(model).startswith("<Model ")
 
 
-def test_a_generation_over_a_model_that_was_closed_ends_with_a_sentence(looking):
-    model = load(looking, "cpu", 1)
+def test_a_generation_over_a_model_that_was_closed_ends_with_a_sentence():
+    model = load(frozen("0.8/tokens"), "cpu", 1)
     drawn = model.stream().generate(TOKENS, 5)
     next(drawn)
     model.close()
@@ -188,23 +181,21 @@ def test_a_generation_over_a_model_that_was_closed_ends_with_a_sentence(looking)
         next(drawn)
 
 
-def test_closing_gives_back_everything_at_once_whoever_still_has_streams(looking):
-    """Without the collector's help: sessions of the engine, its arrays, and what a look opened."""
+def test_closing_gives_back_everything_at_once_whoever_still_has_streams():
+    """Without the collector's help: sessions of the engine and its arrays."""
     gc.collect()
     gc.disable()
     try:
-        model = load(looking, "cpu", 1)
+        model = load(frozen("0.8/tokens"), "cpu", 1)
         streams = [model.stream(), model.stream(1)]
-        streams[0].attention(TOKENS[:, :1])
         drawn = streams[1].generate(TOKENS[:1], 5)
         next(drawn)
         engine = model.backend.engine
-        (look,) = model._aside.values()
-        held = [engine, look.__self__, *engine._sessions.values(), *(stream.loop for stream in streams)]
+        held = [engine, *engine._sessions.values(), *(stream.loop for stream in streams)]
         held += [array.base if array.base is not None else array for stream in streams for array in loop_arrays(stream)]
         there = [weakref.ref(one) for one in held]
         assert len(there) > 8
-        del engine, look, held
+        del engine, held
         model.close()
         assert [reference() for reference in there if reference() is not None] == []
     finally:
@@ -217,9 +208,9 @@ def loop_arrays(stream: Stream) -> Iterator[np.ndarray]:
     yield from (array for pair in stream.loop._arrays.values() for group in pair for array in group.values())
 
 
-def test_a_step_that_runs_while_the_model_is_closed_comes_to_its_end(looking):
-    model = load(looking, "cpu", 1)
-    expected = load(looking, "cpu", 1).stream().step(TOKENS[:, :4])
+def test_a_step_that_runs_while_the_model_is_closed_comes_to_its_end():
+    model = load(frozen("0.8/tokens"), "cpu", 1)
+    expected = load(frozen("0.8/tokens"), "cpu", 1).stream().step(TOKENS[:, :4])
     stream, real = model.stream(), HostLoop.run
 
     def closing(self: HostLoop, *given: Any) -> Any:
@@ -231,15 +222,15 @@ def test_a_step_that_runs_while_the_model_is_closed_comes_to_its_end(looking):
         patched.setattr(HostLoop, "run", closing)
         with pytest.raises(UsageError, match=CLOSED):
             stream.feed(TOKENS)  # its first segment runs, the second is refused
-    model = load(looking, "cpu", 1)
+    model = load(frozen("0.8/tokens"), "cpu", 1)
     stream = model.stream()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(HostLoop, "run", closing)
         assert stream.step(TOKENS[:, :4]).tobytes() == expected.tobytes()
 
 
-def test_sessions_on_a_model_that_was_closed_say_so(looking):
-    model = load(looking, "cpu", 1)
+def test_sessions_on_a_model_that_was_closed_say_so():
+    model = load(frozen("0.8/tokens"), "cpu", 1)
     with Sessions(model, rows=1) as sessions:
         running = sessions.submit(Request([1, 2], 5), session="a")
         assert sessions.round()

@@ -75,8 +75,6 @@ def results(stream: Stream, given: Mapping[str, np.ndarray]) -> dict[str, Any]:
     tokens = given["tokens"]
     found: dict[str, Any] = {"feed": stream.feed(tokens)}
     found |= {f"memory/{state}": rows for state, rows in stream.memory().items()}
-    if any("attention" in name for name in given):
-        found["attention"] = stream.attention(tokens[:, :4])
     found["step"] = stream.step(tokens[:, :3], np.array([3, 0, 2][: stream.batch_size]))
     found["score"] = stream.score(tokens[:, :9])
     found["drawn"] = np.stack(list(stream.generate(tokens[:, :2], 6, seed=1)))

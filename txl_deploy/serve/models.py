@@ -131,7 +131,6 @@ def _model(service: Service) -> dict[str, Any]:
         "batch_size": manifest.batch_size,
         "segment_lengths": manifest.segment_lengths,
         "memory_length": service.model.memory_length,
-        "attention": manifest.attention,
         "reads_text": service.model.vocabulary is not None,
         "vocab_size": manifest.vocab_size,
         "context": manifest.reach,

@@ -1,1 +1,1 @@
-"""Pictures: SVG and PNG from numbers, without a library. The same numbers give the same bytes."""
+"""Pictures: SVG from numbers, without a library. The same numbers give the same bytes."""

@@ -58,12 +58,6 @@ def exact_scale(low: float, high: float, *, most: int = MOST_TICKS) -> Scale:
     return Scale(low, high, _ticks(step, math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)))
 
 
-def shifted_scale(low: float, high: float, by: float) -> Scale:
-    """The same, whose ticks are the round numbers of what is `by` less."""
-    found = exact_scale(low - by, high - by)
-    return Scale(low, high, tuple((value + by, label) for value, label in found.ticks))
-
-
 def log_scale(values: Iterable[float], most: int = MOST_TICKS) -> Scale:
     """An axis of whole powers of ten around all values above 0."""
     low, high = _ends(value for value in values if math.isfinite(value) and value > _LEAST)

@@ -1,24 +1,34 @@
-"""How far back a model uses its context, measured on a text."""
+"""How far back a model uses its context, measured on a text by the rule of Dai et al. 2019 (appendix C).
+
+Of a group of models, here of one, b(c, t) is the smallest loss of token t with a context of c tokens. Of two lengths
+c < c', a model's relative loss f(c, c') is the mean of min(b(c, t), l(c', t)) over the tenth of the tokens with the
+largest b(c, t), and its gain is (exp f(c, c) - exp f(c, c')) / exp f(c, c). The effective context is the first c, in
+steps of Δ, whose gain to c + Δ is below 1 %. The plain gain is the same without the minimum.
+
+A run starts at a multiple of Δ with an empty memory: a token that lies o tokens behind a multiple (1 ≤ o ≤ Δ) gets
+losses with o, Δ + o, 2Δ + o … tokens of context from the runs that start there, Δ earlier, 2Δ earlier …. Segments end
+at multiples of L of the text in every run, so a token's losses differ by the context alone.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
-from txl_runtime.errors import UsageError
 from txl_runtime.listener import Listener, Silent
 from txl_runtime.streaming.inputs import refusal
+from txl_runtime.types import Ids
 
 from txl_report.facts.plain import Missing
-from txl_report.measuring.averages import loss_of
-from txl_report.measuring.effective import effective_contexts
-from txl_report.measuring.results import ContextLoss, ContextMeasure
-from txl_report.measuring.runs import Plan, contexts_of
+from txl_report.measuring.averages import Values
+from txl_report.measuring.results import ContextMeasure
 from txl_report.measuring.texts import checked_ids, fewer
 
 if TYPE_CHECKING:
     from txl_runtime.model import Model
+    from txl_runtime.streaming.stream import Stream
 
 MOST_COMPARED = 8_192
 """Tokens; a large model's are `fewer`."""
@@ -26,47 +36,27 @@ FEWEST_COMPARED, FEWEST_BLOCKS = 1_000, 16
 """Tokens and blocks of Δ tokens: from fewer no length is told. A tenth of the tokens is then still a hundred."""
 LENGTHS = 24
 """How many lengths of context are compared, about."""
-ALONE = (
-    "The paper compares a group of models; here the group is this one model. The rule is the same, but the numbers can "
-    "be compared with the paper's in kind only."
-)
-MINIMUM = (
-    "By the rule a token counts with the smaller of its two losses, so losses that merely differ count as a gain and "
-    "the length leans upwards. The plain length takes every loss as it is."
-)
+SHARE, LEAST_GAIN = 0.1, 0.01
 
 
-def measure_context(
-    model: Model,
-    ids: ArrayLike,
-    listener: Listener | None = None,
-    *,
-    step: int | None = None,
-    longest: int | None = None,
-    most: int | None = None,
-) -> ContextMeasure | Missing:
-    """Measure the effective context by the rule of Dai et al. 2019 (see `effective`).
+def measure_context(model: Model, ids: ArrayLike, listener: Listener | None = None) -> ContextMeasure | Missing:
+    """Measure the effective context; the same model and text always give the same numbers.
 
     Args:
         model: of any bundle.
         ids: int [T], the text as token ids; its start is used.
         listener: hears how many runs were done.
-        step: Δ; about a 24th of `longest` without it, and a part or a multiple of the segment length.
-        longest: the longest context; the smaller of what the model can reach and 3 × (M + L) without it.
-        most: tokens that are compared at most; 8,192 without it, 2,048 of a large model, and always enough for a
-            number. The same model and text always give the same numbers.
 
     Returns:
         What was measured, or why nothing was.
 
     Raises:
-        UsageError: the ids are not of this model, or `step` or `longest` are not possible.
+        UsageError: the ids are not of this model.
     """
-    listener = listener or Silent()
     given, manifest = checked_ids(model, ids), model.manifest
-    step, lengths = _lengths(model, step, longest)
-    smallest = Plan(step, lengths, max(FEWEST_BLOCKS, -(-FEWEST_COMPARED // step)))
-    needed = smallest.targets + 1
+    step, lengths = lengths_of(model)
+    fewest = max(FEWEST_BLOCKS, -(-FEWEST_COMPARED // step))
+    needed = (lengths - 1 + fewest) * step + 1
     reason = refusal(manifest, "score")
     if not manifest.can.run_fewer:
         reason = "This model's sequences influence one another, so no run has a context of its own."
@@ -74,36 +64,79 @@ def measure_context(
         reason = f"A text of {needed:,} tokens or more is needed, this one has {len(given):,}."
     if reason:
         return Missing(reason)
-    most = fewer(manifest, MOST_COMPARED) if most is None else most
-    blocks = min((len(given) - 1) // step - (lengths - 1), max(smallest.blocks, most // step))
-    losses = contexts_of(model, given, Plan(step, lengths, blocks), listener)
+    blocks = min((len(given) - 1) // step, lengths - 1 + max(fewest, fewer(manifest, MOST_COMPARED) // step))
+    losses = losses_by_context(model, given[: blocks * step + 1], step, lengths, listener or Silent())
     if not np.isfinite(losses).all():
         return Missing("Some losses are no finite numbers; see what `verify` says of this bundle.")
+    gains, plain = gains_of(losses)
     return ContextMeasure(
         given=len(given),
-        used=(lengths - 1) * step + losses.shape[1] + 1,
+        used=blocks * step + 1,
         compared=losses.shape[1],
         step=step,
-        longest=(lengths - 1) * step,
-        lengths=effective_contexts(losses, step),
-        losses=tuple(ContextLoss(index * step, loss_of(row.reshape(1, -1, step))) for index, row in enumerate(losses)),
-        notes=(ALONE, MINIMUM),
+        length=first_small(gains) * step,
+        plain_length=first_small(plain) * step,
+        gains=tuple(gains.tolist()),
+        plain_gains=tuple(plain.tolist()),
     )
 
 
-def _lengths(model: Model, step: int | None, longest: int | None) -> tuple[int, int]:
-    """Δ and how many lengths are compared."""
+def lengths_of(model: Model) -> tuple[int, int]:
+    """Δ, which is a part or a multiple of the longest segment, and how many lengths are compared."""
     length, rows, manifest = model.segment_lengths[0], model.memory_length, model.manifest
-    if longest is None:
-        longest = 3 * (rows + length) if rows else max(256, 4 * length)
-        longest = min(longest, manifest.reach or longest)
-    exact = not manifest.can.run_ragged
-    if step is None:
-        sizes = [length * count for count in range(1, max(2, longest // length + 1))]
-        while not exact and sizes[0] % 2 == 0:
-            sizes.insert(0, sizes[0] // 2)
-        step = min(sizes, key=lambda size: abs(np.log(size * LENGTHS / longest)))
-    if step < 1 or longest < step or (exact and step % length):
-        kind = f"multiples of {length}, because this model takes whole segments" if exact else "at least 1"
-        raise UsageError(f"step is {step} and longest is {longest}, expected steps of {kind}, and longest no less")
+    longest = 3 * (rows + length) if rows else max(256, 4 * length)
+    longest = min(longest, manifest.reach or longest)
+    sizes = [length * count for count in range(1, max(2, longest // length + 1))]
+    while manifest.can.run_ragged and sizes[0] % 2 == 0:
+        sizes.insert(0, sizes[0] // 2)
+    step = min(sizes, key=lambda size: abs(np.log(size * LENGTHS / longest)))
     return step, max(2, -(-longest // step))
+
+
+def losses_by_context(model: Model, ids: Ids, step: int, lengths: int, listener: Listener) -> Values:
+    """Losses float64 [lengths, compared tokens], of the tokens that have one at every length; shortest first."""
+    targets, length = len(ids) - 1, model.segment_lengths[0]
+    losses, starts = np.zeros((lengths, targets)), range(0, targets, step)
+    stream = model.stream(min(model.batch_size, len(starts)))
+    listener.stage("measuring the context", len(starts))
+    stride = max(1, length // step)  # so many starts lie in a segment; those at the same place of it run side by side
+    for alike in (starts[place::stride] for place in range(stride)):
+        for index in range(0, len(alike), stream.batch_size):
+            group = alike[index : index + stream.batch_size]
+            for start, nll in zip(group, _run(stream, ids, group, lengths * step, length), strict=True):
+                for context, first in enumerate(range(0, min(nll.size, targets - start), step)):
+                    losses[context, start + first : start + first + step] = nll[first : first + step]
+            listener.advance(len(group))
+    return losses[:, (lengths - 1) * step :]
+
+
+def _run(stream: Stream, ids: Ids, starts: Sequence[int], most: int, length: int) -> Values:
+    """Losses [starts, positions] of runs side by side, zeros behind the text's end."""
+    positions = min(most, len(ids) - 1 - starts[0])
+    tokens = np.zeros((stream.batch_size, positions + 1), np.int32)
+    for row in range(stream.batch_size):
+        start = starts[row] if row < len(starts) else starts[0]  # rows that are left over do as the first one does
+        found = ids[start : start + positions + 1]
+        tokens[row, : len(found)] = found
+    stream.reset()
+    losses = np.empty((len(starts), positions))
+    first, last = 0, min(length - starts[0] % length, positions)
+    while first < positions:
+        losses[:, first:last] = stream.score(tokens[:, first : last + 1])[: len(starts)]
+        first, last = last, min(last + length, positions)
+    return losses
+
+
+def gains_of(losses: Values) -> tuple[Values, Values]:
+    """What every length but the longest gains by Δ more tokens, by the rule and plainly: [lengths - 1] each."""
+    count = max(1, round(SHARE * losses.shape[1]))
+    hardest = np.argsort(-losses[:-1], axis=1, kind="stable")[:, :count]
+    before, after = (np.take_along_axis(part, hardest, axis=1) for part in (losses[:-1], losses[1:]))
+    by_rule, plain = (1 - np.exp((than - before).mean(axis=1)) for than in (np.minimum(before, after), after))
+    return by_rule, plain
+
+
+def first_small(gains: Values) -> int:
+    """The first length whose gain is small; the longest one where none is."""
+    small = np.flatnonzero(gains < LEAST_GAIN)
+    return int(small[0]) if len(small) else len(gains)

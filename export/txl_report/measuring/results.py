@@ -7,11 +7,7 @@ measured, a `Missing` stands instead of these values: it says why, and what woul
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -85,15 +81,6 @@ class TokenGain:
 
 
 @dataclass(frozen=True)
-class GainInContext:
-    """A token whose gain stands out, with the text before it and after it (ids in words without a vocabulary)."""
-
-    token: TokenGain
-    before: str
-    after: str
-
-
-@dataclass(frozen=True)
 class MemoryGain:
     """What the memory did for the text as a whole.
 
@@ -102,7 +89,6 @@ class MemoryGain:
         mean, error: mean gain per token and its standard error.
         share_gained: of tokens whose loss the memory lowered, 0 … 1.
         doubled: share of tokens whose probability the memory at least doubled.
-        most_gained, most_lost: the tokens that stand out, the largest first.
     """
 
     count: int
@@ -110,8 +96,6 @@ class MemoryGain:
     error: float | None
     share_gained: float
     doubled: float
-    most_gained: tuple[GainInContext, ...]
-    most_lost: tuple[GainInContext, ...]
 
 
 @dataclass(frozen=True)
@@ -152,185 +136,30 @@ class TextMeasures:
 
 
 @dataclass(frozen=True)
-class ContextLoss:
-    """The loss when no more than some tokens of context were there, over the same tokens for every length.
-
-    Attributes:
-        context: c; the context was c + 1 … c + Δ tokens, each as often as any other.
-        loss: over all compared tokens.
-    """
-
-    context: int
-    loss: Loss
-
-
-@dataclass(frozen=True)
-class ContextGain:
-    """What Δ more tokens of context gained for the hardest tokens.
-
-    Attributes:
-        context: c, from where the step was made.
-        gain: the paper's relative gain of c + Δ over c: how much smaller the perplexity is, as a share. A token counts
-            with the smaller of its two losses, so this is never below zero.
-        plain: the same share with every token's own loss at c + Δ; below zero where more context made it worse.
-    """
-
-    context: int
-    gain: float
-    plain: float
-
-
-@dataclass(frozen=True)
-class EffectiveContext:
-    """The effective context for the hardest share of tokens.
-
-    Attributes:
-        share: r, the share of compared tokens with the largest loss that count.
-        count: how many tokens that is at each length.
-        length: in tokens, a multiple of Δ: the first c whose gain to c + Δ is below 1 %.
-        at_least: whether the gain was still 1 % or more at the longest context: then `length` is a lower bound.
-        low, high: between these the length lay in 90 % of draws of the text's blocks with replacement.
-        high_at_least: whether `high` is a lower bound in the same way.
-        plain_length, plain_at_least: the same rule with the plain gains.
-        gains: for every c.
-    """
-
-    share: float
-    count: int
-    length: int
-    at_least: bool
-    low: int
-    high: int
-    high_at_least: bool
-    plain_length: int
-    plain_at_least: bool
-    gains: tuple[ContextGain, ...]
-
-
-@dataclass(frozen=True)
 class ContextMeasure:
-    """How far back the model uses its context. See `measure_context`.
+    """How far back the model uses its context, by its hardest tenth of tokens. See `measure_context`.
 
     Attributes:
         given, used: tokens in the text, and from its start those that took part.
         compared: tokens whose loss was measured at every length.
-        step: Δ, by how many tokens contexts differ.
-        longest: the longest context c that was measured.
-        lengths: for r = 0.1, 0.5 and 1.
-        losses: for every c, shortest first.
-        notes: as in `TextMeasures`.
+        step: Δ, by how many tokens contexts differ: c means c + 1 … c + Δ tokens, each as often as any other.
+        length: the effective context, a multiple of Δ: the first c whose gain to c + Δ is below 1 %.
+        plain_length: the same by the plain gains.
+        gains: the paper's relative gain of c + Δ over c, for c = 0, Δ …: how much smaller the perplexity is, as a
+            share. A token counts with the smaller of its two losses, so this is never below zero.
+        plain_gains: the same share with every token's own loss at c + Δ; below zero where more context made it worse.
     """
 
     given: int
     used: int
     compared: int
     step: int
-    longest: int
-    lengths: tuple[EffectiveContext, ...]
-    losses: tuple[ContextLoss, ...]
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class HeadFacts:
-    """One head, averaged over every query that was looked at.
-
-    Attributes:
-        layer, head: counted from 0.
-        distance: mean distance in tokens from the query back to what it looks at; 0 is the query's own token.
-        error: standard error of `distance`, from means of segments; None where there was a single one.
-        memory_share: of its attention that goes to memory rows, 0 … 1.
-        beyond_share: of its attention that goes back further than one segment (distance L or more).
-        reach: the distance within which nine tenths of its attention lie.
-        entropy: of its probabilities, in nats, the mean over queries.
-    """
-
-    layer: int
-    head: int
-    distance: float
-    error: float | None
-    memory_share: float
-    beyond_share: float
-    reach: int
-    entropy: float
+    length: int
+    plain_length: int
+    gains: tuple[float, ...]
+    plain_gains: tuple[float, ...]
 
     @property
-    def looks_at(self) -> float:
-        """About how many tokens it looks at: as many equal shares have the same entropy."""
-        return math.exp(self.entropy)
-
-
-@dataclass(frozen=True)
-class DistanceBin:
-    """Distances from `first` to `last`, both included."""
-
-    first: int
-    last: int
-
-
-@dataclass(frozen=True, eq=False)
-class HeadPicture:
-    """Who looks where, in one head, while the model read the passage.
-
-    Attributes:
-        layer, head: counted from 0.
-        values: uint8 [queries, columns]: 255 × the square root of attention over `largest`, so that little attention
-            on much memory can still be seen.
-        largest: the attention that 255 stands for.
-    """
-
-    layer: int
-    head: int
-    values: NDArray[np.uint8]
-    largest: float
-
-
-@dataclass(frozen=True, eq=False)
-class Pictures:
-    """Attention of one segment as pictures, and what their rows and columns stand for.
-
-    Attributes:
-        heads: pictures of chosen heads; of all of them where they are few.
-        query_texts: of each row of a picture, the token that looks.
-        column_texts: of each column, the tokens that are looked at: M memory slots, oldest first, then the segment.
-        column_width: how many slots one column of a picture stands for; a column shows their sum.
-        memory_columns: how many columns are memory; the rest is the segment.
-        notes: sentences that belong beside the pictures.
-    """
-
-    heads: tuple[HeadPicture, ...]
-    query_texts: tuple[str, ...]
-    column_texts: tuple[str, ...]
-    column_width: int
-    memory_columns: int
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class HeadsLook:
-    """What the heads look at. See `look_at_heads`.
-
-    Attributes:
-        segments, queries: how many segments were looked at with a full memory, and how many tokens that is.
-        segment_length, memory_length: T of the segments looked at, and M.
-        layers, heads: of the model.
-        facts: every head, by its mean distance, nearest first.
-        beyond: how many heads reach beyond one segment: `reach` is L or more, a tenth of the attention goes there.
-        mean_beyond: how many heads look back by L tokens or more on average.
-        distance_bins: bins of distances that become wider.
-        distance_shares: float64 [layers, heads, bins]: the share of a head's attention in each bin.
-        pictures: of the last segment.
-    """
-
-    segments: int
-    queries: int
-    segment_length: int
-    memory_length: int | None
-    layers: int
-    heads: int
-    facts: tuple[HeadFacts, ...]
-    beyond: int
-    mean_beyond: int
-    distance_bins: tuple[DistanceBin, ...]
-    distance_shares: NDArray[np.float64]
-    pictures: Pictures
+    def longest(self) -> int:
+        """The longest context; an effective one that is as long is a lower bound."""
+        return len(self.gains) * self.step

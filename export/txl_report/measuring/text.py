@@ -13,7 +13,7 @@ from txl_runtime.types import Ids
 
 from txl_report.facts.plain import Missing
 from txl_report.measuring.averages import Values, error_of, loss_of
-from txl_report.measuring.gains import Gains
+from txl_report.measuring.gains import gain_of, passage_of
 from txl_report.measuring.results import MemoryLoss, PositionLoss, TextMeasures
 from txl_report.measuring.texts import TextPieces, checked_ids, cut_pieces, fewer
 from txl_report.numbers import counted
@@ -45,7 +45,6 @@ def measure_text(
     listener: Listener | None = None,
     *,
     most: int | None = None,
-    passage: int = 256,
 ) -> TextMeasures | Missing:
     """Measure a model's losses on a text.
 
@@ -58,7 +57,6 @@ def measure_text(
         ids: int [T], the text as token ids.
         listener: hears how many segments were read.
         most: tokens of the text that are used at most; `most_tokens` without it.
-        passage: tokens in a row of which each one's own gain is told: those that gained most.
 
     Returns:
         What was measured, or why nothing was.
@@ -85,8 +83,8 @@ def measure_text(
     if len(lengths) > 1:
         notes += [CAPPED, FRAGMENTS]
         by_memory = tuple(_memory_loss(rows, loss, whole) for rows, loss in zip(lengths, losses, strict=True))
-        gains = Gains(pieces, given, whole, losses[0], model.vocabulary)
-        passing, gain = gains.passage(passage), gains.whole()
+        passing = passage_of(pieces, given, whole, losses[0], model.vocabulary)
+        gain = gain_of(whole, losses[0])
     elif rows and not pieces.warm_up:
         notes += ["The memory was still filling while the losses were measured, because the text is short."]
     return TextMeasures(

@@ -1,4 +1,4 @@
-"""A text as pieces that are read side by side, and its tokens as something people can read."""
+"""A text as pieces that are read side by side, and how much of it is read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from txl_runtime.types import Ids
 
 if TYPE_CHECKING:
     from txl_runtime.bundle.manifest import Manifest
-    from txl_runtime.bundle.vocabulary import Vocabulary
     from txl_runtime.model import Model
 
 
@@ -94,19 +93,3 @@ def cut_pieces(model: Model, ids: Ids, warm_up: int) -> TextPieces | None:
     size = segments * length
     tokens = np.stack([ids[first : first + size + 1] for first in range(0, sequences * size, size)])
     return TextPieces(tokens, length, warm_up if segments > warm_up else 0)
-
-
-def piece_of_text(vocabulary: Vocabulary | None, tokens: ArrayLike) -> str | None:
-    """The text of token ids; None without a vocabulary. Bytes that are no UTF-8 stay as Python holds them, U+DC80 ….
-
-    Tokens next to each other can so be put together to the character that their bytes are parts of.
-    """
-    return None if vocabulary is None else vocabulary.decode(tokens).decode(errors="surrogateescape")
-
-
-def shown_text(vocabulary: Vocabulary | None, tokens: Ids) -> str:
-    """The same, or the ids themselves with spaces between them."""
-    if not len(tokens):
-        return ""
-    found = piece_of_text(vocabulary, tokens)
-    return " ".join(map(str, tokens.tolist())) if found is None else found

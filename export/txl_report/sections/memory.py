@@ -10,7 +10,7 @@ from txl_report.charts.lines import heights, line_chart
 from txl_report.charts.scales import exact_scale, linear_scale
 from txl_report.facts.plain import Missing
 from txl_report.measuring.averages import BLOCK
-from txl_report.measuring.results import GainInContext, Loss, MemoryGain, MemoryLoss, TextMeasures
+from txl_report.measuring.results import Loss, MemoryGain, MemoryLoss, TextMeasures
 from txl_report.numbers import counted, fixed, number, share, signed, whole
 from txl_report.sections.common import (
     NO_TOKENS,
@@ -93,12 +93,7 @@ def _measured(found: TextMeasures, source: str) -> list[Block]:
     if found.by_memory is not None:
         blocks.append(_by_memory(found.by_memory, found.of_bytes))
     if found.gain is not None:
-        blocks += [
-            Heading("Token by token"),
-            _gain(found.gain),
-            _standing_out("Tokens that memory helped most", found.gain.most_gained),
-            _standing_out("Tokens that memory harmed most", found.gain.most_lost),
-        ]
+        blocks += [Heading("Token by token"), _gain(found.gain)]
     return blocks
 
 
@@ -195,21 +190,6 @@ def _gain(found: MemoryGain) -> Pairs:
             ("Made twice as likely", f"{share(found.doubled)} of all"),
         ]
     )
-
-
-def _standing_out(caption: str, found: Sequence[GainInContext]) -> Block:
-    rows = [
-        (
-            each.token.text if each.token.text is not None else str(each.token.token),
-            signed(each.token.gain),
-            fixed(each.token.with_memory),
-            fixed(each.token.without_memory),
-            each.before,
-            each.after,
-        )
-        for each in found
-    ]
-    return table(caption, ("Token", "Gain", "Loss", "without", "Before it", "After it"), (1, 2, 3), rows, folded=True)
 
 
 def _told(loss: Loss, digits: int = 3) -> tuple[str, str, str]:

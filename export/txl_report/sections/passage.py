@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
 import math
-import unicodedata
 from collections.abc import Iterator, Sequence
 
 from txl_report.blocks import Coloured, Passage
@@ -21,10 +21,6 @@ LEGEND = (
     (-2, "2 to 5 times less"),
     (-3, "at least 5 times less"),
 )
-_JOINER = "\u200d"
-_FOLLOWS = {"Mn", "Me", "Mc", "Sk"}
-LONGEST = 32
-"""Tokens that are shown as one at most."""
 
 
 def passage_block(tokens: Sequence[TokenGain], whole: float) -> Passage:
@@ -60,63 +56,29 @@ def level_of(gain: float) -> int:
 
 
 def groups(tokens: Sequence[TokenGain]) -> Iterator[list[TokenGain]]:
-    """Tokens that make up one character together, such as the bytes of an emoji, as one group; else each alone."""
+    """Tokens whose bytes make up one character together as one group; else each alone."""
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
     group: list[TokenGain] = []
     for token in tokens:
-        if group and not (len(group) < LONGEST and _goes_on(group, token)):
+        raw = _bytes(token)
+        if group and not (decoder.getstate()[0] and b"\x80" <= raw[:1] < b"\xc0"):
             yield group
             group = []
+            decoder.reset()
         group.append(token)
+        decoder.decode(raw)
     if group:
         yield group
 
 
-def _goes_on(group: Sequence[TokenGain], token: TokenGain) -> bool:
-    """Whether a token is a part of the character that those before it have begun."""
-    before, after = _bytes(_text(group)), _bytes(token.text or "")
-    if before is None or after is None or not after:
-        return False
-    missing = _unfinished(before)
-    if missing:
-        return 0x80 <= after[0] < 0xC0
-    text, begins = _text(group), (token.text or " ")[0]
-    return text.endswith(_JOINER) or begins == _JOINER or (bool(text.strip()) and _modifies(begins))
-
-
-def _modifies(character: str) -> bool:
-    return unicodedata.category(character) in _FOLLOWS and character > "\u02ff"
-
-
-def _unfinished(text: bytes) -> bool:
-    """Whether bytes end in the middle of a character of UTF-8."""
-    for back in range(1, min(4, len(text)) + 1):
-        byte = text[-back]
-        if byte >= 0xC2:
-            return back < (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4) and byte < 0xF5
-        if byte < 0x80:
-            return False
-    return False
-
-
-def _text(group: Sequence[TokenGain]) -> str:
-    """What the tokens of a group say together; bytes that make up characters are those characters."""
-    text = "".join(token.text or "" for token in group)
-    raw = _bytes(text)
-    return text if raw is None else raw.decode(errors="surrogateescape")
-
-
-def _bytes(text: str) -> bytes | None:
-    """A text as its bytes; None where it has something that no bytes stand for."""
-    try:
-        return text.encode(errors="surrogateescape")
-    except UnicodeEncodeError:
-        return None
+def _bytes(token: TokenGain) -> bytes:
+    return (token.text or "").encode(errors="surrogateescape")
 
 
 def _coloured(group: Sequence[TokenGain]) -> Coloured:
     gain = sum(token.gain for token in group)
     known = all(token.text is not None for token in group)
-    text = _text(group) if known else " ".join(str(token.token) for token in group) + " "
+    text = b"".join(map(_bytes, group)).decode(errors="surrogateescape") if known else f"{group[0].token} "
     with_memory, without = (
         share(math.exp(-sum(losses))) for losses in ((t.with_memory for t in group), (t.without_memory for t in group))
     )

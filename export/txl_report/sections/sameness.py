@@ -90,7 +90,9 @@ def _verification(name: str, found: Verification) -> list[Block]:
     ]
     if found.chains:
         blocks += [_chains(some(found.chains)), *drift(name, found)]
-    if spread is not None:
+    if spread is not None and found.passed:
+        blocks.append(Paragraph(_in_short(spread, found.text), quiet=True))
+    elif spread is not None:
         blocks += [Heading("How errors are spread"), Paragraph(DECADES, quiet=True)]
         shown = list(islice(_spread(spread, found.text), MOST_HISTOGRAMS))
         for index, (what, unit, edges, counts) in enumerate(shown):
@@ -148,6 +150,19 @@ def _spread(spread: Spread, text: Text | None) -> Iterator[tuple[str, Unit, Edge
         yield "KL divergence", "nats", spread.kl_edges, spread.kl
     if text is not None and text.errors:
         yield "tokens of the text", "nats", spread.edges, text.errors
+
+
+def _in_short(spread: Spread, text: Text | None) -> str:
+    """The largest errors and the best tokens of a verification that passed, in one line."""
+    largest = [
+        f"{what} {_powers(_labels(edges)[max(index for index, count in enumerate(counts) if count)])} {unit}"
+        for what, unit, edges, counts in islice(_spread(spread, text), MOST_HISTOGRAMS)
+        if any(counts)
+    ]
+    said = f"The largest errors: {', '.join(largest) or 'none'}."
+    if (ranks := spread.ranks) is not None and "1" in ranks.within:
+        said += f" The best token is the same at {share(ranks.within['1'] / ranks.positions)} of positions."
+    return said
 
 
 def _filled(histograms: Sequence[Counts]) -> slice:

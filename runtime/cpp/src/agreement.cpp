@@ -70,7 +70,6 @@ public:
         memory();
         programs();
         softmax();
-        attention();
         derived();
     }
 
@@ -99,14 +98,12 @@ private:
 
     void rules() const {
         for (const auto &program : m.programs) {
-            if (program.kind == "attention") continue;
             must(program.softmax() == (program.update == Rule::none), "program ", brief(program.name),
                  " has update rule ", name_of(program.update), ", which its kind ", program.kind, " has not");
             must(program.softmax() == (program.length == 0), "program ", brief(program.name), " of kind ", program.kind,
                  " has segments of ", program.length);
         }
-        const auto runs = [](const Program &program) { return program.kind != "attention" && program.length; };
-        must(ranges::any_of(m.programs, runs), "no program runs segments");
+        must(!lengths_.empty(), "no program runs segments");
     }
 
     template <typename Rows, typename Row>
@@ -272,7 +269,7 @@ private:
         }
         std::map<std::pair<Rule, std::vector<Spec>>, std::string> seen;
         for (const auto &program : m.programs) {
-            if (program.softmax() || program.kind == "attention") continue;
+            if (program.softmax()) continue;
             segment(program);
             const auto [other, first] = seen.emplace(std::pair(program.update, program.inputs), program.name);
             must(first, "program ", brief(program.name), " takes the same segments as ", brief(other->second));
@@ -329,41 +326,6 @@ private:
         }
         must(!needed || !wanted.empty(), "program head is missing");
         for (const auto &[kind, _] : wanted) must(!needed || held.count(kind), "program ", kind, " is missing");
-    }
-
-    // The program that tells where a model looks stands aside: no stream runs it here, but what is wrong with it is
-    // refused.
-    void attention() const {
-        const auto looks = ranges::count(m.programs, "attention", &Program::kind);
-        if (!looks) return;
-        const auto &program = *ranges::find(m.programs, "attention", &Program::kind);
-        must(looks == 1, "two programs are of kind attention, expected one");
-        must(program.update == Rule::none && !program.open_batch,
-             "program attention has an update rule or several sequences, expected neither");
-        for (const auto &other : m.programs)
-            must(&other == &program || (other.name != program.name && other.file != program.file),
-                 "program attention shares its name or file with another, expected its own");
-        const auto *tokens = m.tokens();
-        must(tokens && !tokens->axes.ahead && tokens->axes.shape == Sizes{TXL_SIZE_B, TXL_SIZE_L} &&
-                 roles_.count("valid") && roles_.count("fill"),
-             "program attention is there, but the model does not read tokens and counts");
-        const auto length = lengths_[0], rows = m.memory_length();
-        must(!rows || m.updates.count(Rule::rolled),
-             "program attention takes rolled memory, which no other program of the bundle has");
-        std::vector<Spec> read;
-        for (const auto &entry : m.inputs)
-            if (entry.role != "targets" && entry.role != "head") read.push_back(spec_of(entry, 1, length));
-        for (const auto *state : m.states_of(Rule::rolled)) {
-            read.push_back({state->input, TXL_FLOAT32, state->shape});
-            if (!state->shape.empty()) read.back().shape[0] = 1;
-        }
-        must(program.length == length && program.inputs == read,
-             "the inputs of program attention do not fit the state table");
-        const auto &shape = program.outputs.empty() ? Sizes{} : program.outputs[0].shape;
-        const bool fits = shape.size() == 5 && shape[0] > 0 && shape[2] > 0;
-        must(fits && program.outputs ==
-                         std::vector<Spec>{{"attention", TXL_FLOAT32, {shape[0], 1, shape[2], length, rows + length}}},
-             "the outputs of program attention are not attention [layers, 1, heads, L, M + L]");
     }
 
     void derived() const {

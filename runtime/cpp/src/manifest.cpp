@@ -236,6 +236,8 @@ Manifest read_manifest(const std::string &text, const std::string &where) {
          "selftest", m.selftest, "batch_size", m.B, "boundary_token", m.boundary, "batch_sizes", m.batch_sizes, "joint",
          m.joint, "inputs", m.inputs, "outputs", m.outputs, "states", m.states, "programs", m.programs, "counters",
          m.counters, "files", m.files);
+    // Bundles of 0.8 may have a program of this kind beside the others: nothing runs it.
+    ranges::erase_if(m.programs, [](const Program &program) { return program.kind == "attention"; });
     for (const auto &program : m.programs)
         if (program.update != Rule::none) m.updates.insert(program.update);
     m.lockstep = document["streams"] == "lockstep";

@@ -84,6 +84,11 @@ void erase(Range &range, const Value &value) {
     range.erase(std::remove(range.begin(), range.end(), value), range.end());
 }
 
+template <typename Range, typename Test>
+void erase_if(Range &range, Test test) {
+    range.erase(std::remove_if(range.begin(), range.end(), test), range.end());
+}
+
 template <typename Range, typename... Order>
 void sort(Range &range, Order... order) {
     std::sort(std::begin(range), std::end(range), order...);

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain, pairwise
 
-from txl_runtime.bundle.attention_program import parted
 from txl_runtime.bundle.derived import differences
 from txl_runtime.bundle.tables import (
     UPDATE_RULES,
@@ -52,15 +51,12 @@ def contradictions(tables: Tables, used: Sequence[str], files: Collection[str]) 
             yield f"file name {path!r} leaves the bundle, or is one that not every system can have"
         if alike[path.casefold()] > 1:
             yield f"file name {path!r} is there twice but for upper and lower case, expected it once"
-    further: Iterator[str] = iter(())
-    if tables.attention:
-        tables, further = parted(tables)
     found = [*_rules(tables), *_interface(tables)]
     yield from found
     if not found:  # what follows is derived from tables that have to be sound
         for state in tables.states:
             yield from _state(tables, state)
-        yield from chain(_memory(tables), _programs(tables), further, differences(tables))
+        yield from chain(_memory(tables), _programs(tables), differences(tables))
 
 
 def _rules(m: Tables) -> Iterator[str]:

@@ -41,6 +41,8 @@ FORMAT = "txl-deploy.bundle"
 FORMAT_VERSION = "2.1"
 OLD_SELFTEST = "selftest.npz"
 """The file of stored vectors that bundles of format 1 and 2.0 have: their manifests do not name it."""
+IGNORED = "attention"
+"""The kind of a program that bundles of 0.8 may have beside the others: nothing runs it."""
 MOST_BYTES = 1 << 24
 """Of a manifest: a hundred times what a large model's takes."""
 MOST_SAID = 400
@@ -190,6 +192,8 @@ def decode_manifest(data: bytes, source: str) -> Manifest:
             manifest = Manifest(format_version=FORMAT_VERSION, **old.upgraded())
         else:
             manifest = msgspec.json.decode(data, type=Manifest)
+        programs = tuple(program for program in manifest.programs if program.kind != IGNORED)
+        manifest = msgspec.structs.replace(manifest, programs=programs)
         if manifest.selftest is None and OLD_SELFTEST in manifest.files:
             manifest = msgspec.structs.replace(manifest, selftest=OLD_SELFTEST)
         if says_nothing(manifest):

@@ -227,9 +227,9 @@ class Program(Struct, frozen=True, kw_only=True):
         name: of the program; unique.
         kind: what it computes. "step": all outputs of a segment. "logprobs": log-probabilities of a segment. "hidden":
             what the softmax takes, of a segment. "head", "tail.<c>": parts of the softmax, of any number of rows
-            (`softmax`). "attention": where one sequence looks in a segment (`attention_program`). Only engines have
-            "last", log-probabilities after a stream's last valid row, "next", the same and what a draw mostly needs of
-            them, and "score", those of targets.
+            (`softmax`). "attention": of bundles of 0.8, ignored. Only engines have "last", log-probabilities after a
+            stream's last valid row, "next", the same and what a draw mostly needs of them, and "score", those of
+            targets.
         segment_length: L; 0 for the softmax programs, which know no segments.
         update: what becomes of the state, one of `UPDATE_RULES`; "none" where the program returns none.
         file: the graph. Programs that differ in L alone may share one.
@@ -280,11 +280,6 @@ class Tables:
     lengths: Literal["exact", "valid"]
     commits: Literal["rows", "segment"]
     boundary_token: int | None
-
-    @property
-    def attention(self) -> bool:
-        """Whether it has a program that tells where the model looks; see `Stream.attention`."""
-        return any(program.kind == "attention" for program in self.programs)
 
     @cached_property
     def segment_lengths(self) -> tuple[int, ...]:

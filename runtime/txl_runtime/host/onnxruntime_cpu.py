@@ -57,7 +57,7 @@ class OnnxRuntimeCpu(Engine):
             import onnxruntime
         except ImportError:
             raise BackendError(f"onnxruntime is not installed, backend cpu needs it; {pip_line('cpu')}") from None
-        if bundle.manifest.precision == "bf16" and programs[0].kind != "attention":  # that one is float32
+        if bundle.manifest.precision == "bf16":
             raise BackendError(
                 f"{bundle.path}: its precision is bf16, which backend cpu (ONNX Runtime) cannot run, expected fp32, "
                 "fp16, int8 or int4; give --backend rtx, tensorrt or cuda, or export another precision "

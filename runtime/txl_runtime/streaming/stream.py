@@ -31,7 +31,6 @@ from txl_runtime.types import Array, Floats, Ids
 
 if TYPE_CHECKING:
     from txl_runtime.bundle.vocabulary import Vocabulary
-    from txl_runtime.streaming.attention import Look
     from txl_runtime.streaming.generation import Ends, Generation
 
 
@@ -58,11 +57,10 @@ class Stream(CarriedState):
         loop: Loop,
         update: str,
         batch_size: int,
-        look: Look | None = None,
         vocabulary: Callable[[], Vocabulary | None] = lambda: None,
     ) -> None:
         super().__init__(manifest, loop, update, batch_size)
-        self._look, self._vocabulary = look, vocabulary
+        self._vocabulary = vocabulary
         self._longest, self._vocab_size = manifest.segment_lengths[0], manifest.vocab_size
         tokens = manifest.tokens
         self._fluent = tokens.name if tokens is not None and manifest.can.feed_freely else ""
@@ -186,17 +184,6 @@ class Stream(CarriedState):
             nll = self._ready().run(inputs, inside, "nll").nll()
             np.copyto(result[:, first:last], nll, where=counted[:, first:last])
         return result
-
-    def attention(self, tokens: ArrayLike, lengths: ArrayLike | None = None) -> Floats:
-        """Where ONE segment looks from the present memory: probabilities, float32 [layers, b, H, T, M + T].
-
-        Nothing changes. Slots 0 … M-1 are the memory, the oldest row first and those that exist last, then the segment.
-        A position that does not count has zeros, any other sums to 1. Arguments and errors are those of `step`, and one
-        where the bundle was exported without `--attention`.
-        """
-        from txl_runtime.streaming.attention import attend
-
-        return attend(*self._encoded(tokens, lengths), self._manifest, self._b, self._ready(), self._look)
 
     def generate(
         self,

@@ -28,7 +28,7 @@ def test_the_model_is_listed_with_its_shapes(served):
     assert (model["id"], model["object"], model["reads_text"], model["batch_size"]) == ("small", "model", True, 2)
     assert model["model_id"] == served.model.manifest.model_id
     assert [entry["name"] for entry in model["inputs"]] == ["tokens"]
-    assert (model["segment_lengths"], model["memory_length"], model["attention"]) == ([4, 1], 6, False)
+    assert (model["segment_lengths"], model["memory_length"]) == ([4, 1], 6)
     assert (model["vocab_size"], model["context"]) == (256, served.model.manifest.reach)
     settings = served.settings
     assert model["limits"] == {

@@ -1,22 +1,17 @@
-"""Charts: places, ticks, pictures as PNG; every number somebody could hand in; the same numbers give the same bytes."""
+"""Charts: places and ticks; every number somebody could hand in; the same numbers give the same bytes."""
 
 from __future__ import annotations
 
-import base64
 import math
-import struct
-import zlib
 from xml.etree.ElementTree import fromstring
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from txl_report.charts.bars import Bar, histogram, named_bars
 from txl_report.charts.figure import STYLES
-from txl_report.charts.heat import LEVELS, data_address, heat_map, map_address, png, to_levels
 from txl_report.charts.lines import Series, line_chart
-from txl_report.charts.scales import exact_scale, linear_scale, log_scale, shifted_scale, thinned
+from txl_report.charts.scales import exact_scale, linear_scale, log_scale, thinned
 
 HOSTILE = "<script>\"'&\x00\u202e]]>"
 
@@ -34,7 +29,6 @@ def test_axes_end_at_round_numbers_and_label_them_alike():
     assert (scale.low, scale.high) == (0, 8)
     assert [label for _, label in linear_scale([4.22, 5.3]).ticks][:2] == ["4.0", "4.5"]
     assert [label for _, label in exact_scale(0, 63).ticks] == ["0", "20", "40", "60"]
-    assert [label for _, label in shifted_scale(0, 192, 128).ticks] == ["−100", "−50", "0", "50"]
     assert [label for _, label in log_scale([2e-7, 1e-4]).ticks] == ["10⁻⁷", "10⁻⁶", "10⁻⁵", "10⁻⁴"]
     assert len(log_scale([1e-30, 1.0]).ticks) <= 7
 
@@ -105,43 +99,6 @@ def test_nothing_is_drawn_of_nothing():
     fromstring(drawn())
     fromstring(named_bars("n", "t", "d", []).drawing)
     fromstring(histogram("n", "t", "d", [], linear_scale([]), across_label="", up_label="").drawing)
-
-
-def test_pictures_are_png_and_hold_their_levels():
-    values = np.arange(12, dtype=np.uint8).reshape(3, 4)
-    data = png(values)
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    at, chunks = 8, {}
-    while at < len(data):
-        (length,) = struct.unpack_from(">I", data, at)
-        kind, body = data[at + 4 : at + 8], data[at + 8 : at + 8 + length]
-        assert struct.unpack_from(">I", data, at + 8 + length)[0] == zlib.crc32(kind + body)
-        chunks[kind] = body
-        at += 12 + length
-    assert struct.unpack(">IIBBBBB", chunks[b"IHDR"]) == (4, 3, 8, 3, 0, 0, 0)
-    assert len(chunks[b"PLTE"]) == 3 * LEVELS
-    rows = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(3, 5)
-    assert (rows[:, 0] == 0).all()
-    assert (rows[:, 1:] == values).all()
-    assert base64.b64decode(data_address(values).partition(",")[2]) == data
-
-
-@pytest.mark.parametrize("fine", [1, 8])
-def test_levels_rise_with_values_within_the_palette(fine: int):
-    levels = to_levels(np.arange(256, dtype=np.uint8)[None], fine)[0].astype(int)
-    assert (np.diff(levels) >= 0).all()
-    assert levels[0] == 0
-    assert LEVELS - 1 - fine < levels[-1] < LEVELS
-
-
-def test_maps_hold_their_picture_and_nothing_else_to_fetch():
-    values = np.zeros((2, 6), np.uint8)
-    across, up = exact_scale(0, 6), exact_scale(0, 2)
-    chart = heat_map("n", "t", "d", values, across, up, across_label="x", up_label="y", divider=3.0)
-    root = fromstring(chart.drawing)
-    (image,) = root.iter("image")
-    assert image.attrib["href"] == map_address(values)
-    assert [line.attrib["x1"] for line in root.iter("line") if line.attrib["class"] == "divider"] == ["50%"]
 
 
 def test_of_many_places_some_are_labelled_evenly():

@@ -54,7 +54,6 @@ def test_a_transformer_xl_says_what_it_is():
     shown = f"{config.n_layer} × {manifest.memory_length} + {manifest.segment_lengths[0]}"
     assert found.context.formula.endswith(shown)
     assert {program.name for program in found.tables.programs} == {program.name for program in manifest.programs}
-    assert not manifest.attention
     shown = files_section(found).blocks[1]
     assert isinstance(shown, Table)
     assert [tuple(map(str, row)) for row in shown.rows] == [

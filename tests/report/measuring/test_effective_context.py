@@ -14,9 +14,7 @@ from frozen import frozen
 from step_models import recurrent
 from txl_report.facts.plain import Missing
 from txl_report.measuring import measure_context
-from txl_report.measuring.effective import effective_contexts
-from txl_report.measuring.runs import Plan, contexts_of
-from txl_runtime import UsageError
+from txl_report.measuring.context_length import first_small, gains_of, lengths_of, losses_by_context
 from txl_runtime.listener import Silent
 
 
@@ -29,13 +27,13 @@ def text(tokens: int, vocab_size: int = 256) -> np.ndarray:
     return np.random.default_rng(1).integers(0, vocab_size, tokens).astype(np.int32)
 
 
-def plain_losses(model: txl_runtime.Model, ids: np.ndarray, plan: Plan) -> np.ndarray:
+def plain_losses(model: txl_runtime.Model, ids: np.ndarray, step: int, lengths: int) -> np.ndarray:
     """Every token's loss with every context, each from a fresh stream that reads that context alone."""
-    length, step = model.segment_lengths[0], plan.step
-    losses = np.zeros((plan.lengths, plan.blocks * step))
-    for column in range(plan.blocks * step):
-        target = (plan.lengths - 1) * step + column + 1
-        for index in range(plan.lengths):
+    length = model.segment_lengths[0]
+    losses = np.zeros((lengths, len(ids) - 1 - (lengths - 1) * step))
+    for column in range(losses.shape[1]):
+        target = (lengths - 1) * step + column + 1
+        for index in range(lengths):
             start = (target - 1) // step * step - index * step
             stream, first = model.stream(1), start
             while first < target:
@@ -46,9 +44,9 @@ def plain_losses(model: txl_runtime.Model, ids: np.ndarray, plan: Plan) -> np.nd
     return losses
 
 
-def plain_rule(losses: np.ndarray, step: int, share: float) -> tuple[int, int]:
-    """The effective context and the plain one, sorted and added up one by one."""
-    count = round(share * losses.shape[1])
+def plain_rule(losses: np.ndarray) -> tuple[int, int]:
+    """The effective context and the plain one in steps, sorted and added up one by one."""
+    count = round(0.1 * losses.shape[1])
     lengths = []
     for smaller in (True, False):
         for short, long in zip(range(len(losses)), range(1, len(losses)), strict=False):
@@ -57,19 +55,19 @@ def plain_rule(losses: np.ndarray, step: int, share: float) -> tuple[int, int]:
             pairs = [(losses[short, token], losses[long, token]) for token in hardest]
             after = sum(min(pair) if smaller else pair[1] for pair in pairs) / count
             if (math.exp(before) - math.exp(after)) / math.exp(before) < 0.01:
-                lengths.append(short * step)
+                lengths.append(short)
                 break
         else:
-            lengths.append((len(losses) - 1) * step)
+            lengths.append(len(losses) - 1)
     return lengths[0], lengths[1]
 
 
-@pytest.mark.parametrize("step", [2, 3, 8])
+@pytest.mark.parametrize("step", [1, 2, 8])
 def test_losses_are_those_of_every_context_read_alone(model: txl_runtime.Model, step: int) -> None:
-    """Steps that divide a segment, that do not, and that hold several; a text that ends within a run."""
-    ids, plan = text(100), Plan(step, 4, 24 // step)
-    found = contexts_of(model, ids, plan, Silent())
-    expected = plain_losses(model, ids, plan)
+    """Steps that divide a segment, and that hold several; the last runs end with the text."""
+    ids = text(3 * step + 24 + 1)
+    found = losses_by_context(model, ids, step, 4, Silent())
+    expected = plain_losses(model, ids, step, 4)
     assert np.abs(found - expected).max() < 1e-5
     assert np.abs(expected[1:] - expected[:-1]).max() > 0.01  # context matters to this model
 
@@ -79,42 +77,34 @@ def test_the_rule_is_the_papers() -> None:
     for fading in (0.1, 0.5, 2.0):
         gains = np.exp(-np.arange(8) * fading)[:, None] * draws.random((8, 600))
         losses = 3 + gains + 0.05 * draws.random((8, 600))
-        for found in effective_contexts(losses, 5):
-            assert (found.length, found.plain_length) == plain_rule(losses, 5, found.share)
-            assert found.count == round(found.share * 600)
-            assert found.low <= found.length <= found.high
-            assert found.at_least == (found.length == 35)
+        assert tuple(map(first_small, gains_of(losses))) == plain_rule(losses)
+    assert first_small(np.full(7, 0.5)) == 7, "the longest one where every step gains"
 
 
 @pytest.mark.parametrize(("back", "expected"), [(5, 8), (9, 8), (45, 48)])
 def test_a_model_of_known_context_has_that_one(tmp_path: Path, back: int, expected: int) -> None:
     """The last token of the context that helps is `back` places away: contexts of more than c = `length` have it."""
     model = txl_runtime.load(copying(back).write(tmp_path / "copying.txl"), threads=1)
-    found = measure_context(model, repeating(2_000), step=8, longest=80, most=1_200)
-    assert (found.compared, found.longest) == (1_200, 72)
-    assert found.lengths is not None
-    assert found.losses is not None
-    for length in found.lengths:
-        assert (length.length, length.plain_length, length.at_least) == (expected, expected, False)
-        assert length.low == length.high == expected
-    for entry in found.losses:
-        expected_loss = sum(loss(back, entry.context + offset) for offset in range(1, 9)) / 8
-        assert entry.loss.nll == pytest.approx(expected_loss, abs=1e-6)
+    losses = losses_by_context(model, repeating(1_273), 8, 10, Silent())
+    assert [first_small(gains) * 8 for gains in gains_of(losses)] == [expected, expected]
+    for index, row in enumerate(losses):
+        expected_loss = sum(loss(back, 8 * index + offset) for offset in range(1, 9)) / 8
+        assert row.mean() == pytest.approx(expected_loss, abs=1e-6)
 
 
 def test_whole_segments_in_lockstep(tmp_path: Path) -> None:
     model = txl_runtime.load(copying(11, lengths=(8,), exact=True).write(tmp_path / "copying.txl"), threads=1)
-    found = measure_context(model, repeating(1_500), longest=48)
-    assert found.lengths is not None
-    assert (found.step, [length.length for length in found.lengths]) == (8, [16, 16, 16])
-    with pytest.raises(UsageError, match="multiples of 8"):
-        measure_context(model, repeating(1_500), step=4)
+    assert lengths_of(model) == (8, 32)
+    found = measure_context(model, repeating(1_500))
+    assert (found.step, found.longest, found.length, found.plain_length) == (8, 248, 16, 16)
+    assert (found.given, found.used, found.compared) == (1_500, 1_497, 1_248)
+    assert len(found.gains) == len(found.plain_gains) == 31
 
 
 def test_a_text_that_is_too_short_says_how_long_it_has_to_be(model: txl_runtime.Model) -> None:
     found = measure_context(model, text(500))
     assert found == Missing("A text of 1,010 tokens or more is needed, this one has 500.")
-    enough = measure_context(model, text(1_010), most=0)
+    enough = measure_context(model, text(1_010))
     assert (enough.compared, enough.step) == (1_000, 1)
     assert isinstance(measure_context(model, []), Missing)
 

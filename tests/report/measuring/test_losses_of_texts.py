@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from frozen import frozen
 from step_models import VOCABULARY, counting, growing, recurrent
 from txl_report.facts.plain import Missing
 from txl_report.measuring import measure_text
-from txl_report.measuring.gains import AFTER
 from txl_report.measuring.text import most_tokens
 from txl_report.measuring.texts import LARGE
 from txl_runtime import UsageError
@@ -81,9 +79,12 @@ def test_losses_are_those_of_a_plain_loop(model: txl_runtime.Model) -> None:
     assert found.by_memory[0].more != 0
 
 
-def test_gains_are_losses_without_memory_less_losses_with_it(model: txl_runtime.Model) -> None:
+def test_gains_are_losses_without_memory_less_losses_with_it(
+    model: txl_runtime.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txl_report.measuring.gains.PASSAGE", 10)
     ids = text(203)
-    found = measure_text(model, ids, passage=10)
+    found = measure_text(model, ids)
     whole, without = pieces(model, ids, None), pieces(model, ids, 0)
     gains = (without - whole).ravel()
     assert found.passage is not None
@@ -100,17 +101,6 @@ def test_gains_are_losses_without_memory_less_losses_with_it(model: txl_runtime.
     assert (gain.count, gain.share_gained) == (gains.size, (gains > 0).mean())
     assert gain.mean == pytest.approx(gains.mean(), abs=1e-6)
     assert gain.doubled == (gains >= math.log(2)).mean()
-    assert gain.most_gained[0].token.gain == pytest.approx(gains.max(), abs=1e-5)
-    assert gain.most_lost[0].token.gain == pytest.approx(gains.min(), abs=1e-5)
-    for several in (gain.most_gained, gain.most_lost):  # one word is told once
-        places = sorted(told.token.place for told in several)
-        assert all(later - earlier > AFTER for earlier, later in itertools.pairwise(places))
-    for told in (*gain.most_gained, *gain.most_lost):  # the second piece has places of its own
-        place = told.token.place
-        assert told.token.token == ids[place]
-        assert told.before == bytes(ids[max(0, place - 24) : place].tolist()).decode(errors="surrogateescape")
-        assert told.after == bytes(ids[place + 1 : place + 9].tolist()).decode(errors="surrogateescape")
-    assert max(told.token.place for told in gain.most_gained) > 101
 
 
 def test_errors_come_from_blocks_of_the_text(model: txl_runtime.Model) -> None:
@@ -131,15 +121,12 @@ def test_long_segments_have_positions_in_bins(tmp_path: Path) -> None:
     assert {entry.loss.count for entry in found.by_position} == {18}
 
 
-def test_tokens_without_a_vocabulary_are_shown_as_ids(model: txl_runtime.Model) -> None:
+def test_tokens_without_a_vocabulary_have_no_text(model: txl_runtime.Model) -> None:
     model.__dict__["vocabulary"] = None
     ids = text(203)
     found = measure_text(model, ids)
     assert found.passage is not None
-    assert found.gain is not None
     assert found.passage[0].text is None
-    told = found.gain.most_gained[0]
-    assert told.after == " ".join(str(token) for token in ids[told.token.place + 1 : told.token.place + 9])
 
 
 def test_no_more_tokens_than_asked_for(model: txl_runtime.Model) -> None:

@@ -13,12 +13,11 @@ from report_pages import measures
 from resealing import BASES
 from txl_report.blocks import Figure, Pairs
 from txl_report.facts.results import verification_of_bundle
-from txl_report.measuring.results import Loss, MemoryLoss, PositionLoss, TextMeasures
+from txl_report.measuring.results import Loss, MemoryLoss, PositionLoss, TextMeasures, TokenGain
 from txl_report.schema.verification import LOGPROBS, Chain, Errors, Ranks, Spread, Tensor, Text, Verification
-from txl_report.sections.attention import attention_section
 from txl_report.sections.drift import CURVES, MOST_CHAINS, POINTS, curves_of, drift
 from txl_report.sections.memory import memory_section, opening_of
-from txl_report.sections.passage import level_of
+from txl_report.sections.passage import level_of, passage_block
 from txl_report.sections.sameness import _verification
 from txl_runtime.bundle.reading import open_bundle
 
@@ -38,18 +37,20 @@ def test_tokens_are_marked_by_how_many_times_as_likely_they_became(times: float,
     assert level_of(math.log(times)) == level
 
 
+def test_tokens_whose_bytes_are_one_character_are_one_piece():
+    texts = ["a", "\udcc3", "\udca9", "\udce2", "b", "\udce2", "", "\udca0", "ñ"]
+    tokens = [TokenGain(place, place, text, 1.0, 2.0) for place, text in enumerate(texts)]
+    shown = [piece.text for piece in passage_block(tokens, 0.5).pieces]
+    assert shown == ["a", "é", "\udce2", "b", "\udce2", "", "\udca0", "ñ"]
+
+
 def test_a_model_without_memory_is_not_said_to_have_filled_one():
     found = measures()
     assert found.text is not None
-    assert found.heads is not None
     text = dataclasses.replace(found.text, memory_length=0, warm_up=0)
-    heads = dataclasses.replace(found.heads, memory_length=0, queries=1, segments=1)
     said = str(memory_section("bundle", text, "a text", "--text FILE").blocks)
     assert "to fill the memory" not in said
     assert "to fill the memory" in str(memory_section("bundle", found.text, "a text", "--text FILE").blocks)
-    (pairs, *_) = attention_section("bundle", True, heads, "export", "--text FILE").blocks
-    assert isinstance(pairs, Pairs)
-    assert pairs.rows[0] == ("Looked at", "1 token in 1 segment")
 
 
 def test_pieces_that_are_read_side_by_side_each_fill_their_own_memory():
@@ -126,12 +127,21 @@ def test_what_a_segment_lacks_a_point_lacks():
     assert (curve.segments, curve.most, curve.mean) == (1, (1.0, None, 3.0), (1.0, 2.0, 3.0))
 
 
-def test_errors_are_labelled_by_their_decades_and_ranks_by_shares(verified: Verification):
+def test_errors_are_one_line_and_where_a_gate_failed_decades_and_ranks_by_shares(verified: Verification):
     edges, kl_edges = (tuple(10.0**power for power in range(first, 1)) for first in (-9, -15))
     ranks = Ranks(40, {"10": 40, "1": 38, "2": 39}, 10, 399)
     text = Text(tokens=9, reference_nll=2.0, runtime_nll=2.1, relative=0.1, errors=(8, *[0] * 10))
     spread = Spread("random tokens", edges, {"y": Errors("nats", tuple(range(11)))}, kl_edges, (40, *[0] * 16), ranks)
-    blocks = _verification("export", replace(verified, spread=spread, text=text))
+    (line,) = (
+        block.text
+        for block in _verification("export", replace(verified, spread=spread, text=text))
+        if block.kind == "paragraph" and "largest errors" in block.text
+    )
+    assert line == (
+        "The largest errors: y ≥ 1 nats, KL divergence < 10⁻¹⁵ nats, tokens of the text < 10⁻⁹ nats. "
+        "The best token is the same at 95.0 % of positions."
+    )
+    blocks = _verification("export", replace(verified, spread=spread, text=text, passed=False))
     headings = [block.text if block.kind == "heading" else "" for block in blocks]
     start = headings.index("How errors are spread") + 2
     errors = blocks[start : start + 3]

@@ -282,6 +282,18 @@ def test_the_ring_is_run_where_there_is_one_and_refused_by_name_where_there_is_n
             load(frozen("ring"), update=update)
 
 
+def test_a_program_of_kind_attention_is_ignored_whatever_it_says():
+    """Bundles of 0.8 may have one."""
+    tables = json.loads((frozen("0.8/tokens") / "manifest.json").read_bytes())
+    (look,) = (program for program in tables["programs"] if program["kind"] == "attention")
+    found = decoded(tables).programs
+    assert [program.name for program in found] == [p["name"] for p in tables["programs"] if p is not look]
+    look |= {"update": "rolled", "segment_length": 0, "file": "nowhere.onnx", "inputs": [], "outputs": []}
+    assert decoded(tables).programs == found
+    tables["programs"] = [look]
+    assert "no program runs segments" in refusal(tables)
+
+
 def test_a_config_is_read_of_a_transformer_xl_alone():
     manifest = decode_manifest((frozen("policy-16") / "manifest.json").read_bytes(), "manifest.json")
     with pytest.raises(BundleError, match="family is 'own_module'"):

@@ -42,7 +42,7 @@ from txl_export.token_files import read_tokens
 
 FOR_CHECKPOINTS = (
     *("family", "memory_length", "clamp_length", "same_length", "memory", "keep", "aliases"),
-    *("initial_memory", "cluster_order", "embedding_scale", "extended_length", "attention"),
+    *("initial_memory", "cluster_order", "embedding_scale", "extended_length"),
 )
 """Options that mean nothing for a model of the user's own."""
 

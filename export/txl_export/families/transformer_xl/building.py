@@ -20,7 +20,6 @@ from txl_runtime.errors import TxlError
 from txl_runtime.listener import Listener
 from txl_runtime.types import Ids
 
-from txl_export.families.transformer_xl.attention import Attention
 from txl_export.families.transformer_xl.folding import QUANTISABLE, fold, tied_rows, to_precision
 from txl_export.families.transformer_xl.network import MemoryForm, Network, count_distances
 from txl_export.families.transformer_xl.paper_model import PaperModel
@@ -29,7 +28,7 @@ from txl_export.families.transformer_xl.sensitivity import layer_sensitivity
 from txl_export.families.transformer_xl.settings import Sizes
 from txl_export.families.transformer_xl.softmax import Softmax
 from txl_export.families.transformer_xl.step import Step, StepShape
-from txl_export.families.transformer_xl.tables import attention_program, expected_programs, expected_states
+from txl_export.families.transformer_xl.tables import expected_programs, expected_states
 from txl_export.families.transformer_xl.weights import Weights, layer_name, model_id, parameter_count
 from txl_export.graphs.checking import check_graph
 from txl_export.graphs.quantised_matmul import apart, has_many_rows
@@ -57,7 +56,6 @@ class Builder:
         memory: which form of memory its programs keep.
         precision: of the bundle.
         keep: beginnings of names of matrices that are not quantised.
-        attention: whether there is a program that tells where the model looks.
     """
 
     config: ModelConfig
@@ -67,7 +65,6 @@ class Builder:
     memory: MemoryForm
     precision: Precision
     keep: Sequence[str]
-    attention: bool = False
 
     def reference(self, weights: Weights | None = None) -> PaperModel:
         """The reference, of these weights or of others."""
@@ -83,17 +80,13 @@ class Builder:
         many = self.precision == "int8" and any(has_many_rows(program) for program in programs)
         if many:
             programs = apart(programs)
-        if self.attention:
-            longest = self.sizes.segment_lengths[0]
-            programs += (attention_program(self.config, self._states(), self.sizes.memory_length, longest),)
         graphs = {program.file: program for program in reversed(programs)}  # of those that share one the longest
         networks = {file: self._network(program, folded) for file, program in graphs.items()}
         matrices = [name for name in folded if name.endswith(QUANTISABLE)]
         parts = quantise(to_precision(folded, self.precision), self.precision, matrices, self.keep, many)
         tensors = dict(parts)
         for network in networks.values():
-            if not isinstance(network, Attention):  # it reads what the rolled programs do
-                tensors |= network.position_tables()
+            tensors |= network.position_tables()
         tensors |= self._initial_rows()
         path = folder / WEIGHTS
         try:
@@ -155,8 +148,6 @@ class Builder:
             return RingStep(self.config, self.dialect, longest, folded)  # open: the longest segment makes the ring
         shape = longest._replace(segment_length=program.segment_length)
         distances = count_distances(self.config, self.dialect, longest.slots)
-        if program.kind == "attention":
-            return Attention(self.config, self.dialect, shape, folded, distances)
         return Step(self.config, self.dialect, shape, folded, distances)
 
     def _states(self) -> tuple[StateTensor, ...]:

@@ -116,7 +116,7 @@ def prepare(source: Checkpoint, options: ExportOptions, heard: Listener) -> Prep
     text = read_tokens(options.text, options.tokens, words, imported.config.vocab_size)
     form = memory_form(imported.config, sizes, options, heard)
     precision = cast(Precision, options.precision)
-    builder = Builder(imported.config, dialect, sizes, weights, form, precision, options.keep, options.attention)
+    builder = Builder(imported.config, dialect, sizes, weights, form, precision, options.keep)
     provenance = {
         "source": msgspec.to_builtins(found),
         "config": dict(config) if config is not None else None,

@@ -162,10 +162,6 @@ class Network(Traceable):
         Returns:
             [B·L, D] if `flat`, else [B, L, D]; before the residual.
         """
-        return self.gather_heads(i, self.look(i, query, key, index, visible).to(self.dtype) @ value, flat)
-
-    def look(self, i: int, query: Tensor, key: Tensor, index: Tensor | None, visible: Tensor) -> Tensor:
-        """How much each query of layer i attends to each key, float32 [B, H, L, K]; arguments as of `mix`."""
         name = f"{layer_name(i)}.attention"
         if index is None:
             scores = query @ key.transpose(2, 3)  # [B, H, L, K]
@@ -173,13 +169,9 @@ class Network(Traceable):
             content = (query + self[f"{name}.content_bias"][:, None]) @ key.transpose(2, 3)
             scores = content + self._by_distance(i, query).gather(3, index)
         scores = torch.where(visible, scores, torch.full((), UNSEEN, dtype=scores.dtype))
-        return scores.float().softmax(dim=-1)
-
-    def gather_heads(self, i: int, mixed: Tensor, flat: bool = False) -> Tensor:
-        """What the heads of layer i found, [B, H, L, d_head], as one row per query; see `mix`."""
+        mixed = scores.float().softmax(dim=-1).to(self.dtype) @ value  # [B, H, L, d_head]
         rows, width = mixed.transpose(1, 2), self.config.n_head * self.config.d_head
-        name = f"{layer_name(i)}.attention.output"
-        return self.linear(name, rows.reshape(-1, width) if flat else rows.flatten(start_dim=2))
+        return self.linear(f"{name}.output", rows.reshape(-1, width) if flat else rows.flatten(start_dim=2))
 
     def _by_distance(self, i: int, query: Tensor) -> Tensor:
         """What each query scores by distance alone: [B, H, L, rows]."""

@@ -88,12 +88,6 @@ class PaperModel:
             hidden = self._norm("final_norm", hidden)
         return hidden, after
 
-    def attention(self, tokens: Tensor, memory: Iterable[Tensor]) -> Tensor:
-        """Where one segment looks: probabilities [layers, B, H, T, rows + T], the memory's oldest row first."""
-        noting = _Noting(self)
-        noting.hidden(tokens, memory)
-        return torch.stack(noting.seen)
-
     def keys_and_values(self, memory: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """The projections of a hidden memory: per layer the keys and values, [B, rows, H, d_head] each."""
         for i, remembered in enumerate(memory):
@@ -160,13 +154,10 @@ class PaperModel:
             by_distance = self._by_distance(i, query, rows)
             farthest = by_distance.shape[-1] - 1
             scores = content + by_distance.gather(-1, distance.clamp(0, farthest).expand_as(content))
-        probabilities = self._probabilities(scores / self.config.d_head**0.5, visible)
+        scores = scores / self.config.d_head**0.5
+        probabilities = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
         mixed = torch.einsum("bhtk,bkhd->bthd", probabilities, value)
         return self._linear(f"{name}.output", mixed.flatten(start_dim=2))
-
-    def _probabilities(self, scores: Tensor, visible: Tensor) -> Tensor:
-        """How much each query attends to each row it may see: [B, H, T, rows] of as many scores."""
-        return scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
 
     def _by_distance(self, i: int, query: Tensor, rows: int) -> Tensor:
         """What each query [B, T, H, d_head] scores by distance alone, up to the clamp: [B, H, T, distances]."""
@@ -237,18 +228,6 @@ class PaperModel:
     def _norm(self, name: str, x: Tensor) -> Tensor:
         weight, bias = self._weights[f"{name}.weight"], self._weights[f"{name}.bias"]
         return F.layer_norm(x, (self.config.d_model,), weight, bias, self.config.layer_norm_epsilon)
-
-
-class _Noting(PaperModel):
-    """A reference that notes the probabilities of each layer."""
-
-    def __init__(self, reference: PaperModel) -> None:
-        self.__dict__.update(reference.__dict__)
-        self.seen: list[Tensor] = []
-
-    def _probabilities(self, scores: Tensor, visible: Tensor) -> Tensor:
-        self.seen.append(super()._probabilities(scores, visible))
-        return self.seen[-1]
 
 
 def activate(config: ModelConfig, x: Tensor) -> Tensor:

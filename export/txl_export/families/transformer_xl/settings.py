@@ -64,7 +64,7 @@ def resolve(imported: Imported, options: ExportOptions) -> tuple[Dialect, Sizes,
     for size in options.batch_sizes:
         _in_range("--batch-size", size, 1, MOST_BATCH)
     batch, *others = sorted(options.batch_sizes, reverse=True)
-    _fits(imported, batch, lengths[0], memory, options.attention)
+    _fits(imported, batch, lengths[0], memory)
     of_segment = bool(same) and imported.window_of == "segment"
     window = memory + imported.window_beyond_memory if same and not of_segment else None
     if window == 0:
@@ -92,7 +92,7 @@ def memory_form(config: ModelConfig, sizes: Sizes, options: ExportOptions, heard
     return "hidden" if options.memory == "hidden" else "kv"
 
 
-def _fits(imported: Imported, batch: int, length: int, memory: int, attention: bool) -> None:
+def _fits(imported: Imported, batch: int, length: int, memory: int) -> None:
     """Refuse a width without positions, and sizes that are fine one by one but too large together.
 
     Engines index with int32, and a graph, which holds the distances, stays below 2 GiB.
@@ -114,9 +114,6 @@ def _fits(imported: Imported, batch: int, length: int, memory: int, attention: b
         "the memory of one layer": (batch * memory * max(config.n_head * config.d_head, config.d_model), 2**31 - 1),
         "the distances of one segment": (length * keys, 2**28),
     }
-    if attention:
-        looks = config.n_layer * config.n_head * length * keys
-        tensors["the attention of one segment, which --attention returns,"] = (looks, 2**28)
     for name, (values, most) in tensors.items():
         if values > most:
             raise UsageError(

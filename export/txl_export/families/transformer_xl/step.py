@@ -117,12 +117,19 @@ class Step(Network):
 
     def forward(self, tokens: Tensor, valid: Tensor, fill: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
         """One step; see the module's table for names, shapes and dtypes."""
-        rows = self.counted(valid, fill)
+        rows = self._counted(valid, fill)
         hidden = self.embed(tokens)
         after: list[Tensor] = []
+        per_layer = len(memory) // self.config.n_layer
         for i in range(self.config.n_layer):
-            hidden, query, key, value, kept = self.project(i, hidden, memory, valid, rows)
-            hidden = self.around(i, hidden, self.mix(i, query, key, value, self.index(query), rows.visible))
+            remembered: Sequence[Tensor] = memory[i * per_layer : (i + 1) * per_layer]
+            if self.config.attn_type == 3 or (self.config.attn_type == 2 and i == 0):
+                hidden, remembered = self._add_positions(i, hidden, remembered, valid)
+            query, key, value, kept = self._project_heads(i, hidden, remembered, rows)  # [B, H, L or K, d_head]
+            index = None
+            if not self.config.absolute_positions:
+                index = self["distance"].expand(*query.shape[:2], *self["distance"].shape)
+            hidden = self.around(i, hidden, self.mix(i, query, key, value, index, rows.visible))
             after.extend(kept)
         if self.config.final_norm:
             hidden = self.norm("final_norm", hidden)
@@ -130,7 +137,7 @@ class Step(Network):
         flat = hidden.flatten(end_dim=1)  # [B·L, D], so that a tied table is used untransposed (Gemm)
         return (self.logprobs(flat).reshape(tokens.shape[0], self.shape.segment_length, -1), *after, *marks)
 
-    def counted(self, valid: Tensor, fill: Tensor) -> Rows:
+    def _counted(self, valid: Tensor, fill: Tensor) -> Rows:
         """Which rows count, of `valid` [B] rows of the segment and `fill` [B] of the memory."""
         m = self.shape.memory_length
         filled = self["slot"][None, :] >= (m - fill)[:, None]  # [B, K]
@@ -139,22 +146,6 @@ class Step(Network):
             window = torch.where(valid > 1, valid, self.shape.slots)
             visible = visible & (self["behind"][None, None] < window[:, None, None, None])
         return Rows(visible, filled[:, :m], valid[:, None] + self["slot"][None, :m])
-
-    def project(
-        self, i: int, hidden: Tensor, memory: Sequence[Tensor], valid: Tensor, rows: Rows
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
-        """What layer i attends with: `hidden` with its positions, query, key, value, and the memory after the step."""
-        per_layer = len(memory) // self.config.n_layer
-        remembered: Sequence[Tensor] = memory[i * per_layer : (i + 1) * per_layer]
-        if self.config.attn_type == 3 or (self.config.attn_type == 2 and i == 0):
-            hidden, remembered = self._add_positions(i, hidden, remembered, valid)
-        return hidden, *self._project_heads(i, hidden, remembered, rows)  # [B, H, L or K, d_head]
-
-    def index(self, query: Tensor) -> Tensor | None:
-        """The table row of each query and key, as `mix` takes it."""
-        if self.config.absolute_positions:
-            return None
-        return self["distance"].expand(*query.shape[:2], *self["distance"].shape)
 
     def _add_positions(
         self, i: int, hidden: Tensor, memory: Sequence[Tensor], valid: Tensor

@@ -97,28 +97,6 @@ def softmax_program(config: ModelConfig, cluster: int) -> Program:
     )
 
 
-def attention_program(config: ModelConfig, states: tuple[StateTensor, ...], memory_length: int, length: int) -> Program:
-    """The program of a look: one sequence, the longest segment, float32 whatever the precision (see `attention`)."""
-    shape = (config.n_layer, 1, config.n_head, length, memory_length + length)
-    return Program(
-        name=f"attention-{length}",
-        kind="attention",
-        segment_length=length,
-        update="none",
-        file="attention.onnx",
-        inputs=(
-            TensorSpec(name="tokens", dtype="int32", shape=(1, length)),
-            *(TensorSpec(name=count, dtype="int32", shape=(1,)) for count in ("valid", "fill")),
-            *(
-                TensorSpec(name=state.input, dtype="float32", shape=(1, *state.shape[1:]))
-                for state in states
-                if state.update == "rolled"
-            ),
-        ),
-        outputs=(TensorSpec(name="attention", dtype="float32", shape=shape),),
-    )
-
-
 def expected_programs(
     config: ModelConfig,
     states: tuple[StateTensor, ...],

@@ -2,21 +2,13 @@
 /** Tokens and numbers as people read them. */
 
 const LONGEST = 120; // characters of one token that are shown
-const EMOJI = emoji();
 const BYTES = /^bytes:((?:\\x[0-9a-f]{2})+)$/;
-const UNSEEN = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Cs}\p{Co}\p{Cn}\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0]/u; // the last: fillers, of which nothing is drawn
+const OBEYED = /[\u0000-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]/gu; // controls, and what turns the direction of text
 
-/** Emoji, which may hold joiners inside; browsers without such patterns show the joiners. */
-function emoji() {
-  try {
-    return new RegExp("(\\p{RGI_Emoji})", "v");
-  } catch {
-    return /(\p{Emoji_Presentation})/u;
-  }
-}
-
-/** @param {string} sign one that cannot be seen, or that turns the direction of what follows */
+/** @param {string} sign one that is obeyed */
 function symbol(sign) {
+  if (sign === "\n") return "↵\n";
+  if (sign === "\t") return "⇥\t";
   const code = sign.codePointAt(0) ?? 0;
   if (code < 0x20) return String.fromCodePoint(0x2400 + code);
   if (code === 0x7f) return "␡";
@@ -24,27 +16,14 @@ function symbol(sign) {
 }
 
 /**
- * A token in a running text: spaces and ends of lines do what they mean, everything else that cannot be seen is a symbol.
+ * A token in a running text: ends of lines do what they mean, everything else that a page would obey is a symbol.
  * @param {string} name as the server calls the token
  */
 export function running(name) {
   const bytes = BYTES.exec(name);
   if (bytes) return `‹${bytes[1].replaceAll("\\x", " ").trim()}›`;
-  let text = name.length > LONGEST ? `${[...name.slice(0, LONGEST)].join("")}…` : name;
-  text = text.replace(/(\p{M}{2})\p{M}+/gu, "$1‹…›").replace(/^\p{M}/u, "◌$&");
-  return text.split(EMOJI).map((part, at) => (at % 2 ? part : plain(part))).join("");
-}
-
-/** A text without emoji, with symbols for what cannot be seen. @param {string} text */
-function plain(text) {
-  let seen = "";
-  for (const sign of text) {
-    if (sign === "\n") seen += "↵\n";
-    else if (sign === "\t") seen += "⇥\t";
-    else if (sign === "\u00a0") seen += "⍽";
-    else seen += UNSEEN.test(sign) || (/\p{Zs}/u.test(sign) && sign !== " ") ? symbol(sign) : sign;
-  }
-  return seen;
+  const text = name.length > LONGEST ? `${name.slice(0, LONGEST)}…` : name;
+  return text.replace(OBEYED, symbol);
 }
 
 /**

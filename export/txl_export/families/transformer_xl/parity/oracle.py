@@ -89,19 +89,6 @@ class OracleStreams(ReferenceStreams):
             result[rows, : found.shape[1]] = found
         return result
 
-    def attention(self, tokens: Ids, counts: Ids) -> NDArray[np.floating]:
-        """Where one segment [b, T] looks, of which counts [b] rows count: [layers, b, H, T, M + T], as
-        `Stream.attention` has it. The sequences stay where they are.
-        """
-        config, length, most = self._network.config, tokens.shape[1], self._network.memory_length
-        dtype = np.float64 if self.reference.small else np.float32
-        result = np.zeros((config.n_layer, len(counts), config.n_head, length, most + length), dtype)
-        for row in np.flatnonzero(counts).tolist():
-            count, memory = int(counts[row]), list(handed_over(dict(self._held[row])))
-            found = self._network.attention(torch.from_numpy(tokens[row : row + 1, :count]), memory)
-            result[:, row, :, :count, most - memory[0].shape[1] : most + count] = found[:, 0].numpy()
-        return result
-
     @property
     def rows(self) -> list[int]:
         """Memory rows that each sequence has."""

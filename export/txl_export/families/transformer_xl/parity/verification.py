@@ -1,6 +1,4 @@
-"""A Transformer-XL's bundle against its oracle: the proof of any step, under the names that its gates have always had,
-and where the bundle looks.
-"""
+"""A Transformer-XL's bundle against its oracle: the proof of any step, under the names that its gates always had."""
 
 from __future__ import annotations
 
@@ -8,20 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from msgspec import structs
-from txl_report.schema.verification import Gate
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.ladder import rung
 from txl_runtime.listener import Listener, Silent
 from txl_runtime.model import Model
 from txl_runtime.types import Ids
 
 from txl_export.families.transformer_xl.paper_model import PaperModel
-from txl_export.families.transformer_xl.parity.comparing_attention import farthest_look
 from txl_export.families.transformer_xl.parity.oracle import Oracle
 from txl_export.proof.comparing import MEMORY
 from txl_export.proof.gates import OUTPUTS, STATES
 from txl_export.proof.parity import Parity
-from txl_export.proof.threads import few_threads
 from txl_export.proof.verification import verify_model
 
 NAMES: Mapping[str, str] = {
@@ -64,10 +58,5 @@ def verify_models(
     parity = verify_model(
         first, oracle, source, samples, segments, heard, stand_in_for, others=others, text=text, advice=ADVICE
     )
-    gates = [structs.replace(gate, name=NAMES.get(gate.name, gate.name)) for gate in parity.gates]
-    if manifest.attention:
-        with few_threads(oracle.small):
-            model = first()
-            looked, limit = farthest_look(model, reference, heard), rung(parity.precision, model.backend.name).attention
-        gates.append(Gate("attention max abs", looked, limit, None if limit is None else looked <= limit))
-    return replace(parity, gates=tuple(gates))
+    gates = tuple(structs.replace(gate, name=NAMES.get(gate.name, gate.name)) for gate in parity.gates)
+    return replace(parity, gates=gates)
