@@ -341,9 +341,7 @@ def test_the_page_on_serving_lists_every_endpoint_and_every_field_of_a_session()
 def test_the_page_on_serving_names_limits_as_they_are() -> None:
     text = (ROOT / "docs" / "serving-reference.md").read_text()
     flags = {option: parameter.default for parameter in command("serve").params for option in parameter.opts}
-    for flag in re.findall(
-        r"`(--(?:max|body|prompt|request|header|session|idle|drain|checkpoint|park|disk)-[\w-]+)`", text
-    ):
+    for flag in re.findall(r"`(--(?:max|body|prompt|request|header|session|idle|drain|checkpoint)-[\w-]+)`", text):
         assert flag in flags, flag
     for flag, shown in {
         "--body-bytes": "1 MiB",

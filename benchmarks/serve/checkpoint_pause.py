@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from txl_runtime import load
 from txl_runtime.sessions import AsyncSessions, Limits, Request, Sampling, Sessions
+from txl_runtime.sessions.asynchronous import save_beside
 from txl_runtime.sessions.checkpoint import Checkpoint
-from txl_runtime.sessions.saving import save_beside
 
 
 def main() -> None:

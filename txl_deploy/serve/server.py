@@ -68,7 +68,7 @@ def serve(settings: ServerSettings, listens: Callable[[str], None] | None = None
                 f"{settings.bundle}: the model reads named arrays, or returns no log-probabilities, expected one that "
                 "continues tokens; serve it, and use POST /v1/sessions/NAME/run"
             )
-        sessions = stack.enter_context(Sessions(model, settings.rows, settings.limits, settings.park_dir))
+        sessions = stack.enter_context(Sessions(model, settings.rows, settings.limits))
         checkpoint = None
         if settings.checkpoint_dir is not None:
             checkpoint = stack.enter_context(Checkpoint(settings.checkpoint_dir, model.manifest.model_id))

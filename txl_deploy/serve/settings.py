@@ -51,8 +51,6 @@ class ServerSettings:
         sessions: named and unnamed sessions that exist at once.
         waiting: requests that may wait for a row.
         session_bytes: of parked sessions in the host's memory.
-        disk_bytes: of parked sessions beyond it, in files.
-        park_dir: where those files are; what is in them ends with the server.
         idle_seconds: after which an unused session ends.
         checkpoint_dir, checkpoint_every: where all sessions are kept over a restart, and every how many seconds.
         drain_seconds: what running requests are given when the server is told to stop.
@@ -78,8 +76,6 @@ class ServerSettings:
     sessions: int = 1024
     waiting: int = 256
     session_bytes: int = 1 << 30
-    disk_bytes: int = 0
-    park_dir: Path | None = None
     idle_seconds: float = 3600.0
     checkpoint_dir: Path | None = None
     checkpoint_every: float = 60.0
@@ -100,7 +96,7 @@ class ServerSettings:
         for name in ("sessions", "body_bytes", "prompt_tokens", "max_tokens", "connections", "tabs"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}, expected at least 1; check {_flag(name)}")
-        for name in ("waiting", "session_bytes", "disk_bytes"):
+        for name in ("waiting", "session_bytes"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} is {getattr(self, name)}, expected at least 0; check {_flag(name)}")
         for name in ("idle_seconds", "checkpoint_every", "request_seconds", "header_seconds"):
@@ -115,8 +111,6 @@ class ServerSettings:
             )
         if self.name is not None and any("\ud800" <= sign <= "\udfff" for sign in self.name):
             raise UsageError(f"name is {shown(self.name)}, expected text that is UTF-8; choose another --name")
-        if (self.park_dir is None) != (self.disk_bytes == 0):
-            raise UsageError("--park-dir and --disk-bytes belong together, expected both or none; give the other one")
         if self.token is not None and (not self.token.isascii() or not self.token.isprintable() or " " in self.token):
             raise UsageError("the token holds white space, controls or letters beyond ASCII; choose another one")
         if self.token == "":
@@ -145,7 +139,6 @@ class ServerSettings:
             sessions=self.sessions,
             waiting=self.waiting,
             host_bytes=self.session_bytes,
-            disk_bytes=self.disk_bytes,
             idle_seconds=self.idle_seconds,
             positions=self.prompt_tokens + self.max_tokens,
         )

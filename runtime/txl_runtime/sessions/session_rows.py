@@ -55,7 +55,7 @@ class SessionRows:
             try:
                 self._put({row: state.row(self._manifest, self._table)})
             except BaseException:
-                self._store.park(session.key, state, not session.name)
+                self._store.park(session.key, state)
                 raise
             self._counters.resumed += 1
         self._settle(session, row)
@@ -70,7 +70,7 @@ class SessionRows:
         if not session.fresh:
             taken = self._taken(session)
             session.fill = int(taken.state.fill[0])
-            self._store.park(session.key, taken, not session.name)
+            self._store.park(session.key, taken)
             self._counters.parked += 1
         self.leave(session)
 

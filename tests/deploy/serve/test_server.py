@@ -43,7 +43,6 @@ def quick(letters) -> Iterator[Server]:
         (("--threads", -1), "threads is -1"),
         (("--rows", 3), "rows"),
         (("--max-sessions", 0), "sessions is 0, expected at least 1; check --max-sessions"),
-        (("--disk-bytes", 5), "--park-dir and --disk-bytes belong together"),
         (("--checkpoint-dir", "/dev/null/x"), "/dev/null/x"),
     ],
 )
