@@ -38,12 +38,6 @@ def run(
     checkpoint_dir: Annotated[Path | None, typer.Option(help="Keep all sessions here over a restart.")] = None,
     checkpoint_every: Annotated[float, typer.Option(help="Seconds between two checkpoints.")] = 60.0,
     drain_seconds: Annotated[float, typer.Option(help="For running requests when told to stop.")] = 30.0,
-    body_bytes: Annotated[int, typer.Option(help="Of a request.")] = 1 << 20,
-    prompt_tokens: Annotated[int, typer.Option(help="Of a prompt.")] = 1 << 18,
-    max_tokens: Annotated[int, typer.Option(help="That one text may ask for.")] = 1 << 14,
-    request_seconds: Annotated[float, typer.Option(help="For a whole request.")] = 600.0,
-    header_seconds: Annotated[float, typer.Option(help="For headers, for a body, and for a client to read.")] = 20.0,
-    max_connections: Annotated[int, typer.Option(help="Open at once.")] = 512,
     json_logs: Annotated[bool, typer.Option("--json-logs", help="Every line is JSON, one per request too.")] = False,
 ) -> None:
     """Serve a bundle over HTTP as OpenAI's clients expect it: many sessions, each with its own memory."""
@@ -66,12 +60,6 @@ def run(
         checkpoint_dir=checkpoint_dir,
         checkpoint_every=checkpoint_every,
         drain_seconds=drain_seconds,
-        body_bytes=body_bytes,
-        prompt_tokens=prompt_tokens,
-        max_tokens=max_tokens,
-        request_seconds=request_seconds,
-        header_seconds=header_seconds,
-        connections=max_connections,
         json_logs=json_logs,
     )
     from txl_deploy.serve.server import serve

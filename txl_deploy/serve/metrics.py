@@ -74,8 +74,6 @@ class Metrics:
         self._drawn = prometheus.Counter("txl_completion_tokens", said, registry=own)
         said = "HTTP requests that are being answered now, the one that reads this among them."
         self.running = prometheus.Gauge("txl_requests_running", said, registry=own)
-        said = "Connections that were sent away, because --max-connections were open."
-        self.refused = prometheus.Counter("txl_connections_refused", said, registry=own)
 
     def answered(self, path: str, status: int, seconds: float, read: int, drawn: int, first: float | None) -> None:
         """One request has ended; `path` is that of its route, so that there are few of them."""
