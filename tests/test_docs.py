@@ -264,6 +264,17 @@ def test_the_snippets_for_embedders_run(tmp_path: Path, monkeypatch: pytest.Monk
             exec(block, names)
     assert names["following"].shape == (2, 256)
     assert names["result"].passed
+    tries, real = list[object](), txl_runtime.load
+
+    def disturbed(path: object) -> txl_runtime.Model:
+        tries.append(path)
+        if len(tries) < 3:
+            raise txl_runtime.BundleError("was replaced")
+        return real("demo/model.txl")
+
+    monkeypatch.setattr(txl_runtime, "load", disturbed)
+    assert names["loaded"]("demo/model.txl").batch_size == 2
+    assert len(tries) == 3
 
 
 def test_the_snippets_on_own_models_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
