@@ -71,7 +71,7 @@ async def _measured(sessions: Sessions, count: int, folder: Path, model_id: str)
 
             await asyncio.gather(*(ask(f"s{number}", 0) for number in range(count)))
             copies = await front.call(copied)
-            nbytes = (await front.call(lambda core: core.take("s0"))).nbytes
+            nbytes = (await front.call(lambda core: core.info("s0"))).nbytes
             decoding = asyncio.gather(*(ask(f"s{number}", 200) for number in range(count)))
             await asyncio.sleep(1)
             took.clear()

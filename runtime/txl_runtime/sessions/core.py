@@ -224,12 +224,7 @@ class Sessions:
         session = session or self._book.open(name)
         self._rows.leave(session)
         self._store.park(session.key, own)
-        session.fresh, session.pending, session.seen, session.fill = (
-            False,
-            own.pending,
-            own.seen,
-            int(own.state.fill[0]),
-        )
+        session.fresh, session.pending, session.seen, session.fill = False, state.pending, state.seen, own.fill
         session.version = next(self._book.numbers)
         self._book.recent.touch(name)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from txl_runtime.errors import TxlError
 from txl_runtime.sessions.requests import Limits
-from txl_runtime.sessions.state import SessionState
+from txl_runtime.streaming.state import RowState
 
 
 class Store:
@@ -25,7 +25,7 @@ class Store:
 
     def __init__(self, limits: Limits, largest: int) -> None:
         self._limits, self._largest = limits, largest
-        self._states: dict[str, SessionState] = {}
+        self._states: dict[str, RowState] = {}
         self._gone: dict[str, str] = {}
         self.host_bytes = self.lost = 0
 
@@ -37,7 +37,7 @@ class Store:
     def __contains__(self, name: str) -> bool:
         return name in self._states or name in self._gone
 
-    def park(self, name: str, state: SessionState) -> None:
+    def park(self, name: str, state: RowState) -> None:
         """Keep a state.
 
         Args:
@@ -46,9 +46,9 @@ class Store:
         """
         self.drop(name)
         self._states[name] = state
-        self.host_bytes += state.nbytes
+        self.host_bytes += _nbytes(state)
 
-    def fetch(self, name: str) -> SessionState:
+    def fetch(self, name: str) -> RowState:
         """Take a state out.
 
         Raises:
@@ -59,7 +59,7 @@ class Store:
         finally:
             self.drop(name)
 
-    def look(self, name: str) -> SessionState:
+    def look(self, name: str) -> RowState:
         """A state that stays here; it must not be written to.
 
         Raises:
@@ -75,13 +75,17 @@ class Store:
         self._gone.pop(name, None)
         state = self._states.pop(name, None)
         if state is not None:
-            self.host_bytes -= state.nbytes
+            self.host_bytes -= _nbytes(state)
 
     def lose(self, name: str, told: str) -> None:
         """Note that a state is lost; its next `fetch` says why."""
         self.drop(name)
         self.lost += 1
         self._gone[name] = told
+
+
+def _nbytes(state: RowState) -> int:
+    return sum(tensor.nbytes for tensor in state.tensors.values())
 
 
 class Recent:

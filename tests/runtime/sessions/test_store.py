@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from plain_sessions import SIZE, mark, plain_state
 from txl_runtime import TxlError
 from txl_runtime.sessions import Limits
 from txl_runtime.sessions.store import Recent, Store
+from txl_runtime.streaming.state import RowState
+
+SIZE = 64
+"""Bytes of a state."""
+
+
+def marked(mark: int) -> RowState:
+    """A state of which every number is the mark."""
+    return RowState(4, 0, {"rows": np.full((4, 4), mark, np.float32)})
 
 
 def test_what_is_parked_comes_back_once_and_what_is_parked_again_replaces_it():
     store = Store(Limits(), SIZE)
     for number in range(3):
-        store.park(f"s{number}", plain_state(number))
-    store.park("s0", plain_state(10))
+        store.park(f"s{number}", marked(number))
+    store.park("s0", marked(10))
     assert store.host_bytes == 3 * SIZE
-    assert mark(store.look("s0")) == 10
-    assert [mark(store.fetch(f"s{number}")) for number in (2, 0, 1)] == [2, 10, 1]
+    assert store.look("s0").tensors["rows"].tolist() == [[10] * 4] * 4
+    assert [store.fetch(f"s{number}").tensors["rows"][0, 0] for number in (2, 0, 1)] == [2, 10, 1]
     assert (store.host_bytes, store.lost) == (0, 0)
     assert not any(f"s{number}" in store for number in range(3))
 
 
 def test_a_state_that_is_lost_says_so_until_it_is_fetched():
     store = Store(Limits(), SIZE)
-    store.park("s0", plain_state(0))
+    store.park("s0", marked(0))
     store.lose("s0", "session 's0' is lost")
     assert "s0" in store
     for read in (store.look, store.fetch):
