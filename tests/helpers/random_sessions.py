@@ -17,7 +17,7 @@ from txl_runtime import Model, UsageError
 from txl_runtime.ladder import limit_of
 from txl_runtime.sessions import Busy, Finished, Limits, Prompt, Request, Sampling, Sessions, Ticket, Token
 from txl_runtime.sessions.checkpoint import Checkpoint
-from txl_runtime.sessions.state import SessionState, largest_state
+from txl_runtime.sessions.state import SessionState
 
 CLOSE = 1e-4
 GREEDY = Sampling(temperature=0.0)
@@ -118,9 +118,7 @@ class Game:
         self.draws, self.now, self.report = np.random.default_rng(seed), 0.0, Report()
         self.alone: dict[str, Alone] = {}
         self.asked: list[Asked] = []
-        table = model.manifest.states_of(model.update)
-        largest = largest_state(model.manifest, table)
-        self.limits = Limits(sessions=2 * names, host_bytes=2 * names * largest, idle_seconds=1000.0)
+        self.limits = Limits(sessions=2 * names, idle_seconds=1000.0)
         self.sessions = self.open()
         self.checkpoint = Checkpoint(folder / "saved", model.manifest.model_id)
 
