@@ -31,6 +31,10 @@ from txl_runtime.listener import Silent
 from txl_runtime.sessions import SessionInfo
 
 from txl_deploy.serve.app import ENDPOINTS
+from txl_deploy.serve.bodies import BODY_BYTES, BODY_SECONDS
+from txl_deploy.serve.completions import REQUEST_SECONDS
+from txl_deploy.serve.server import CONNECTIONS, HEADER_BYTES, KEEP_ALIVE
+from txl_deploy.serve.settings import MAX_TOKENS, PROMPT_TOKENS
 from txl_deploy.verbs import VERBS, command
 
 ROOT = Path(__file__).parents[1]
@@ -260,6 +264,17 @@ def test_the_snippets_for_embedders_run(tmp_path: Path, monkeypatch: pytest.Monk
             exec(block, names)
     assert names["following"].shape == (2, 256)
     assert names["result"].passed
+    tries, real = list[object](), txl_runtime.load
+
+    def disturbed(path: object) -> txl_runtime.Model:
+        tries.append(path)
+        if len(tries) < 3:
+            raise txl_runtime.BundleError("was replaced")
+        return real("demo/model.txl")
+
+    monkeypatch.setattr(txl_runtime, "load", disturbed)
+    assert names["loaded"]("demo/model.txl").batch_size == 2
+    assert len(tries) == 3
 
 
 def test_the_snippets_on_own_models_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,19 +356,11 @@ def test_the_page_on_serving_lists_every_endpoint_and_every_field_of_a_session()
 def test_the_page_on_serving_names_limits_as_they_are() -> None:
     text = (ROOT / "docs" / "serving-reference.md").read_text()
     flags = {option: parameter.default for parameter in command("serve").params for option in parameter.opts}
-    for flag in re.findall(
-        r"`(--(?:max|body|prompt|request|header|session|idle|drain|checkpoint|park|disk)-[\w-]+)`", text
-    ):
+    for flag in re.findall(r"`(--(?:max|session|idle|drain|checkpoint)-[\w-]+)`", text):
         assert flag in flags, flag
     for flag, shown in {
-        "--body-bytes": "1 MiB",
-        "--prompt-tokens": "262,144 tokens",
-        "--max-tokens": "16,384",
-        "--header-seconds": "20 s",
-        "--request-seconds": "600 s",
         "--max-sessions": "1,024",
         "--max-waiting": "256",
-        "--max-connections": "512",
         "--session-bytes": "1 GiB",
         "--idle-seconds": "1 hour",
     }.items():
@@ -361,3 +368,15 @@ def test_the_page_on_serving_names_limits_as_they_are() -> None:
         number *= {"MiB": 1 << 20, "GiB": 1 << 30, "hour": 3600}.get(shown.split()[-1], 1)
         assert flags[flag] == number, flag
         assert any(f"`{flag}`" in line and shown in line for line in text.splitlines()), flag
+    for row, number in {
+        "| body | 1 MiB": BODY_BYTES / (1 << 20),
+        "| prompt | 262,144 tokens |": PROMPT_TOKENS,
+        "| `max_tokens` | 16,384 |": MAX_TOKENS,
+        "| a request's line and headers, while they are incomplete | 32 KiB |": HEADER_BYTES / (1 << 10),
+        "| the body, within | 20 s |": BODY_SECONDS,
+        "| a whole request | 600 s |": REQUEST_SECONDS,
+        "| connections | 511 |": CONNECTIONS - 1,
+        "| a connection without a request, after an answer | 30 s |": KEEP_ALIVE,
+    }.items():
+        assert row in text
+        assert float(re.findall(r"\d+", row.replace(",", ""))[0]) == number, row

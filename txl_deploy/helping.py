@@ -30,9 +30,8 @@ GROUPS = {
     },
     "serve": {
         "Where it listens": "host port token token-file name",
-        "Sessions": "max-sessions session-bytes park-dir disk-bytes idle-seconds checkpoint-dir checkpoint-every",
-        "Limits of requests": "max-waiting max-connections body-bytes prompt-tokens max-tokens request-seconds "
-        "header-seconds drain-seconds",
+        "Sessions": "max-sessions session-bytes idle-seconds checkpoint-dir checkpoint-every",
+        "Requests": "max-waiting drain-seconds",
     },
 }
 """Which options stand together, of verbs with many; what is not named here stands under Options."""

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from txl_runtime import load
 from txl_runtime.sessions import AsyncSessions, Limits, Request, Sampling, Sessions
+from txl_runtime.sessions.asynchronous import save_beside
 from txl_runtime.sessions.checkpoint import Checkpoint
-from txl_runtime.sessions.saving import save_beside
 
 
 def main() -> None:
@@ -71,7 +71,7 @@ async def _measured(sessions: Sessions, count: int, folder: Path, model_id: str)
 
             await asyncio.gather(*(ask(f"s{number}", 0) for number in range(count)))
             copies = await front.call(copied)
-            nbytes = (await front.call(lambda core: core.take("s0"))).nbytes
+            nbytes = (await front.call(lambda core: core.info("s0"))).nbytes
             decoding = asyncio.gather(*(ask(f"s{number}", 200) for number in range(count)))
             await asyncio.sleep(1)
             took.clear()

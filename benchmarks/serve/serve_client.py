@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 KINDS = (("plain", 8), ("session", 6), ("stream", 4), ("broken", 3), ("slow", 1), ("gone", 2))
 """Kinds of requests and their shares."""
-REFUSALS = {400, 401, 404, 405, 408, 411, 413, 414, 415, 422, 429, 431, 501, 505}
+REFUSALS = {400, 401, 404, 405, 408, 411, 413, 414, 415, 422, 429, 501, 505}
 """What a wrong request may be told."""
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
 TOO_MUCH = 3 << 20

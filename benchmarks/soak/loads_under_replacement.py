@@ -2,13 +2,14 @@
 
     python benchmarks/soak/loads_under_replacement.py [--loads 20000] [--readers 3] [--folder /dev/shm] …
 
-Two bundles of the same sizes take turns under one name; every file of them differs. A writer replaces one by the other
-in one of five ways (`WAYS`), at random moments, while readers load whatever is there and feed it some tokens. What a
-reader gets has to be what one of the two bundles gives, bit for bit, or a `BundleError`. After a load whose files are
-rewritten in place nothing can be promised, because engines map the weight file: such a load counts only where nothing
-was written until its tokens had been fed.
+Two bundles of the same sizes take turns under one name; every file that a load reads differs. A writer replaces one by
+the other in one of five ways (`WAYS`), at random moments, while readers load whatever is there and feed it some tokens.
+What a reader gets has to be what one of the two bundles gives, bit for bit, or a `BundleError`. For files that are
+rewritten in place this is only counted: engines map the weight file, and two changes within a tick of the clock leave
+the same times. A load counts there where the weights were still those that it had opened when its tokens had been fed.
 
-Prints one line per way and folder, and one JSON document with --json; exit code 1 where a result was of neither bundle.
+Prints one line per way and folder, and one JSON document with --json; exit code 1 where a result was of neither bundle
+although files or folders were renamed.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ import txl_runtime
 from safetensors.numpy import load_file, save_file
 from txl_runtime.bundle.encoding import file_sha256
 
-SOURCE = Path(__file__).parents[2] / "tests" / "fixtures" / "format1" / "kv"
+SOURCE = Path(__file__).parents[2] / "tests" / "fixtures" / "release_0_8" / "clusters"
 PAUSES = (0, 0.02, 0.3, 1.5)
 """Seconds between replacements, at most; one of them is drawn each time. A load takes some hundredths of a second."""
 
 
 def make_pair(folder: Path) -> tuple[Path, Path]:
-    """Two bundles of the same sizes, of which every file differs."""
+    """Two bundles of the same sizes, of which every file that a load reads differs."""
     old, new = folder / "old", folder / "new"
     for place in (old, new):
-        shutil.copytree(SOURCE, place, ignore=shutil.ignore_patterns("engines"))
+        shutil.copytree(SOURCE, place)
     weights = load_file(new / "weights.safetensors")
     metadata = {"format": "pt"} if b'"__metadata__"' in (new / "weights.safetensors").read_bytes()[:4096] else None
     save_file({name: -tensor for name, tensor in weights.items()}, new / "weights.safetensors", metadata=metadata)
@@ -149,7 +150,7 @@ def read(way: str, folder: Path, loads: int, out: Path) -> None:
             result = fed(model, tokens)
             rewritten = way == "in-place" and not model.bundle.folder.holds(model.manifest.weights)
         except txl_runtime.BundleError as error:
-            seen["refused: " + ("again and again" if "was replaced" in str(error) else "a file or folder")] += 1
+            seen["refused: " + ("replaced meanwhile" if "was replaced" in str(error) else "a file or folder")] += 1
             continue
         seen["rewritten" if rewritten else truths.get((lean, result), "wrong")] += 1
     out.write_text(json.dumps(seen))
@@ -226,7 +227,7 @@ def main() -> int:
         print(json.dumps(found[-1]), file=sys.stderr if given.json else sys.stdout, flush=True)
     if given.json:
         print(json.dumps(found))
-    return 1 if any(entry.get("wrong") for entry in found) else 0
+    return 1 if any(entry.get("wrong") for entry in found if entry["way"] != "in-place") else 0
 
 
 if __name__ == "__main__":

@@ -196,7 +196,7 @@ def load(
 ) -> Model:
     """Load a bundle.
 
-    A bundle that is replaced in the meantime is loaded anew, so that a model is always of one bundle.
+    A bundle that is replaced in the meantime is refused, so that a model is always of one bundle.
 
     Args:
         path: the bundle's folder.
@@ -213,7 +213,7 @@ def load(
             the bit; or plain, the graphs as they lie in the bundle.
 
     Raises:
-        BundleError: the bundle is missing, altered, inconsistent or too new, it was replaced again and again, or its
+        BundleError: the bundle is missing, altered, inconsistent or too new, it was replaced meanwhile, or its
             steps would take more than the budget; the message says how much.
         BackendError: the engine is not installed or cannot run it.
         UsageError: the bundle has no programs of that update rule.

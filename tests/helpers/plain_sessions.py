@@ -9,8 +9,6 @@ from txl_runtime.sessions.state import SessionState
 from txl_runtime.streaming.snapshot import StreamState
 
 MODEL = "5" * 64
-SIZE = 64
-"""Bytes of a state."""
 
 
 def plain_state(mark: float, pending: int | None = None, model_id: str = MODEL) -> SessionState:

@@ -17,7 +17,7 @@ from txl_runtime import Model, UsageError
 from txl_runtime.ladder import limit_of
 from txl_runtime.sessions import Busy, Finished, Limits, Prompt, Request, Sampling, Sessions, Ticket, Token
 from txl_runtime.sessions.checkpoint import Checkpoint
-from txl_runtime.sessions.state import SessionState, largest_state
+from txl_runtime.sessions.state import SessionState
 
 CLOSE = 1e-4
 GREEDY = Sampling(temperature=0.0)
@@ -76,7 +76,6 @@ class Report:
     parked: int = 0
     restarts: int = 0
     expired: int = 0
-    on_disk: int = 0
 
     def near(self, found: Any, wanted: Any, what: str) -> None:
         """Compare numbers."""
@@ -95,7 +94,7 @@ class Game:
     Args:
         model: of tokens.
         rows: of the sessions' stream.
-        folder: for parked states and checkpoints.
+        folder: for checkpoints.
         seed: of all draws.
         names: how many sessions there are at a time, most of them named.
     """
@@ -119,17 +118,12 @@ class Game:
         self.draws, self.now, self.report = np.random.default_rng(seed), 0.0, Report()
         self.alone: dict[str, Alone] = {}
         self.asked: list[Asked] = []
-        table = model.manifest.states_of(model.update)
-        largest = largest_state(model.manifest, table)
-        # A tenth of the sessions have room in memory, the others go to the disk.
-        self.limits = Limits(
-            sessions=2 * names, host_bytes=names // 10 * largest, disk_bytes=2 * names * largest, idle_seconds=1000.0
-        )
+        self.limits = Limits(sessions=2 * names, idle_seconds=1000.0)
         self.sessions = self.open()
         self.checkpoint = Checkpoint(folder / "saved", model.manifest.model_id)
 
     def open(self) -> Sessions:
-        return Sessions(self.model, self.rows, self.limits, self.folder / "parked", clock=lambda: self.now)
+        return Sessions(self.model, self.rows, self.limits, clock=lambda: self.now)
 
     def go(self, operations: int) -> Report:
         """Do so many things, then finish everything."""
@@ -139,7 +133,6 @@ class Game:
             self.report.operations[name] = self.report.operations.get(name, 0) + 1
             getattr(self, f"do_{name}")()
             self.now += 1.0
-            self.report.on_disk = max(self.report.on_disk, self.sessions.disk_bytes)
         self.finish()
         for name in list(self.alone):
             self.compare_state(name)

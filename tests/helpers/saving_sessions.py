@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 from txl_runtime import load
-from txl_runtime.sessions import Limits, Request, Sessions
+from txl_runtime.sessions import Request, Sessions
 from txl_runtime.sessions.checkpoint import Checkpoint
-from txl_runtime.sessions.state import SessionState, largest_state
+from txl_runtime.sessions.state import SessionState
 
 NAMES = tuple(f"session {number}" for number in range(12))
 
@@ -33,9 +33,7 @@ def main() -> None:
     bundle, folder, seed, rounds = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     model = load(bundle, "cpu", 1)
     draws, longest = np.random.default_rng(seed), model.segment_lengths[0]
-    # Two sessions have room in memory, so that others are on the disk.
-    largest = largest_state(model.manifest, model.manifest.states_of(model.update))
-    sessions = Sessions(model, 3, Limits(host_bytes=2 * largest, disk_bytes=10**7), folder / "parked")
+    sessions = Sessions(model, 3)
     with Checkpoint(folder, model.manifest.model_id) as checkpoint:
         lost = checkpoint.restore(sessions)
         assert not lost, lost

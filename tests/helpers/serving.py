@@ -47,7 +47,7 @@ class Served:
         self._thread.start()
         self.settings = ServerSettings(bundle=bundle, **options)
         self.model = txl_runtime.load(bundle, "cpu", threads=1)
-        self.sessions = Sessions(self.model, self.settings.rows, self.settings.limits, self.settings.park_dir)
+        self.sessions = Sessions(self.model, self.settings.rows, self.settings.limits)
         self.service = self.wait(self._open())
 
     async def _open(self) -> Service:

@@ -21,6 +21,7 @@ from serving import serving
 from typer.main import get_command
 
 from txl_deploy.commands import serve
+from txl_deploy.serve.server import CONNECTIONS
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "samples" / "serve"
@@ -68,7 +69,7 @@ def test_the_unit_gives_more_time_to_stop_than_draining_takes() -> None:
     found, drain = service(), options_of(shlex.split(service()["ExecStart"])[2:])["drain_seconds"]
     assert float(found["TimeoutStopSec"]) >= drain + 15
     assert (found["KillSignal"], found["Restart"], found["DynamicUser"]) == ("SIGTERM", "on-failure", "yes")
-    assert float(found["LimitNOFILE"]) > 2 * options_of(["model.txl"])["max_connections"]
+    assert float(found["LimitNOFILE"]) > 2 * CONNECTIONS
 
 
 def steps() -> list[str]:

@@ -57,9 +57,6 @@ def run(
         local=True,
         sessions=SESSIONS * max(tabs, 1),
         waiting=REQUESTS * max(tabs, 1),
-        connections=32 * max(tabs, 1),
-        prompt_tokens=1 << 16,
-        max_tokens=1 << 12,
         idle_seconds=DAY,
         drain_seconds=DRAIN,
     )

@@ -8,9 +8,12 @@ from starlette.requests import ClientDisconnect, Request
 
 from txl_deploy.serve.disconnects import ClientGoneError
 from txl_deploy.serve.errors import ApiError
-from txl_deploy.serve.service import service_of
 
 JSON = "application/json"
+BODY_BYTES = 1 << 20
+"""Of a body; a session's state may be as large as a full one is."""
+BODY_SECONDS = 20
+"""Within which a body has to be there."""
 DROPPED = 64 << 20
 """Bytes beyond the limit that are read and dropped: a client that is still sending would not see the answer."""
 
@@ -27,25 +30,21 @@ async def read_json(request: Request) -> bytes:
     return await read_body(request)
 
 
-async def read_body(request: Request, most: int | None = None) -> bytes:
-    """The body of a request, of at most so many bytes; the server's limit without a number.
+async def read_body(request: Request, most: int = BODY_BYTES) -> bytes:
+    """The body of a request, of at most so many bytes.
 
     Raises:
         ApiError: it has more bytes, or takes too long.
         ClientGoneError: the client went before it was there.
     """
-    settings = service_of(request).settings
-    most = settings.body_bytes if most is None else most
     declared = request.headers.get("content-length", "")
     hopeless = declared.isdecimal() and (len(declared) > 18 or int(declared) > most + DROPPED)
     if hopeless or (declared.isdecimal() and int(declared) > most and "expect" in request.headers):
         raise _too_large(most)
     try:
-        return await asyncio.wait_for(_read(request, most), settings.header_seconds)
+        return await asyncio.wait_for(_read(request, most), BODY_SECONDS)
     except asyncio.TimeoutError:
-        raise ApiError(
-            408, f"the body took more than {settings.header_seconds:g} s, expected it at once; try again"
-        ) from None
+        raise ApiError(408, f"the body took more than {BODY_SECONDS} s, expected it at once; try again") from None
     except ClientDisconnect:
         raise ClientGoneError from None
 

@@ -24,8 +24,10 @@ from txl_deploy.serve.errors import ApiError, as_api_error, json_response
 from txl_deploy.serve.orders import Order, boundary, read_order
 from txl_deploy.serve.service import Noted, Service, noted_of, service_of
 
+REQUEST_SECONDS = 600
+"""From a request's headers to the end of its answer."""
 ENDED = {
-    "timeout": (408, "the request took longer than the server allows; ask for less, or raise --request-seconds"),
+    "timeout": (408, f"the request took more than {REQUEST_SECONDS} s, the most; ask for less"),
     "closed": (503, "the session or the server was closed before the end; try again"),
     "cancelled": (503, "the request was cancelled before its end; try again"),
 }
@@ -90,7 +92,7 @@ class _Answer:
         """Hand one text to the runtime; a patient one waits where there is no room, as long as the request may take."""
         service, order = self._service, self._order
         while True:
-            left = service.settings.request_seconds - (time.monotonic() - self._noted.began)
+            left = REQUEST_SECONDS - (time.monotonic() - self._noted.began)
             if left <= 0:
                 raise _ended("timeout")
             try:

@@ -61,7 +61,7 @@ class ApiError(TxlError):
             headers["www-authenticate"] = "Bearer"
         if not self.repeatable:
             headers["x-should-retry"] = "false"  # clients of OpenAI try again by themselves otherwise
-        if self.status in (408, 413, 431):
+        if self.status in (408, 413):
             headers["connection"] = "close"
         return json_response(self.document(), self.status, headers)
 

@@ -7,8 +7,8 @@ import time
 
 from txl_runtime.errors import TxlError, UsageError, one_line
 from txl_runtime.sessions import AsyncSessions, Busy, Sessions
+from txl_runtime.sessions.asynchronous import save_beside
 from txl_runtime.sessions.checkpoint import Checkpoint
-from txl_runtime.sessions.saving import save_beside
 
 from txl_deploy.serve.logs import Log
 from txl_deploy.serve.playground.tabs import of_tab
@@ -61,8 +61,7 @@ class Keeping:
         except Busy:  # what it says is for a client, who cannot raise a limit
             raise UsageError(
                 f"{self._checkpoint.folder}: {_sessions(len(self._checkpoint.names))} are kept here, expected at most "
-                f"the {len(sessions.names())} that there is room for; raise --max-sessions, --session-bytes or "
-                "--disk-bytes"
+                f"the {len(sessions.names())} that there is room for; raise --max-sessions or --session-bytes"
             ) from None
         for error in lost[:TOLD]:
             self._log.say("session_lost", f"note: {error}", problem=str(error))

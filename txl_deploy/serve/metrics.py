@@ -29,11 +29,11 @@ COUNTED = {
 }
 """What each counter of the sessions is, by its name."""
 LOOKED = {
-    "txl_sessions_lost": "Sessions whose memory was lost, by a damaged file, a disk or the engine, or that are broken.",
+    "txl_sessions_lost": "Sessions whose memory was lost, by a damaged file or the engine, or that are broken.",
     "txl_sessions_restored": "Sessions that came back from the checkpoint when the server started.",
     "txl_sessions_finished": "Texts and runs that ended, by the reason of their end.",
     "txl_sessions_held": "Named sessions by where their memory is; a new one has none yet.",
-    "txl_sessions_bytes": "Bytes of the memory of parked sessions, which --session-bytes and --disk-bytes bound.",
+    "txl_sessions_bytes": "Bytes of the memory of parked sessions, which --session-bytes bounds.",
     "txl_requests_waiting": "Texts and runs that wait for a row, or behind another request of their session.",
     "txl_checkpoints": "Checkpoints that were tried, by whether the disk took them.",
     "txl_checkpoint_age_seconds": "Seconds since the last whole checkpoint began, or the start: what a kill loses.",
@@ -74,8 +74,6 @@ class Metrics:
         self._drawn = prometheus.Counter("txl_completion_tokens", said, registry=own)
         said = "HTTP requests that are being answered now, the one that reads this among them."
         self.running = prometheus.Gauge("txl_requests_running", said, registry=own)
-        said = "Connections that were sent away, because --max-connections were open."
-        self.refused = prometheus.Counter("txl_connections_refused", said, registry=own)
 
     def answered(self, path: str, status: int, seconds: float, read: int, drawn: int, first: float | None) -> None:
         """One request has ended; `path` is that of its route, so that there are few of them."""
@@ -99,9 +97,9 @@ class Metrics:
 def looked_at(sessions: Sessions, keeping: Keeping) -> list[Metric]:
     """What sessions count themselves, and what became of their checkpoint; in the thread of the sessions."""
     counters = sessions.counters
-    places = Tally({"row": 0, "host": 0, "disk": 0, "new": 0})
+    places = Tally({"row": 0, "host": 0, "new": 0})
     places.update(sessions.info(name).place for name in sessions.names())
-    parked = {"host": sessions.host_bytes, "disk": sessions.disk_bytes}
+    parked = {"host": sessions.host_bytes}
     found: list[Metric] = [
         CounterMetricFamily(f"txl_sessions_{name}", said, value=getattr(counters, name))
         for name, said in COUNTED.items()

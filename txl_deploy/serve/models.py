@@ -12,12 +12,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from txl_runtime.errors import TxlError, UsageError
 
-from txl_deploy.serve.bodies import read_json
+from txl_deploy.serve.bodies import BODY_BYTES, read_json
 from txl_deploy.serve.errors import ApiError, json_response
 from txl_deploy.serve.metrics import looked_at
 from txl_deploy.serve.orders import check_model, decode, encode
 from txl_deploy.serve.service import Service, service_of
-from txl_deploy.serve.settings import LOGPROBS, TOP_LOGPROBS
+from txl_deploy.serve.settings import LOGPROBS, MAX_TOKENS, PROMPT_TOKENS, TOP_LOGPROBS
 
 ANSWERS = 10.0
 """Seconds within which the sessions have to answer: longer than any round takes."""
@@ -135,9 +135,9 @@ def _model(service: Service) -> dict[str, Any]:
         "vocab_size": manifest.vocab_size,
         "context": manifest.reach,
         "limits": {
-            "prompt_tokens": service.settings.prompt_tokens,
-            "max_tokens": service.settings.max_tokens,
-            "body_bytes": service.settings.body_bytes,
+            "prompt_tokens": PROMPT_TOKENS,
+            "max_tokens": MAX_TOKENS,
+            "body_bytes": BODY_BYTES,
             "logprobs": TOP_LOGPROBS,
             "answer_logprobs": LOGPROBS,
         },

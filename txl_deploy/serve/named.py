@@ -22,8 +22,8 @@ from txl_runtime.streaming.checks import shown
 from txl_runtime.streaming.state_files import tensors_of
 from txl_runtime.types import Array
 
-from txl_deploy.serve.bodies import content_type, read_body, read_json
-from txl_deploy.serve.completions import ENDED
+from txl_deploy.serve.bodies import BODY_BYTES, content_type, read_body, read_json
+from txl_deploy.serve.completions import ENDED, REQUEST_SECONDS
 from txl_deploy.serve.disconnects import unless_gone
 from txl_deploy.serve.errors import ApiError, as_api_error, json_response
 from txl_deploy.serve.orders import decode
@@ -133,7 +133,7 @@ async def state(request: Request) -> Response:
 async def set_state(request: Request) -> Response:
     """PUT /v1/sessions/NAME/state: the session begins or goes on with this memory."""
     name, service = _name(request), service_of(request)
-    most = max(service.settings.body_bytes, service.largest_state + STATE_SPARE)
+    most = max(BODY_BYTES, service.largest_state + STATE_SPARE)
     given = SessionState.from_bytes(await read_body(request, most), "the state")
 
     def put(kept: Sessions) -> None:
@@ -154,7 +154,7 @@ async def run(request: Request) -> Response:
     else:
         inputs = tensors_of(await read_body(request), "the inputs")[1]
     _check_size(inputs, service.model.manifest)
-    asked = SessionRequest(inputs=inputs, seconds=service.settings.request_seconds)
+    asked = SessionRequest(inputs=inputs, seconds=REQUEST_SECONDS)
     ticket = await service.front.submit(asked, name, lambda kept: service.tabs.check(name, kept, asking=True))
     try:
         outputs, fed = await unless_gone(request.receive, _outputs(ticket, service.model.manifest.outputs))

@@ -25,6 +25,8 @@ from txl_deploy.serve.settings import (
     CHOICES,
     ECHOED,
     LOGPROBS,
+    MAX_TOKENS,
+    PROMPT_TOKENS,
     STOP_LENGTH,
     STOPS,
     TOP_LOGPROBS,
@@ -188,9 +190,9 @@ def read_order(data: bytes, model: Model, settings: ServerSettings) -> Order:
             "this model does not continue texts: it reads named arrays, or returns no log-probabilities; use "
             "POST /v1/sessions/NAME/run",
         )
-    prompts = tuple(_prompts(body, model, settings))
-    many, most = _within("n", body.n, 1, 1, CHOICES), settings.max_tokens
-    max_tokens = _within("max_tokens", body.max_tokens, DEFAULT_TOKENS, 0, most)
+    prompts = tuple(_prompts(body, model))
+    many = _within("n", body.n, 1, 1, CHOICES)
+    max_tokens = _within("max_tokens", body.max_tokens, DEFAULT_TOKENS, 0, MAX_TOKENS)
     logprobs = None if body.logprobs is None else _within("logprobs", body.logprobs, 0, 0, TOP_LOGPROBS)
     if body.best_of not in (None, 1, many) or (body.best_of or 1) > many:
         raise ApiError(400, f"best_of is {body.best_of}, expected 1 or n: texts are not ranked here", "best_of")
@@ -309,7 +311,7 @@ def boundary(model: Model) -> Ids:
     return np.array([token], np.int32)
 
 
-def _prompts(body: CompletionBody, model: Model, settings: ServerSettings) -> list[Ids]:
+def _prompts(body: CompletionBody, model: Model) -> list[Ids]:
     given = body.prompt
     if given is None or given in ("", []):
         prompts = [np.zeros(0, np.int32)]
@@ -334,11 +336,10 @@ def _prompts(body: CompletionBody, model: Model, settings: ServerSettings) -> li
                 "prompt",
             )
     longest = max(map(len, prompts))
-    if longest > settings.prompt_tokens:
+    if longest > PROMPT_TOKENS:
         raise ApiError(
             400,
-            f"the prompt has {longest} tokens, expected at most {settings.prompt_tokens}; send it in parts with a "
-            "session, or raise --prompt-tokens",
+            f"the prompt has {longest} tokens, expected at most {PROMPT_TOKENS}; send it in parts with a session",
             "prompt",
         )
     return prompts

@@ -28,15 +28,18 @@ from txl_deploy.serve.health import Health
 from txl_deploy.serve.keeping import Keeping
 from txl_deploy.serve.logs import Log
 from txl_deploy.serve.metrics import Metrics
-from txl_deploy.serve.protocol import timed_protocol
 from txl_deploy.serve.service import Service
-from txl_deploy.serve.settings import HEADER_BYTES, ServerSettings
+from txl_deploy.serve.settings import ServerSettings
 from txl_deploy.serve.supervision import tell_manager
 
 BACKLOG = 2048
 """Connections that the system keeps until they are accepted."""
+CONNECTIONS = 512
+"""Open at once; where there are so many, requests get 503."""
 KEEP_ALIVE = 30
-"""Seconds for which a connection stays open without a request."""
+"""Seconds for which a connection stays open without a request after an answer."""
+HEADER_BYTES = 1 << 15
+"""Of a request's line and headers, as long as they are incomplete."""
 LAST_WORDS = 2
 """Seconds in which the last answers go out, once nothing runs any more."""
 LOOK = 0.02
@@ -68,7 +71,7 @@ def serve(settings: ServerSettings, listens: Callable[[str], None] | None = None
                 f"{settings.bundle}: the model reads named arrays, or returns no log-probabilities, expected one that "
                 "continues tokens; serve it, and use POST /v1/sessions/NAME/run"
             )
-        sessions = stack.enter_context(Sessions(model, settings.rows, settings.limits, settings.park_dir))
+        sessions = stack.enter_context(Sessions(model, settings.rows, settings.limits))
         checkpoint = None
         if settings.checkpoint_dir is not None:
             checkpoint = stack.enter_context(Checkpoint(settings.checkpoint_dir, model.manifest.model_id))
@@ -95,9 +98,7 @@ async def _serve(
             service = _service(settings, model, front, keeping)
             if problem := await service.health.problem():
                 raise CheckError(f"the self-test did not pass: {problem}; it is not served")
-            server = _Server(
-                _config(settings, service, log), lambda: _ready(log, settings, service, listening, listens)
-            )
+            server = _Server(_config(service, log), lambda: _ready(log, settings, service, listening, listens))
             serving = asyncio.create_task(server.serve([listening]))
             upkeep = asyncio.create_task(keeping.go_on(settings, front))
             signalled, failing = asyncio.create_task(stop.wait()), asyncio.create_task(front.ended())
@@ -149,12 +150,10 @@ def _service(settings: ServerSettings, model: Model, front: AsyncSessions, keepi
     )
 
 
-def _config(settings: ServerSettings, service: Service, log: Log) -> uvicorn.Config:
+def _config(service: Service, log: Log) -> uvicorn.Config:
     return uvicorn.Config(
         make_app(service, log),
-        http=timed_protocol(
-            settings.header_seconds, settings.request_seconds, settings.connections, service.metrics.refused.inc
-        ),
+        http="h11",
         ws="none",
         lifespan="off",
         log_config=None,
@@ -162,6 +161,7 @@ def _config(settings: ServerSettings, service: Service, log: Log) -> uvicorn.Con
         proxy_headers=False,
         server_header=False,
         backlog=BACKLOG,
+        limit_concurrency=CONNECTIONS,
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=LAST_WORDS,
         h11_max_incomplete_event_size=HEADER_BYTES,

@@ -1,6 +1,6 @@
 """What a server is told at its start: where it listens, who may come in, and the limits of what it takes.
 
-Every limit has a default that a small machine survives.
+Every limit is one that a small machine survives, whether it is an option or a constant.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ from txl_runtime.sessions.requests import Limits
 from txl_runtime.sessions.state import LONGEST_NAME
 from txl_runtime.streaming.checks import shown
 
+PROMPT_TOKENS = 1 << 18
+"""Tokens of one prompt."""
+MAX_TOKENS = 1 << 14
+"""Tokens that one text may ask for."""
 CHOICES = 128
 """Texts that one request may ask for: n times its prompts."""
 STOPS = 4
@@ -29,8 +33,6 @@ LOGPROBS = 1 << 19
 """Log-probabilities that one answer may hold: positions times what is asked for at each."""
 ECHOED = LOGPROBS
 """Tokens of prompts that one answer may echo, of all its texts together: each is looked up before any is computed."""
-HEADER_BYTES = 1 << 15
-"""Of a request's line and headers."""
 LOST = "\ufffd"
 """What becomes of bytes of an address that are no UTF-8: names that differ would be one."""
 NO_NAMES = (".", "..")
@@ -51,17 +53,9 @@ class ServerSettings:
         sessions: named and unnamed sessions that exist at once.
         waiting: requests that may wait for a row.
         session_bytes: of parked sessions in the host's memory.
-        disk_bytes: of parked sessions beyond it, in files.
-        park_dir: where those files are; what is in them ends with the server.
         idle_seconds: after which an unused session ends.
         checkpoint_dir, checkpoint_every: where all sessions are kept over a restart, and every how many seconds.
         drain_seconds: what running requests are given when the server is told to stop.
-        body_bytes: of a request's body; a session's state may be as large as a full one is.
-        prompt_tokens: of one prompt.
-        max_tokens: that one text may ask for.
-        request_seconds: from a request's headers to the end of its answer.
-        header_seconds: for a request's headers; the same again for its body, and for a client that reads nothing.
-        connections: that are open at once.
         tabs: of the playground that are open at once.
         local: whether it answers this machine's names and its own page alone, though a token is asked for.
         json_logs: every line is a JSON object, one per request among them.
@@ -78,18 +72,10 @@ class ServerSettings:
     sessions: int = 1024
     waiting: int = 256
     session_bytes: int = 1 << 30
-    disk_bytes: int = 0
-    park_dir: Path | None = None
     idle_seconds: float = 3600.0
     checkpoint_dir: Path | None = None
     checkpoint_every: float = 60.0
     drain_seconds: float = 30.0
-    body_bytes: int = 1 << 20
-    prompt_tokens: int = 1 << 18
-    max_tokens: int = 1 << 14
-    request_seconds: float = 600.0
-    header_seconds: float = 20.0
-    connections: int = 512
     tabs: int = 16
     local: bool = False
     json_logs: bool = False
@@ -97,13 +83,13 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
             raise UsageError(f"port is {self.port}, expected 0 … 65535; check --port")
-        for name in ("sessions", "body_bytes", "prompt_tokens", "max_tokens", "connections", "tabs"):
+        for name in ("sessions", "tabs"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is {getattr(self, name)}, expected at least 1; check {_flag(name)}")
-        for name in ("waiting", "session_bytes", "disk_bytes"):
+        for name in ("waiting", "session_bytes"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} is {getattr(self, name)}, expected at least 0; check {_flag(name)}")
-        for name in ("idle_seconds", "checkpoint_every", "request_seconds", "header_seconds"):
+        for name in ("idle_seconds", "checkpoint_every"):
             if not 0 < getattr(self, name) < math.inf:
                 raise UsageError(
                     f"{name} is {getattr(self, name)}, expected a finite number of seconds above 0; check {_flag(name)}"
@@ -115,8 +101,6 @@ class ServerSettings:
             )
         if self.name is not None and any("\ud800" <= sign <= "\udfff" for sign in self.name):
             raise UsageError(f"name is {shown(self.name)}, expected text that is UTF-8; choose another --name")
-        if (self.park_dir is None) != (self.disk_bytes == 0):
-            raise UsageError("--park-dir and --disk-bytes belong together, expected both or none; give the other one")
         if self.token is not None and (not self.token.isascii() or not self.token.isprintable() or " " in self.token):
             raise UsageError("the token holds white space, controls or letters beyond ASCII; choose another one")
         if self.token == "":
@@ -145,9 +129,8 @@ class ServerSettings:
             sessions=self.sessions,
             waiting=self.waiting,
             host_bytes=self.session_bytes,
-            disk_bytes=self.disk_bytes,
             idle_seconds=self.idle_seconds,
-            positions=self.prompt_tokens + self.max_tokens,
+            positions=PROMPT_TOKENS + MAX_TOKENS,
         )
 
     def require_token(self) -> None:

@@ -7,9 +7,7 @@ open. So is the folder itself: `export --force` exchanges folders, perhaps there
 
 from __future__ import annotations
 
-import logging
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,14 +15,6 @@ from typing import BinaryIO, TypeVar
 
 from txl_runtime.errors import BundleError, TxlError
 from txl_runtime.files import open_plain
-
-logger = logging.getLogger(__name__)
-
-RETRIES = 3
-"""How often a bundle is opened anew that was replaced while it was being opened."""
-TICK = 20_000_000
-"""Nanoseconds: two changes within a tick of the system's clock leave the same time, so that a change as recent as this
-is waited for."""
 
 Identity = tuple[int, int, int, int, int]
 """Device, number, size, time of writing, time of change."""
@@ -44,9 +34,8 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path, self.place = path, Path(os.path.realpath(path))
-        self._restless = False
         self._seen: dict[str, Identity | None] = {}
-        self._before = self._settled(lambda: os.stat(self.place))  # noqa: PTH116 - as of descriptors below
+        self._before = _identity(self.place.stat())
 
     @contextmanager
     def open(self, name: str) -> Iterator[tuple[BinaryIO, bool]]:
@@ -61,7 +50,7 @@ class Folder:
             raise OSError(0, "a link that leaves the bundle")
         with open_plain(real, links=False) as (file, _):
             if self._seen[name] is None:
-                self._seen[name] = self._settled(lambda: os.fstat(file.fileno()))
+                self._seen[name] = _identity(os.fstat(file.fileno()))
             yield file, self._seen[name] == _identity(os.fstat(file.fileno()))
 
     def holds(self, name: str) -> bool:
@@ -76,53 +65,39 @@ class Folder:
     def replaced(self) -> bool:
         """Whether the folder or a file that was opened is another one now, or has changed since."""
         try:
-            if self._restless or _identity(os.stat(self.place)) != self._before:  # noqa: PTH116
+            if _identity(self.place.stat()) != self._before:
                 return True
         except OSError:
             return True
         return any((identity is not None) != self.holds(name) for name, identity in tuple(self._seen.items()))
-
-    def _settled(self, look: Callable[[], os.stat_result]) -> Identity:
-        """What is there, once its last change is a while ago; what goes on changing is being replaced."""
-        if _recent(found := look()):
-            time.sleep(TICK / 1e9)
-            found = look()
-            self._restless |= _recent(found)
-        return _identity(found)
 
 
 def _identity(found: os.stat_result) -> Identity:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def _recent(found: os.stat_result) -> bool:
-    return 0 <= time.time_ns() - found.st_ctime_ns < TICK
-
-
 def undisturbed(path: Path, make: Callable[[Folder], Made]) -> Made:
-    """What is made of a bundle's folder that nobody replaced meanwhile; it is made anew where somebody did.
+    """What is made of a bundle's folder that nobody replaced meanwhile.
 
     Raises:
-        BundleError: there is no such folder, or it was replaced again and again.
+        BundleError: there is no such folder, or it was replaced or removed meanwhile.
         TxlError: what `make` raises of a folder that was not replaced.
     """
-    for _ in range(1 + RETRIES):
-        try:
-            folder = Folder(path)
-        except OSError as error:
-            raise BundleError(f"{path}: {error.strerror}, expected a bundle (a folder); look at its path") from None
-        try:
-            made = make(folder)
-        except TxlError:
-            if not folder.replaced:
-                raise
-        else:
-            if not folder.replaced:
-                return made
-        logger.warning("%s was replaced or removed while it was being loaded; loading it anew", path)
+    try:
+        folder = Folder(path)
+    except OSError as error:
+        raise BundleError(f"{path}: {error.strerror}, expected a bundle (a folder); look at its path") from None
+    try:
+        made = make(folder)
+    except TxlError:
+        if not folder.replaced:
+            raise
+    else:
+        if not folder.replaced:
+            return made
     raise BundleError(
-        f"{path}: was replaced {1 + RETRIES} times while it was being loaded, expected it to stay for as long as a "
-        "load takes; load it again when whoever replaces it has finished"
+        f"{path}: was replaced or removed while it was being loaded, expected it to stay for as long as a load takes; "
+        "load it again"
     )
 
 

@@ -166,11 +166,9 @@ class Bundle:
 def open_bundle(path: str | Path, verify_files: bool = True) -> Bundle:
     """Read a bundle's manifest and check its files but engines: sizes always, hashes with `verify_files`.
 
-    A bundle that is replaced meanwhile is read anew.
-
     Raises:
         BundleError: the folder, its manifest or one of its files is missing, truncated or altered, or it was replaced
-            again and again.
+            meanwhile.
     """
     return undisturbed(bundle_path(path), partial(read_bundle, verify_files=verify_files))
 

@@ -1,4 +1,8 @@
-"""`AsyncSessions`: sessions for asyncio. The core runs in one thread, and readers wait in their event loop."""
+"""`AsyncSessions`: sessions for asyncio. The core runs in one thread, and readers wait in their event loop.
+
+`save_beside` makes a checkpoint of sessions that go on: states are copied between rounds, and written by one more
+thread.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,12 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
 from txl_runtime.errors import TxlError, UsageError, one_line
+from txl_runtime.sessions.checkpoint import Checkpoint
 from txl_runtime.sessions.core import Sessions
 from txl_runtime.sessions.jobs import Ticket
 from txl_runtime.sessions.requests import ClosedError, Event, Finished, Request
@@ -258,6 +264,45 @@ class AsyncSessions:
                 if future.set_running_or_notify_cancel():
                     future.set_exception(ClosedError("the sessions were closed, expected them open; begin again"))
             self._tell(over=True)
+
+
+async def save_beside(front: AsyncSessions, checkpoint: Checkpoint) -> int:
+    """Save all sessions while they go on: a round waits for the copy of one state at most.
+
+    Where this is cancelled, the save ends at the next session, and what is there is the last checkpoint. It returns
+    only then, so that another save may begin.
+
+    Args:
+        front: of the sessions.
+        checkpoint: where to. One save at a time.
+
+    Returns:
+        How many states were written.
+
+    Raises:
+        TxlError: the disk does not take them; what is there is the last checkpoint, whole.
+    """
+    cancelled = False
+
+    def save() -> int:
+        with checkpoint.begin(front.post(Sessions.versions).result()) as saving:
+            for name in saving.wanted:
+                if cancelled:
+                    return 0
+                try:
+                    state = front.post(partial(Sessions.take, name=name)).result()
+                except TxlError:  # it is closed by now, or lost
+                    continue
+                saving.add(name, state)
+            return saving.finish()
+
+    work = asyncio.ensure_future(asyncio.to_thread(save))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        cancelled = True
+        await asyncio.wait([work])
+        raise
 
 
 def _wake(handles: Sequence[Handle]) -> None:

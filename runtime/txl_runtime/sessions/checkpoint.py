@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -28,9 +30,6 @@ from txl_runtime.errors import TxlError, UsageError, brief
 from txl_runtime.sessions.folders import (
     PRIVATE_FILE,
     Lock,
-    is_random,
-    listed,
-    random_name,
     read_private,
     remove,
     unwritable,
@@ -40,7 +39,9 @@ from txl_runtime.sessions.state import SessionState, check_name
 from txl_runtime.streaming.checks import check_path
 
 FORMAT = "txl-deploy.sessions/1"
-LOCK, INDEX, SUFFIX = "sessions.lock", "sessions.json", ".session"
+INDEX = "sessions.json"
+FILE = r"^[0-9a-f]{32}\.session\Z"
+"""Names of sessions' files: a random number, which says nothing of what is in them."""
 MOST = 2**28
 """Bytes of an index at most: half a million sessions."""
 
@@ -49,7 +50,7 @@ class _Entry(Struct, frozen=True, forbid_unknown_fields=True):
     """Where one session's state is."""
 
     name: str
-    file: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\.session\Z")]
+    file: Annotated[str, Meta(pattern=FILE)]
     size: Annotated[int, Meta(ge=0, lt=2**62)]
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
@@ -97,7 +98,7 @@ class Checkpoint:
 
     def __init__(self, folder: str | Path, model_id: str) -> None:
         self.folder, self._model_id = check_path(folder), model_id
-        self._lock = Lock(self.folder, LOCK)
+        self._lock = Lock(self.folder)
         self._perhaps = set[str]()  # files of an index that may have got into place although writing it failed
         try:
             self._entries = {entry.name: entry for entry in self._read_index()}
@@ -204,7 +205,7 @@ class Checkpoint:
             for name in save.wanted:
                 try:
                     state = sessions.take(name)
-                except TxlError:  # its own disk has lost it: what was saved of it before stays
+                except TxlError:  # it is lost: what was saved of it before stays
                     continue
                 save.add(name, state)
             return save.finish()
@@ -216,7 +217,7 @@ class Checkpoint:
     def _there(self) -> set[str]:
         """Names of what is in the folder."""
         try:
-            return set(listed(self.folder))
+            return {path.name for path in self.folder.iterdir()}
         except OSError as error:
             raise unwritable(self.folder, error) from None
 
@@ -253,9 +254,10 @@ class Checkpoint:
             return
         known = {entry.file for entry in self._entries.values()} | self._perhaps
         with contextlib.suppress(OSError):
-            for name in listed(self.folder):
-                if name.startswith(f".{INDEX}{PARTIAL}") or (is_random(name, SUFFIX) and name not in known):
-                    remove(self.folder / name)
+            for path in sorted(self.folder.iterdir()):
+                ours = re.match(FILE, path.name) is not None and path.name not in known
+                if ours or path.name.startswith(f".{INDEX}{PARTIAL}"):
+                    remove(path)
 
     def _put_in_place(self, entries: dict[str, _Entry], versions: dict[str, int]) -> None:
         """Let an index of new entries be the checkpoint."""
@@ -300,9 +302,9 @@ class Save:
             TxlError: the disk does not take it.
         """
         data = state.to_bytes()
-        path = self._checkpoint.folder / random_name(SUFFIX)
+        path = self._checkpoint.folder / f"{secrets.token_hex(16)}.session"
         try:
-            write_private(path, data, through=True)
+            write_private(path, data)
         except OSError as error:
             raise unwritable(path, error) from None
         self._new[name] = _Entry(name, path.name, len(data), hashlib.sha256(data).hexdigest())

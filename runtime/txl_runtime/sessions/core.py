@@ -20,7 +20,7 @@ from txl_runtime.sessions.session_rows import SessionRows
 from txl_runtime.sessions.state import SessionState, check_name, largest_state
 from txl_runtime.sessions.store import Store
 from txl_runtime.sessions.turns import LATELY, Cuts, Turns, closing_up, in_order, leaver
-from txl_runtime.streaming.checks import check_path, is_whole, shown
+from txl_runtime.streaming.checks import is_whole, shown
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Sessions:
 
     One thread calls this, and nothing happens but in these calls: `submit` takes a request in, `round` runs one
     segment of some sessions, and a ticket's `events` say what came of it. Where more sessions have something to do than
-    the stream has rows, they take turns; what has no row is parked in host memory, and beyond a limit on the disk.
+    the stream has rows, they take turns; what has no row is parked in host memory.
 
     What a session is given does not depend on the others: its tokens are cut from its request's own first one, its
     random numbers are its own, and what goes wrong in its computation ends it alone.
@@ -39,7 +39,6 @@ class Sessions:
         model: with independent sequences. One whose sequences run in lockstep is served one session at a time.
         rows: sequences of the stream, at most the bundle's batch size; None for as many as there can be.
         limits: on sessions, requests and bytes.
-        folder: where states go beyond `limits.host_bytes`; nobody else may use it.
         clock: seconds, never going back.
 
     Attributes:
@@ -47,7 +46,6 @@ class Sessions:
 
     Raises:
         UsageError: the model's sequences influence one another; or rows or limits are out of range.
-        TxlError: the folder cannot be used.
     """
 
     def __init__(
@@ -55,7 +53,6 @@ class Sessions:
         model: Model,
         rows: int | None = None,
         limits: Limits = Limits(),  # noqa: B008 - it is frozen
-        folder: str | Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model, self._manifest, self._limits = model, model.manifest, check_limits(limits)
@@ -64,7 +61,7 @@ class Sessions:
         self.counters = Counters()
         largest = largest_state(self._manifest, self._manifest.states_of(model.update))
         self._largest = largest
-        self._store = Store(self._limits, None if folder is None else check_path(folder), largest)
+        self._store = Store(self._limits, largest)
         self._rows = SessionRows(stream, self._manifest, model.update, self._store, self.counters)
         self._segments = Segments(stream, self._manifest)
         self._cuts = Cuts(self._manifest)
@@ -152,7 +149,7 @@ class Sessions:
         waiting = len(session.jobs)
         return SessionInfo(
             name=name,
-            place="row" if session.row is not None else "new" if session.fresh else self._store.place(session.key),
+            place="row" if session.row is not None else "new" if session.fresh else "host",
             seen=session.seen,
             fill=self._rows.fill(session),
             pending=session.pending,
@@ -227,12 +224,7 @@ class Sessions:
         session = session or self._book.open(name)
         self._rows.leave(session)
         self._store.park(session.key, own)
-        session.fresh, session.pending, session.seen, session.fill = (
-            False,
-            own.pending,
-            own.seen,
-            int(own.state.fill[0]),
-        )
+        session.fresh, session.pending, session.seen, session.fill = False, state.pending, state.seen, own.fill
         session.version = next(self._book.numbers)
         self._book.recent.touch(name)
 
@@ -261,10 +253,9 @@ class Sessions:
         self._book.end_all()
 
     def shut(self) -> None:
-        """End all requests with reason "closed" and all sessions, and give the folder back."""
+        """End all requests with reason "closed" and all sessions."""
         for session in [*self._book.active, *self._book.named.values()]:
             self._book.drop(session, "closed")
-        self._store.close()
 
     # --- how things stand -------------------------------------------------------------------------------------------
 
@@ -280,18 +271,13 @@ class Sessions:
 
     @property
     def lost(self) -> int:
-        """Sessions whose memory was lost so far: by a disk, by the engine, or by computing no numbers."""
+        """Sessions whose memory was lost so far: by the engine, or by computing no numbers."""
         return self._store.lost + self.counters.broken
 
     @property
     def host_bytes(self) -> int:
         """Bytes of parked states in host memory."""
         return self._store.host_bytes
-
-    @property
-    def disk_bytes(self) -> int:
-        """Bytes of parked states on the disk."""
-        return self._store.disk_bytes
 
     def due(self) -> float | None:
         """Seconds until a request runs out of time or a session expires, if nothing else happens; None for never."""

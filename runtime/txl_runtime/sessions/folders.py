@@ -1,16 +1,15 @@
-"""Folders that one process alone writes to: a lock, private files, and no more of a name than a random number."""
+"""A folder that one process alone writes to: its lock, and private files in it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
-import secrets
 from pathlib import Path
 
 from txl_runtime.errors import TxlError, UsageError
 from txl_runtime.files import NotPlainError, lock, open_plain
 
+LOCK = "sessions.lock"
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 """Rights of what is made here: a session's memory tells what was fed to it."""
 
@@ -20,22 +19,21 @@ class Lock:
 
     Args:
         folder: that is to be this process's; it is made where there is none.
-        name: of the lock's file.
 
     Raises:
         UsageError: another process, or another owner in this process, has the folder.
         TxlError: the folder cannot be made or written to.
     """
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self._folder, self._name = folder, name
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._descriptor = self._take()
 
     @property
     def held(self) -> bool:
         """Whether the file in the folder is the one that is locked; it is not where others removed or replaced it."""
         try:
-            there, ours = (self._folder / self._name).lstat(), os.fstat(self._descriptor)
+            there, ours = (self._folder / LOCK).lstat(), os.fstat(self._descriptor)
         except OSError:
             return False
         return os.path.samestat(there, ours)
@@ -47,7 +45,7 @@ class Lock:
             UsageError: the file is another one now, since another process has taken the folder.
             TxlError: the folder cannot be made or written to.
         """
-        path = self._folder / self._name
+        path = self._folder / LOCK
         if self.held:
             return
         if os.path.lexists(path):
@@ -64,7 +62,7 @@ class Lock:
         try:
             folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-            descriptor = os.open(folder / self._name, flags, PRIVATE_FILE)
+            descriptor = os.open(folder / LOCK, flags, PRIVATE_FILE)
         except OSError as error:
             raise unwritable(folder, error) from None
         try:
@@ -91,40 +89,12 @@ class Lock:
                 os.close(descriptor)
 
 
-def random_name(suffix: str) -> str:
-    """A name for a file, that says nothing of what is in it."""
-    return f"{secrets.token_hex(16)}{suffix}"
-
-
-def is_random(name: str, suffix: str) -> bool:
-    """Whether it is such a name."""
-    return re.fullmatch(f"[0-9a-f]{{32}}{re.escape(suffix)}", name) is not None
-
-
-def listed(folder: Path) -> list[str]:
-    """Names of what is in a folder.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    return sorted(path.name for path in folder.iterdir())
-
-
-def random_names(folder: Path, suffix: str) -> list[Path]:
-    """The files of a folder that have such names; empty where the folder cannot be read."""
-    try:
-        return [folder / name for name in listed(folder) if is_random(name, suffix)]
-    except OSError:
-        return []
-
-
-def write_private(path: Path, data: bytes, through: bool) -> None:
-    """Write a new file that nobody else may read.
+def write_private(path: Path, data: bytes) -> None:
+    """Write a new file that nobody else may read; return when the disk holds it.
 
     Args:
         path: where nothing is yet.
         data: all of it.
-        through: whether to return only when the disk holds it.
 
     Raises:
         OSError: it cannot be written; nothing is left of it, as far as it can be removed.
@@ -135,8 +105,7 @@ def write_private(path: Path, data: bytes, through: bool) -> None:
             rest = memoryview(data)
             while rest:
                 rest = rest[stream.write(rest) :]
-            if through:
-                os.fsync(stream.fileno())
+            os.fsync(stream.fileno())
         except BaseException:
             remove(path)
             raise

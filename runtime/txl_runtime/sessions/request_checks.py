@@ -15,7 +15,7 @@ from txl_runtime.streaming.inputs import check_cuttable, check_inputs, check_mem
 from txl_runtime.streaming.sampling import Sampler, check_stop_tokens
 from txl_runtime.types import Array, Ids
 
-COUNTS = {"sessions": 1, "waiting": 0, "host_bytes": 0, "disk_bytes": 0, "input_bytes": 0, "positions": 1}
+COUNTS = {"sessions": 1, "waiting": 0, "host_bytes": 0, "input_bytes": 0, "positions": 1}
 """Limits that are whole numbers, and the least of each."""
 PLAIN = {
     name: getattr(Request(), name)

@@ -39,7 +39,6 @@ class Limits:
         waiting: unfinished requests beyond the number of rows.
         host_bytes: bytes of parked states in host memory. As many states as there are rows may come on top, and those
             of requests in sessions without names whose events are unread, which `waiting` bounds.
-        disk_bytes: bytes of parked states in the folder, beyond `host_bytes`; 0 where nothing goes to a disk.
         input_bytes: bytes of the inputs of unfinished requests, in all.
         idle_seconds: a named session that nobody used for so long is closed.
         positions: of one request: what it feeds and what it draws.
@@ -48,7 +47,6 @@ class Limits:
     sessions: int = 1024
     waiting: int = 256
     host_bytes: int = 1 << 30
-    disk_bytes: int = 0
     input_bytes: int = 1 << 28
     idle_seconds: float = 3600.0
     positions: int = 1 << 20
@@ -203,8 +201,7 @@ class SessionInfo:
 
     Attributes:
         name: of the session.
-        place: where its state is: on a row of the stream, parked in host memory or on the disk; "new" before anything
-            was fed.
+        place: where its state is: on a row of the stream, or parked in host memory; "new" before anything was fed.
         seen: positions that it was fed in all.
         fill: memory rows that exist, 0 … M; None where the model counts none.
         pending: the token that was drawn last and is fed with the next request; None where there is none.
@@ -215,7 +212,7 @@ class SessionInfo:
     """
 
     name: str
-    place: Literal["row", "host", "disk", "new"]
+    place: Literal["row", "host", "new"]
     seen: int
     fill: int | None
     pending: int | None

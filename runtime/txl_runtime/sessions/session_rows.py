@@ -53,9 +53,9 @@ class SessionRows:
         else:
             state = self._store.fetch(session.key)
             try:
-                self._put({row: state.row(self._manifest, self._table)})
+                self._put({row: state})
             except BaseException:
-                self._store.park(session.key, state, not session.name)
+                self._store.park(session.key, state)
                 raise
             self._counters.resumed += 1
         self._settle(session, row)
@@ -68,9 +68,9 @@ class SessionRows:
         """
         assert session.row is not None
         if not session.fresh:
-            taken = self._taken(session)
-            session.fill = int(taken.state.fill[0])
-            self._store.park(session.key, taken, not session.name)
+            taken = self._stream.take(session.row)
+            session.fill = taken.fill
+            self._store.park(session.key, taken)
             self._counters.parked += 1
         self.leave(session)
 
@@ -112,11 +112,13 @@ class SessionRows:
         Raises:
             TxlError: it is lost.
         """
-        if session.row is not None and not session.fresh:
-            return self._taken(session)
         if session.fresh:
-            return self._stated(self._fresh, session)
-        return self.checked(self._store.look(session.key))
+            row: RowState = self._fresh
+        elif session.row is not None:
+            row = self._stream.take(session.row)
+        else:
+            row = _copied(self._store.look(session.key))
+        return SessionState.of(row, self._manifest, self._table, session.pending, session.seen)
 
     def fill(self, session: Session) -> int | None:
         """Memory rows of a session's state, wherever it is; None where the model counts none."""
@@ -126,16 +128,13 @@ class SessionRows:
             return self._fresh.fill
         return session.fill if session.row is None else int(self._stream.fill[session.row])
 
-    def checked(self, state: SessionState) -> SessionState:
+    def checked(self, state: SessionState) -> RowState:
         """A copy of a state that fits the model.
 
         Raises:
             UsageError: it does not fit.
         """
-        row = state.row(self._manifest, self._table)
-        copy = {name: np.array(tensor) for name, tensor in row.tensors.items()}
-        kept = RowState(row.fill, row.head, copy)
-        return SessionState.of(kept, self._manifest, self._table, state.pending, state.seen)
+        return _copied(state.row(self._manifest, self._table))
 
     def renew(self) -> None:
         """Begin the stream anew, without any sessions on it.
@@ -166,9 +165,6 @@ class SessionRows:
         self._used[row] = True
         self.owners[row], session.row, session.turns = session, row, 0
 
-    def _taken(self, session: Session) -> SessionState:
-        assert session.row is not None
-        return self._stated(self._stream.take(session.row), session)
 
-    def _stated(self, row: RowState, session: Session) -> SessionState:
-        return SessionState.of(row, self._manifest, self._table, session.pending, session.seen)
+def _copied(row: RowState) -> RowState:
+    return RowState(row.fill, row.head, {name: np.array(tensor) for name, tensor in row.tensors.items()})

@@ -78,11 +78,6 @@ class SessionState:
         """Of the bundle whose memory this is."""
         return self.state.model_id
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its arrays."""
-        return sum(array.nbytes for array in (*self.state.memory.values(), *(self.state.states or {}).values()))
-
     def to_bytes(self) -> bytes:
         """The bytes of a file, as `save` writes it."""
         more = {SEEN: str(self.seen)}

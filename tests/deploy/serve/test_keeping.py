@@ -130,7 +130,7 @@ def test_a_checkpoint_of_more_sessions_than_there_is_room_for_is_refused(letters
     assert (code, out) == (2, "")
     assert err == (
         f"error: {folder}: 4 sessions are kept here, expected at most the 2 that there is room for; raise "
-        "--max-sessions, --session-bytes or --disk-bytes\n"
+        "--max-sessions or --session-bytes\n"
     )
     assert sorted((file.name, file.read_bytes()) for file in folder.iterdir()) == before
 

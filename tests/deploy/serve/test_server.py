@@ -19,13 +19,15 @@ from support import call_main, until
 from txl_runtime.installing import pip_line
 from txl_runtime.sessions import Request, Sessions
 
+from txl_deploy.serve.server import CONNECTIONS, HEADER_BYTES
+
 PROMPT = {"prompt": "once upon a time", "max_tokens": 5, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
-def quick(letters) -> Iterator[Server]:
-    """A server whose clients are given half a second, and at most ten connections."""
-    with serving(letters, "--header-seconds", 0.5, "--max-connections", 10) as server:
+def beside(letters) -> Iterator[Server]:
+    """A server for tests that leave nothing behind."""
+    with serving(letters) as server:
         yield server
 
 
@@ -43,7 +45,6 @@ def quick(letters) -> Iterator[Server]:
         (("--threads", -1), "threads is -1"),
         (("--rows", 3), "rows"),
         (("--max-sessions", 0), "sessions is 0, expected at least 1; check --max-sessions"),
-        (("--disk-bytes", 5), "--park-dir and --disk-bytes belong together"),
         (("--checkpoint-dir", "/dev/null/x"), "/dev/null/x"),
     ],
 )
@@ -147,9 +148,7 @@ def test_one_line_at_the_start_and_one_per_request(letters, tmp_path):
     assert [line["event"] for line in lines] == ["request", "request", "request", "draining", "stopped"]
     first = lines[0]
     assert first["id"] == answer.headers["x-request-id"]
-    assert (first["method"], first["path"], first["status"]) == ("POST", "/v1/completions", 200)
-    assert (first["prompt_tokens"], first["completion_tokens"]) == (16, 5)
-    assert first["milliseconds"] >= first["first_token_milliseconds"] > 0
+    assert (first["path"], first["status"], first["milliseconds"] > 0) == ("/v1/completions", 200, True)
     assert not any(word in server.log for word in ("once upon", "zoe", "private-name", "secret-token")), "no id has a z"
 
 
@@ -279,32 +278,44 @@ def test_a_second_interrupt_ends_it_at_once(letters):
 
 
 @pytest.mark.slow
-def test_a_client_that_goes_gives_its_row_back(quick):
+def test_a_client_that_goes_gives_its_row_back(beside):
     for number in range(4):
         asked = {**PROMPT, "max_tokens": 16000, "session": f"gone{number}", "stream": bool(number % 2)}
         body = json.dumps(asked).encode()
         head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        with connected(quick) as client:
+        with connected(beside) as client:
             client.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
-            until(lambda name=f"gone{number}": info(quick, name).get("running"))
-        until(lambda name=f"gone{number}": not info(quick, name)["running"])
-        assert info(quick, f"gone{number}")["seen"] < 16016
+            until(lambda name=f"gone{number}": info(beside, name).get("running"))
+        until(lambda name=f"gone{number}": not info(beside, name)["running"])
+        assert info(beside, f"gone{number}")["seen"] < 16016
 
 
 @pytest.mark.slow
-def test_a_body_that_never_ends_is_not_waited_for(quick):
+def test_a_body_that_never_ends_is_not_waited_for(beside):
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    with connected(quick) as client:
+    with connected(beside) as client:
         client.sendall(head + b'content-length: 100\r\n\r\n{"prompt"')
         answer = whole(client)
     assert answer.startswith(b"HTTP/1.1 408")
     assert b"timeout_error" in answer
-    with connected(quick) as client:
+    with connected(beside) as client:
         client.sendall(head + b"content-length: 100000000\r\n\r\n{")
         assert whole(client).startswith(b"HTTP/1.1 413")
-    with connected(quick) as client:  # one that reads nothing before all is sent
+    with connected(beside) as client:  # one that reads nothing before all is sent
         client.sendall(head + b"content-length: 9000000\r\n\r\n" + b" " * 9_000_000)
         assert whole(client).startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.slow
+def test_connections_beyond_the_most_and_headers_without_an_end_are_sent_away(beside):
+    with contextlib.ExitStack() as stack:
+        for _ in range(CONNECTIONS - 1):
+            stack.enter_context(connected(beside))
+        until(lambda: httpx2.get(f"{beside.url}/health", timeout=30).status_code == 503)
+    until(lambda: httpx2.get(f"{beside.url}/health", timeout=30).status_code == 200)
+    with connected(beside) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * (2 * HEADER_BYTES))
+        assert whole(client).startswith(b"HTTP/1.1 400")
 
 
 @pytest.mark.slow
@@ -328,12 +339,10 @@ def test_many_at_once_are_served_in_turns(letters):
 
 
 @contextlib.contextmanager
-def connected(server: Server, receives: int | None = None) -> Iterator[socket.socket]:
+def connected(server: Server) -> Iterator[socket.socket]:
     """A bare connection."""
     host, _, port = server.url.removeprefix("http://").rpartition(":")
     with socket.socket() as client:
-        if receives is not None:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receives)
         client.settimeout(30)
         client.connect((host, int(port)))
         yield client

@@ -13,7 +13,7 @@ from txl_runtime.errors import UsageError
 from txl_deploy.serve import settings
 from txl_deploy.serve.settings import ServerSettings
 
-SECONDS = ("idle_seconds", "checkpoint_every", "request_seconds", "header_seconds", "drain_seconds")
+SECONDS = ("idle_seconds", "checkpoint_every", "drain_seconds")
 
 
 @pytest.mark.parametrize("seconds", [math.inf, -math.inf, math.nan, -1.0])

@@ -16,10 +16,12 @@ from txl_runtime.errors import TxlError
 from fuzz.choices import Choices
 from fuzz.edits import edited
 from fuzz.targets.places import BASES
+from txl_deploy.serve import orders
 
 STATUSES = {200, 400, 401, 403, 404, 405, 408, 409, 413, 415, 429, 503}
 """What a client may be told; 500 says that the model itself failed, or that we did."""
-LIMITS = {"max_tokens": 4, "prompt_tokens": 48, "body_bytes": 1 << 16, "request_seconds": 20, "sessions": 8}
+SESSIONS = 8
+orders.MAX_TOKENS, orders.PROMPT_TOKENS = 4, 48  # so that one input takes a moment
 METHODS = ("POST", "GET", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "\x7f")
 JSON, STATE, SAFETENSORS = "application/json", "application/octet-stream", "application/vnd.safetensors"
 PATHS = (
@@ -71,7 +73,7 @@ def one_input(data: bytes) -> None:
     body = _body(choices)
     status, answer = server.wait(_sent(server, method, path, headers, body, pieces, leaves))
     assert server.service.running == 0
-    assert len(server.wait(server.service.front.call(lambda sessions: list(sessions.names())))) <= LIMITS["sessions"]
+    assert len(server.wait(server.service.front.call(lambda sessions: list(sessions.names())))) <= SESSIONS
     if status is None:
         assert leaves
         return
@@ -175,7 +177,7 @@ async def _sent(
 
 @cache
 def _server(name: str) -> Served:
-    return Served(BASES / name, **LIMITS)
+    return Served(BASES / name, sessions=SESSIONS)
 
 
 @cache

@@ -87,7 +87,7 @@ def test_a_session_that_was_begun_anew_under_its_name_is_written(tmp_path):
     assert restored(tmp_path) == {"a": 9}
 
 
-def test_a_session_whose_own_disk_lost_it_keeps_what_was_saved(tmp_path):
+def test_a_session_whose_state_is_lost_keeps_what_was_saved(tmp_path):
     sessions = PlainSessions(a=1, b=2)
     with Checkpoint(tmp_path, MODEL) as checkpoint:
         checkpoint.save(sessions)

@@ -93,7 +93,7 @@ def test_whatever_moment_it_is_killed_at_every_session_goes_on(transformer, tmp_
         looked = tmp_path / "looked at"
         shutil.rmtree(looked, ignore_errors=True)
         if folder.exists():  # what is left over stays for the next process to remove
-            shutil.copytree(folder, looked, ignore=shutil.ignore_patterns("parked"))
+            shutil.copytree(folder, looked)
         found = restored(model, looked)
         told = [line.split(" ", 1) for line in said if line.endswith("\n") and line.startswith("sav")]
         saved = [json.loads(what) for word, what in told if word == "saved"]

@@ -10,7 +10,7 @@ import pytest
 from random_sessions import bits
 from txl_runtime import BackendError, load
 from txl_runtime.sessions import Limits, Prompt, Request, Sampling, Sessions
-from txl_runtime.sessions.state import SessionState, largest_state
+from txl_runtime.sessions.state import SessionState
 from txl_runtime.streaming.state import RowState
 
 ROWS = 3
@@ -24,11 +24,8 @@ def models(transformer):
 updates = pytest.mark.parametrize("update", ["ring", "rolled"])
 
 
-def open_sessions(model, folder, rows=ROWS, **limits) -> Sessions:
-    """Most of its sessions have to go to the disk."""
-    nbytes = largest_state(model.manifest, model.manifest.states_of(model.update))
-    kept = {"host_bytes": 10 * nbytes, "disk_bytes": 10**9, "idle_seconds": 1e9, **limits}
-    return Sessions(model, rows, Limits(**kept), folder)
+def open_sessions(model) -> Sessions:
+    return Sessions(model, ROWS, Limits(idle_seconds=1e9))
 
 
 def marked(model, number: float, fill: int = 6) -> SessionState:
@@ -47,20 +44,19 @@ def whole_memory(sessions: Sessions) -> np.ndarray:
 
 @updates
 def test_marked_memory_comes_back_as_it_was(models, tmp_path, update):
-    """Through rows, host memory, the disk and a checkpoint."""
+    """Through rows, host memory and a checkpoint."""
     model, count = models[update], 30
     states = {f"s{number}": marked(model, number + 1000, number % 7) for number in range(count)}
-    sessions = open_sessions(model, tmp_path / "parked")
+    sessions = open_sessions(model)
     for name, state in states.items():
         sessions.put(name, state)
-    assert sessions.disk_bytes
     assert sessions.host_bytes
     for name in states:  # each comes to a row and is taken from it; what was fed is forgotten again
         sessions.submit(Request([1]), name)
         sessions.round()
         sessions.put(name, states[name])
     sessions.save(tmp_path / "saved")
-    again = open_sessions(model, tmp_path / "again")
+    again = open_sessions(model)
     assert again.restore(tmp_path / "saved") == {}
     for name, state in states.items():
         assert bits(sessions.take(name)) == bits(again.take(name)) == bits(state)
@@ -69,10 +65,10 @@ def test_marked_memory_comes_back_as_it_was(models, tmp_path, update):
 
 
 @updates
-def test_rows_of_sessions_that_end_are_cleared(models, tmp_path, update):
+def test_rows_of_sessions_that_end_are_cleared(models, update):
     """A session that is closed, or that ends with its request, leaves nothing in the stream's memory."""
     model = models[update]
-    sessions = open_sessions(model, tmp_path / "parked")
+    sessions = open_sessions(model)
     for number in range(ROWS):
         sessions.put(f"s{number}", marked(model, 4242.0))
         sessions.submit(Request([1, 2]), f"s{number}")
@@ -91,7 +87,7 @@ def test_rows_of_sessions_that_end_are_cleared(models, tmp_path, update):
 
 
 @updates
-def test_memory_of_nan_ends_its_own_session_and_no_other(models, tmp_path, update):
+def test_memory_of_nan_ends_its_own_session_and_no_other(models, update):
     model, draws = models[update], np.random.default_rng(0)
     requests = [
         Request(draws.integers(0, 41, draws.integers(1, 12)), 5, Sampling(seed=number), top_logprobs=2, score=True)
@@ -99,7 +95,7 @@ def test_memory_of_nan_ends_its_own_session_and_no_other(models, tmp_path, updat
     ]
 
     def outcome(poisoned: bool) -> list[Any]:
-        sessions, found = open_sessions(model, tmp_path / f"parked {poisoned}"), []
+        sessions, found = open_sessions(model), []
         for turn in range(3):
             tickets = []
             for number, request in enumerate(requests[turn * 8 : turn * 8 + 8]):

@@ -36,4 +36,3 @@ def test_every_session_is_what_it_is_alone(models, tmp_path, kind, rows, seed):
     assert report.ties <= 0.01 * report.tokens
     assert report.restarts
     assert report.expired
-    assert report.on_disk

@@ -32,7 +32,6 @@ def test_rows_that_there_are_not(model_of, rows):
         (Limits(host_bytes=1.5), "limit host_bytes is 1.5"),
         (Limits(idle_seconds=0), "limit idle_seconds is 0, expected a number above 0"),
         (Limits(idle_seconds=float("nan")), "limit idle_seconds is nan"),
-        (Limits(disk_bytes=5), "there is no folder"),
     ],
 )
 def test_limits_that_make_no_sense(model_of, limits, said):

@@ -9,8 +9,8 @@ import pytest
 from txl_runtime import TxlError
 from txl_runtime.sessions import AsyncSessions, Request, Sessions
 from txl_runtime.sessions import checkpoint as checkpoint_module
+from txl_runtime.sessions.asynchronous import save_beside
 from txl_runtime.sessions.checkpoint import Checkpoint
-from txl_runtime.sessions.saving import save_beside
 
 
 @pytest.fixture
@@ -49,10 +49,10 @@ def test_sessions_go_on_while_they_are_saved(model, tmp_path):
 def test_one_that_is_cancelled_ends_before_the_next_begins(model, tmp_path, monkeypatch):
     write, begun, go_on = checkpoint_module.write_private, threading.Event(), threading.Event()
 
-    def slow(path, data, through):
+    def slow(path, data):
         begun.set()
         assert go_on.wait(20)
-        write(path, data, through)
+        write(path, data)
 
     async def main(checkpoint: Checkpoint) -> None:
         sessions = Sessions(model, 2)
@@ -77,7 +77,7 @@ def test_one_that_is_cancelled_ends_before_the_next_begins(model, tmp_path, monk
 
 
 def test_a_full_disk_is_told_and_the_sessions_go_on(model, tmp_path, monkeypatch):
-    def full(path, data, through):
+    def full(path, data):
         raise OSError(28, "No space left on device")
 
     async def main(checkpoint: Checkpoint) -> None:

@@ -15,7 +15,7 @@ from txl_deploy.serve.playground.tabs import REQUESTS, SESSIONS, Tabs
 from txl_deploy.serve.service import service_of
 
 BEAT = 5.0
-"""Seconds between two beats. A client that reads none of them for a while is cut off by the protocol."""
+"""Seconds between two beats. A client that has vanished acknowledges none: the system ends its connection then."""
 
 
 async def tab(request: Request) -> Response:
