@@ -13,7 +13,7 @@ import torch
 from txl_export import export
 from txl_export.checkpoints.txl import TxlConfig
 from txl_export.families.transformer_xl.weights import Weights, canonical_shapes
-from txl_runtime.bundle.format1 import ModelConfig
+from txl_runtime.bundle.transformer_xl import ModelConfig
 from txl_runtime.types import Ids
 
 from benchmarks.shared.tables import log

@@ -217,7 +217,6 @@ def frozen(path: str) -> Bundle:
 ZEROS = {"memory_start": "zeros", "pre_lnorm": True, "attention_bias": True}
 BUNDLES: dict[str, tuple[list[str], Bundle]] = {
     "ring": ([], transformer({}, WORDS, batch_size=3)),
-    "rolled": (["format1"], frozen("format1/plain10")),
     "hidden": ([], transformer({}, PARTED, memory="hidden", batch_size=2, missing_words=True)),
     "clusters": (
         ["clusters"],
@@ -237,7 +236,6 @@ BUNDLES: dict[str, tuple[list[str], Bundle]] = {
     "lockstep": (["lockstep"], lockstep),
     "table": ([], table),
     "axes": (["axes"], lambda path: sealed(step_models.recurrent(), path)),
-    "format1": (["format1"], frozen("format1/kv")),
     "release-0.8": (["old", "clusters"], frozen("release_0_8/clusters")),
 }
 """What every vector of a bundle shows, and how the bundle is made."""
@@ -290,9 +288,7 @@ class Composer:
         self.fluent = m.tokens is not None and m.logprobs is not None and m.can.feed_freely
         self.apart, self.counted, self.exact = m.can.run_apart, m.can.count_rows, m.lengths == "exact"
         self.ids = (m.vocab_size or 1) - (path.name == "table")  # after the last one of which nothing can be drawn
-        self.again = bool(
-            {"old", "format1", "int8", "half", "clusters"} & set(shows)
-        )  # what others show holds here too
+        self.again = bool({"old", "int8", "half", "clusters"} & set(shows))  # what others show holds here too
         self.vectors: list[dict[str, Any]] = []
         self.steps: list[dict[str, Any]] = []
         self.b, self.elsewhere = 0, ""
@@ -706,7 +702,7 @@ class Composer:
             ("draws top_p", {"top_p": 0.9}),
             ("draws top_p temperature", {"top_p": 0.7, "temperature": 2.5}),
             ("draws top_k top_p temperature", {"top_k": 5, "top_p": 0.8, "temperature": 1.5}),
-        )[:: 3 if {"old", "format1"} & set(self.base) else 1]:  # how an old bundle draws is how any other does
+        )[:: 3 if "old" in self.base else 1]:  # how an old bundle draws is how any other does
             self.begin(shows, rule, b)
             self.generate(5, **options), self.generate(5, **options), self.state()
         if b > 1:

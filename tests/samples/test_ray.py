@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 import txl_runtime
-from support import FIXTURES
+from frozen import frozen
 
 from txl_deploy.corpora.running import Keeping, Machine, score_corpus
 from txl_deploy.corpora.sources import Corpus
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = ROOT / ".clients" / "bin" / "python"
-KV = FIXTURES / "format1" / "kv"
+TOKENS = frozen("0.8/tokens")
 DOCUMENTS, EARLIER = 600, 100
 
 
@@ -77,16 +77,16 @@ def killing_one(command: list[str], out: Path, short: Path) -> tuple[int, str, s
 def test_an_actor_is_killed_and_every_document_is_there_once(tmp_path: Path, short: Path) -> None:
     """What an earlier run left is kept as it is, and a line that it tore is made good."""
     draws, corpus, out = random.Random(0), tmp_path / "corpus.jsonl", tmp_path / "out.jsonl"
-    tokens = [draws.choices(range(60), k=draws.randrange(400)) for _ in range(DOCUMENTS)]
+    tokens = [draws.choices(range(41), k=draws.randrange(400)) for _ in range(DOCUMENTS)]
     tokens[7] = [99]
     lines = [{"id": f"d{index}", "tokens": each} for index, each in enumerate(tokens)]
     corpus.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    model = txl_runtime.load(KV, threads=1)
+    model = txl_runtime.load(TOKENS, threads=1)
     first = {"model_id": model.manifest.model_id, "documents": "corpus.jsonl"}
     earlier = [{"index": 0, "id": f"d{index}", "tokens": 1, "scored": 1, "nll": 7.0} for index in range(EARLIER)]
     earlier[7]["id"] = f"d{DOCUMENTS - 1}"
     before = "".join(json.dumps(line) + "\n" for line in [first, *earlier]) + '{"index": 0, "id": "d2'
-    command = [CLIENTS, ROOT / "samples" / "ray" / "score.py", KV, corpus, "-o", out, "--actors", "2"]
+    command = [CLIENTS, ROOT / "samples" / "ray" / "score.py", TOKENS, corpus, "-o", out, "--actors", "2"]
     for _ in range(3):
         out.write_text(before)
         code, printed, said, killed = killing_one(list(map(str, command)), out, short)
@@ -102,7 +102,7 @@ def test_an_actor_is_killed_and_every_document_is_there_once(tmp_path: Path, sho
     assert "holds id 99" in found["d7"]["error"]
     assert json.loads(printed[printed.rindex("{\n") :])["documents"] == DOCUMENTS - 1  # Ray prints there too
     here = tmp_path / "here.jsonl"
-    score_corpus(Machine(KV, threads=1), Corpus(corpus), Keeping(here, skip_bad=True))
+    score_corpus(Machine(TOKENS, threads=1), Corpus(corpus), Keeping(here, skip_bad=True))
     _, *expected = map(json.loads, here.read_text().splitlines())
     for row in expected:
         if row["id"] in found and row["id"] != "d7":
@@ -134,7 +134,7 @@ def test_texts_are_called_by_their_paths_in_the_folder() -> None:
 def test_two_documents_of_one_id_are_refused(tmp_path: Path, short: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"id": name, "tokens": [1, 2, 3]}) + "\n" for name in ("a", "b", "a")))
-    command = [CLIENTS, ROOT / "samples" / "ray" / "score.py", KV, corpus, "-o", tmp_path / "out", "--actors", "1"]
+    command = [CLIENTS, ROOT / "samples" / "ray" / "score.py", TOKENS, corpus, "-o", tmp_path / "out", "--actors", "1"]
     environment = os.environ | {"RAY_TMPDIR": str(short), "RAY_USAGE_STATS_ENABLED": "0"}
     for _ in range(3):
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200, check=False)

@@ -1,7 +1,4 @@
-"""The promise to whoever upgrades: what release 0.8.0 wrote is read, gives what it gave, and is gone on with.
-
-Bundles of format 1, and snapshots beside them, are held to the bits that they gave in `runtime/bundle/test_format1.py`.
-"""
+"""The promise to whoever upgrades: what release 0.8.0 wrote is read, gives what it gave, and is gone on with."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ import txl_runtime
 from txl_export.exporting import export
 from txl_export.families.transformer_xl.family import weights_of_bundle
 from txl_export.families.transformer_xl.weights import Weights
-from txl_runtime.bundle.format1 import Dialect, ModelConfig
+from txl_runtime.bundle.transformer_xl import Dialect, ModelConfig
 from txl_runtime.errors import UsageError
 from txl_runtime.model import Model
 
