@@ -91,7 +91,8 @@ void check_version(const Json &document, const std::string &where) {
     need(format == "txl-deploy.bundle", TXL_BUNDLE, where, ": format is '", brief(format),
          "', expected 'txl-deploy.bundle'; export the model again");
     const bool number = !major.empty() && major.find_first_not_of("0123456789") == std::string::npos;
-    need(number && major[0] != '0' && major != "1", TXL_BUNDLE, where, ": format_version is '", brief(version), "', expected such as '2.1'; export again");
+    need(number && major[0] != '0' && major != "1", TXL_BUNDLE, where, ": format_version is '", brief(version),
+         "', expected such as '2.1'; export again");
     need(major == "2", TXL_BUNDLE, where, ": written in format ", brief(version),
          ", this library reads up to 2.x; upgrade it");
 }
@@ -104,9 +105,9 @@ Sizes without(Sizes shape, int first, int second) {
 
 // Whether no field says what came with 2.1.
 bool says_nothing(const Manifest &m) {
-    return ranges::none_of(m.inputs, [](auto &entry) { return entry.counter || !entry.beyond.empty(); }) &&
+    return ranges::all_of(m.inputs, [](auto &entry) { return !entry.counter && entry.beyond.empty(); }) &&
            ranges::all_of(m.outputs, [](auto &output) { return output.columns.empty(); }) &&
-           ranges::none_of(m.states, [](auto &state) { return state.spill || state.in_place; });
+           ranges::all_of(m.states, [](auto &state) { return !state.spill && !state.in_place; });
 }
 
 }  // namespace
