@@ -31,7 +31,7 @@ PROMISES = [
     "padding", "idle", "last", "cut", "fill", "spill", "initial", "reset", "select",
     "snapshot", "rows", "limit", "commit", "lookahead", "lockstep", "grows", "open", "score",
     "greedy", "draws", "apart", "temperature", "top_k", "top_p", "clusters", "text", "selftest",
-    "refusals", "int8", "half", "format1", "old", "axes", "strangers",
+    "refusals", "int8", "half", "old", "axes", "strangers",
 ]
 # fmt: on
 """What vectors show; `conformance/README.md` says what each means."""

@@ -75,15 +75,16 @@ CARRIED = {"bundle", "errors", "files", "guard", "host", "installing", "model", 
 these. `guard` stands apart from the rest: only the engine's module enters it, to have a graph checked, and what makes
 another graph of one that was checked."""
 DOORS = {
-    "bundle.manifest": {"bundle.format1"},
+    "bundle.manifest": {"bundle.transformer_xl"},
     "bundle.reading": {"bundle.vocabulary"},
     "device.choosing": {"device.onnxruntime_cuda", "device.engines.opening"},
     "model": {"device.choosing", "streaming.ranking"},
     "streaming.snapshot": {"bundle.writing", "streaming.state_files"},
     "streaming.stream": {"streaming.generation", "streaming.sampling", "streaming.texts"},
 }
-"""Imports inside functions: the doors of what an application enters only where it asks for it. These are bundles of
-format 1, vocabularies, a device, states in files, drawing tokens, text, and ranking. No other function imports."""
+"""Imports inside functions: the doors of what an application enters only where it asks for it. These are a
+Transformer-XL's config, vocabularies, a device, states in files, drawing tokens, text, and ranking. No other function
+imports."""
 
 MODELS = re.compile(
     r"x.transformers|gtrxl|emformer|mamba|rwkv|compressive|xlnet|memformer|infini.?(trans|att)|memorizing|block.recurrent|labml|\brllib"
@@ -193,8 +194,8 @@ def test_rooms_of_the_runtime_import_only_those_below_them():
 
 
 def test_the_runtime_names_no_model():
-    """Not in a comment either. Of a Transformer-XL's, the adapter for format 1 and the manifest that opens it know."""
-    known = {"txl_runtime.bundle.format1", "txl_runtime.bundle.manifest"}
+    """Not in a comment either. Of a Transformer-XL's, its config and the manifest that has it know."""
+    known = {"txl_runtime.bundle.transformer_xl", "txl_runtime.bundle.manifest"}
     found, in_code = [], set()
     for module in MODULES:
         if module.startswith("txl_runtime"):

@@ -50,7 +50,7 @@ def write_checkpoint(name: str, path: str) -> None:
     import torch
     from txl_export.checkpoints.txl import FORMAT, TxlConfig
     from txl_export.families.transformer_xl.weights import canonical_shapes
-    from txl_runtime.bundle.format1 import ModelConfig
+    from txl_runtime.bundle.transformer_xl import ModelConfig
 
     typed = msgspec.convert(MODELS[name][0], TxlConfig)
     config = ModelConfig(**{field: getattr(typed, field) for field in ModelConfig.__struct_fields__})

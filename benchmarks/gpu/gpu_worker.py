@@ -238,7 +238,7 @@ def torch(journal: Journal, given: argparse.Namespace) -> None:
 
 def unexported(given: argparse.Namespace) -> Any:
     """The bundle that `export` makes, as far as PyTorch's competitors ask for it, where it could not be exported."""
-    from txl_runtime.bundle.format1 import Dialect, ModelConfig
+    from txl_runtime.bundle.transformer_xl import Dialect, ModelConfig
 
     from benchmarks.shared.models import deviation, random_state
 

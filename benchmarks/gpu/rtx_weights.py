@@ -32,8 +32,8 @@ from txl_engines.layers import LayerReport, read_layers
 from txl_engines.shapes import fix_sizes
 from txl_export.checkpoints.txl import TxlConfig
 from txl_export.families.transformer_xl.weights import canonical_shapes
-from txl_runtime.bundle.format1 import ModelConfig
 from txl_runtime.bundle.reading import open_bundle
+from txl_runtime.bundle.transformer_xl import ModelConfig
 from txl_runtime.device.engines.library import load_library
 
 from benchmarks.shared.models import TINY, WT103, random_bundle, shape

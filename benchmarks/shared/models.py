@@ -14,7 +14,7 @@ from txl_export import export
 from txl_export.checkpoints.txl import TxlConfig
 from txl_export.families.transformer_xl.family import weights_of_bundle
 from txl_export.families.transformer_xl.weights import Weights, canonical_shapes
-from txl_runtime.bundle.format1 import ModelConfig
+from txl_runtime.bundle.transformer_xl import ModelConfig
 from txl_runtime.model import Model
 from txl_runtime.types import Ids
 

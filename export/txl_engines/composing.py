@@ -72,7 +72,7 @@ def whole_programs(manifest: Manifest, update: str) -> tuple[Program, ...]:
         return steps
     lengths = manifest.segment_lengths
     wanted = [("logprobs", length) for length in lengths]
-    if any(program.kind == "head" for program in manifest.programs):  # bundles of format 1.0 may have no head
+    if any(program.kind == "head" for program in manifest.programs):  # a bundle need not have one
         if manifest.vocab_size > SHORT_ROW:
             wanted += [("next", length) for length in lengths if length in (1, lengths[0])]
         elif lengths[0] > 1:

@@ -21,7 +21,7 @@ SUPPORTS = """
 padding idle cut last fill spill initial reset select snapshot rows limit commit lookahead lockstep grows open
 score greedy draws apart temperature top_k top_p clusters text selftest refusals int8 half old
 """
-# It reads no format 1, and looks into no graph: it is for bundles that are trusted.
+# It looks into no graph: it is for bundles that are trusted.
 OF_A_MODEL = ("open", "encode", "decode", "selftest")
 OF_A_STREAM = ("run", "feed", "score", "generate", "reset", "select", "save", "restore", "take", "put", "state")
 

@@ -59,7 +59,6 @@ class Bundle:
         json.dumps(m, ensure_ascii=False).encode()  # which fails for half a character
         version = str(m["format_version"])
         need(m["format"] == "txl-deploy.bundle", f"{m['format']!r} is not the format of bundles.", "bundle")
-        need(not re.fullmatch(r"1(\.\d+)?", version), "This reader lacks format 1.", "unsupported")
         need(re.fullmatch(r"2(\.\d+)?", version), f"Format {version} is not 2.x.", "bundle")
         derive(m)
         self.B, self.lockstep, self.exact = m["batch_size"], m["streams"] == "lockstep", m["lengths"] == "exact"

@@ -1,21 +1,19 @@
-"""Makes the conformance list anew, but for the bad bundles, whose files `fuzz.bad_bundles` writes.
+"""Makes the vectors of the conformance list anew: what Python's own driver answers about the bundles that are there.
 
-    python tests/conformance/make.py [--keep] [FOLDER]
+    python tests/conformance/make.py [--only NAME]… [FOLDER]
 
-The bundles are random and small, with weights so large that every fault shows. The vectors are what Python's own driver
-answers. Tokens are kept only where they would be the same if every log-probability were another by `DISTURBED`: what is
-drawn must not depend on how an engine orders its sums. With --keep the bundles stay and only the vectors are made.
+The bundles are random and small, with weights so large that every fault shows; they are kept as they are, and a further
+one is exported into `bundles` and named in `index.json`. Tokens are kept only where they would be the same if every
+log-probability were another by `DISTURBED`: what is drawn must not depend on how an engine orders its sums.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
-import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,232 +21,27 @@ import numpy as np
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / name) for name in ("", "export", "runtime", "tests", "tests/helpers")]
-FIXTURES = ROOT / "tests" / "fixtures"
 
-import step_models  # noqa: E402
 from plain_draws import by_the_whole  # noqa: E402
-from safetensors.numpy import load, save  # noqa: E402
-from support import random_state, save_checkpoint, small_config  # noqa: E402
+from safetensors.numpy import load  # noqa: E402
 
-from conformance.driver import (  # noqa: E402
-    Driver,
-    packed,
-    packed_bytes,
-    unpacked,
-    unpacked_bytes,
-)
-from conformance.run import FORMAT  # noqa: E402
+from conformance.driver import Driver, packed, packed_bytes, unpacked, unpacked_bytes  # noqa: E402
 
 DISTURBED = {"fp16": 4e-3}
 """By precision; 1e-3 of any other."""
-SYMBOLS = [*"abcdefghijklmnopqrstuvwxyz .,;-'", "<eos>", "<unk>", *"0123456"]
-WORDS = {
-    "kind": "words",
-    "symbols": SYMBOLS,
-    "unknown": SYMBOLS.index("<unk>"),
-    "line_end": SYMBOLS.index("<eos>"),
-    "delimiter": "",
-    "lower_case": True,
+SHOWS = {
+    "clusters": ["clusters"],
+    "int8": ["int8"],
+    "half": ["half"],
+    "policy-16": ["open"],
+    "lookahead": ["lookahead"],
+    "stages": ["grows"],
+    "growing": ["grows", "old"],
+    "lockstep": ["lockstep"],
+    "axes": ["axes"],
+    "release-0.8": ["old", "clusters"],
 }
-TABLED = {
-    "kind": "words",
-    "symbols": ["<s>", "</s>", "the", "tide", "Tide", "\u00fc", "b\u3000c", "a,", "<bad>"],
-    "line_start": 0,
-    "line_end": 1,
-}
-PARTED = {"kind": "words", "symbols": ["", " a", "b c", "<unk>", *SYMBOLS[:26]], "unknown": 3, "delimiter": ", "}
-STEPS = {"segment_length": (4, 1)}
-SMALL = {"n_layer": 2, "n_head": 2, "d_model": 8, "d_head": 4, "d_inner": 12, "d_embed": 8}
-Bundle = Callable[[Path], object]
-
-
-# --- bundles --------------------------------------------------------------------------------------------------------
-
-
-def transformer(config: dict[str, Any], vocabulary: Any = None, **options: Any) -> Bundle:
-    """A Transformer-XL of random weights, exported."""
-
-    def write(path: Path) -> None:
-        import txl_export
-
-        values = small_config(**{**SMALL, "vocab_size": len(SYMBOLS), "memory_length": 6, **config})
-        with tempfile.TemporaryDirectory() as folder:
-            more = {} if vocabulary is None else {"vocabulary": vocabulary}
-            file = save_checkpoint(
-                Path(folder) / "model.pt", values, random_state(values, zlib.crc32(path.name.encode())), **more
-            )
-            txl_export.export(file, path, **{**STEPS, "verify": False, **options})
-
-    return write
-
-
-def own(function: str, **options: Any) -> Bundle:
-    """A module of `tests/fixtures/release_0_8/own.py`, or the one below, exported."""
-
-    def write(path: Path) -> None:
-        import txl_export
-
-        source = hearing() if function == "hearing" else f"{FIXTURES / 'release_0_8' / 'own.py'}:{function}"
-        txl_export.export(source, path, **{**STEPS, "verify": False, **options})
-
-    return write
-
-
-def hearing() -> Any:
-    """A step that sees two frames ahead."""
-    import torch
-    from txl_export import InputSpec, OutputSpec, StateSpec, StepSpec
-
-    class Hearing(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.ahead, self.cell = torch.nn.Conv1d(5, 6, 3), torch.nn.GRU(6, 6, batch_first=True)
-
-        def forward(self, frames: Any, h: Any) -> Any:
-            seen = self.ahead(frames.transpose(1, 2)).tanh().transpose(1, 2)
-            return self.cell(seen, h)
-
-    torch.manual_seed(4)
-    frames = InputSpec("frames", ("B", "L", 5), lookahead=2)
-    states, outputs = [StateSpec("h", (1, "B", 6), initial=0.5)], [OutputSpec("heard", ("B", "L", 6))]
-    return StepSpec(Hearing(), [frames], states, outputs)
-
-
-def lockstep(path: Path) -> None:
-    """Sequences that share a clock, which goes on by the fewest positions that count in any of all B.
-
-    Of its outputs one has no positions.
-    """
-    from txl_runtime.bundle.tables import Input, Output
-
-    table = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
-    model = step_models.StepModel(
-        inputs=(
-            Input(name="x", dtype="float32", shape=("B", "L", 4), role="feature"),
-            Input(name="valid", dtype="int32", shape=("B",), role="valid"),
-        ),
-        outputs=(
-            Output(name="y", dtype="float32", shape=("B", "L", 4)),
-            Output(name="mean", dtype="float32", shape=("B", 4)),
-        ),
-        states=(
-            step_models.state("clock", (1,), None, "int32", initial=2.0),
-            step_models.state("h", (step_models.B, 4), 0, initial=0.25),
-        ),
-        streams="lockstep",
-    )
-    for length in (4, 1):
-        graph = step_models.Graph()
-        fewest = graph.add("ReduceMin", ["valid", graph.constant([0], np.int64)], keepdims=1)
-        graph.add("Add", ["state.clock.in", fewest], "state.clock.out")
-        time = graph.add("Sin", [graph.add("Cast", ["state.clock.in"], to=step_models.TensorProto.FLOAT)])
-        held = graph.add("Mul", ["state.h.in", time])
-        mixed = graph.add("MatMul", ["x", graph.constant(table)])
-        y = graph.add(
-            "Tanh", [graph.add("Add", [mixed, graph.add("Unsqueeze", [held, graph.constant([1], np.int64)])])], "y"
-        )
-        mean = graph.add("ReduceMean", [y, graph.constant([1], np.int64)], "state.h.out", keepdims=0)
-        graph.add("Neg", [mean], "mean")
-        model.add(f"step-{length}", length, graph)
-    sealed(model, path)
-
-
-def sealed(model: step_models.StepModel, path: Path, vocabulary: dict[str, Any] | None = None) -> None:
-    """Write a bundle whose graphs were made by hand, in the format as it is now."""
-    import msgspec
-    from txl_export.bundle.sealing import seal
-    from txl_runtime.bundle.reading import open_bundle
-
-    manifest = open_bundle(model.write(path)).manifest
-    if vocabulary is not None:
-        (path / "vocabulary.json").write_text(json.dumps(vocabulary), "utf-8")
-        manifest = msgspec.structs.replace(manifest, vocabulary="vocabulary.json")
-    seal(path, manifest)
-
-
-def table(path: Path) -> None:
-    """Log-probabilities that a table has for each token: no engine computes them, so that some tie, and some are not
-    numbers; and a count of tokens, which is also an output without positions, too large to be exact as a float32.
-    """
-    from txl_runtime.bundle.tables import Input, Output
-
-    rows = np.full((len(TABLED["symbols"]),) * 2, -np.inf)
-    rows[0, :8] = np.log(1 / 8)
-    rows[1, [2, 5]] = np.log(1 / 2)
-    rows[2, :8] = np.log([1 / 4, 1 / 8, 1 / 16, 1 / 4, 1 / 16, 1 / 8, 1 / 16, 1 / 16])
-    rows[3:8, :8] = np.log([1 / 128, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128])
-    rows[4, :8] = np.log(np.linspace(0.13, 0.12, 8))
-    rows[8] = np.nan
-    width = len(rows)
-    model = step_models.StepModel(
-        inputs=(
-            Input(name="tokens", dtype="int32", shape=("B", "L"), role="tokens", vocab=width),
-            Input(name="valid", dtype="int32", shape=("B",), role="valid"),
-        ),
-        outputs=(
-            Output(name="logprobs", dtype="float32", shape=("B", "L", width), role="logprobs"),
-            Output(name="so_far", dtype="int32", shape=("B",)),
-        ),
-        states=(step_models.state("count", (step_models.B,), 0, "int32", initial=2.0**24),),
-        lengths="valid",
-    )
-    for length in (4, 1):
-        graph = step_models.Graph()
-        graph.add("Gather", [graph.constant(rows, np.float32), "tokens"], "logprobs")
-        graph.add("Add", ["state.count.in", "valid"], "state.count.out")
-        graph.add("Identity", ["state.count.out"], "so_far")
-        model.add(f"step-{length}", length, graph)
-    sealed(model, path, TABLED)
-
-
-def untrue(path: Path) -> None:
-    """A policy whose stored vectors are those of another model, by a little."""
-    from txl_export.bundle.sealing import seal
-    from txl_runtime.bundle.reading import open_bundle
-
-    own("policy")(path)
-    manifest = open_bundle(path).manifest
-    stored = path / "selftest.safetensors"
-    tensors = load(stored.read_bytes())
-    stored.write_bytes(save({**tensors, "output/value": tensors["output/value"] + np.float32(0.01)}))
-    seal(path, manifest)
-
-
-def frozen(path: str) -> Bundle:
-    """A copy of a bundle that an earlier release wrote."""
-    return lambda into: shutil.copytree(FIXTURES / path, into)
-
-
-ZEROS = {"memory_start": "zeros", "pre_lnorm": True, "attention_bias": True}
-BUNDLES: dict[str, tuple[list[str], Bundle]] = {
-    "ring": ([], transformer({}, WORDS, batch_size=3)),
-    "rolled": (["format1"], frozen("format1/plain10")),
-    "hidden": ([], transformer({}, PARTED, memory="hidden", batch_size=2, missing_words=True)),
-    "clusters": (
-        ["clusters"],
-        transformer(
-            {"n_layer": 1, "vocab_size": 256, "cutoffs": (60, 150), "div_val": 2}, {"kind": "bytes"}, batch_size=2
-        ),
-    ),
-    "zeros": ([], transformer(ZEROS, batch_size=3)),
-    "int8": (["int8"], transformer({"d_model": 16, "d_head": 8, "d_embed": 16}, precision="int8", batch_size=2)),
-    "half": (["half"], transformer({}, precision="fp16", batch_size=2)),
-    "policy-1": ([], own("policy")),
-    "untrue": ([], untrue),
-    "policy-16": (["open"], own("policy", batch_size=16)),
-    "lookahead": (["lookahead"], own("hearing", batch_size=2)),
-    "stages": (["grows"], own("growing", growth="stages", segment_length=4)),
-    "growing": (["grows", "old"], frozen("release_0_8/growing")),
-    "lockstep": (["lockstep"], lockstep),
-    "table": ([], table),
-    "axes": (["axes"], lambda path: sealed(step_models.recurrent(), path)),
-    "format1": (["format1"], frozen("format1/kv")),
-    "release-0.8": (["old", "clusters"], frozen("release_0_8/clusters")),
-}
-"""What every vector of a bundle shows, and how the bundle is made."""
-
-
-# --- vectors --------------------------------------------------------------------------------------------------------
+"""What every vector of a bundle shows."""
 
 
 def settled(data: bytes) -> bytes:
@@ -295,9 +88,7 @@ class Composer:
         self.fluent = m.tokens is not None and m.logprobs is not None and m.can.feed_freely
         self.apart, self.counted, self.exact = m.can.run_apart, m.can.count_rows, m.lengths == "exact"
         self.ids = (m.vocab_size or 1) - (path.name == "table")  # after the last one of which nothing can be drawn
-        self.again = bool(
-            {"old", "format1", "int8", "half", "clusters"} & set(shows)
-        )  # what others show holds here too
+        self.again = bool({"old", "int8", "half", "clusters"} & set(shows))  # what others show holds here too
         self.vectors: list[dict[str, Any]] = []
         self.steps: list[dict[str, Any]] = []
         self.b, self.elsewhere = 0, ""
@@ -711,7 +502,7 @@ class Composer:
             ("draws top_p", {"top_p": 0.9}),
             ("draws top_p temperature", {"top_p": 0.7, "temperature": 2.5}),
             ("draws top_k top_p temperature", {"top_k": 5, "top_p": 0.8, "temperature": 1.5}),
-        )[:: 3 if {"old", "format1"} & set(self.base) else 1]:  # how an old bundle draws is how any other does
+        )[:: 3 if "old" in self.base else 1]:  # how an old bundle draws is how any other does
             self.begin(shows, rule, b)
             self.generate(5, **options), self.generate(5, **options), self.state()
         if b > 1:
@@ -793,32 +584,17 @@ class Composer:
 
 
 def main() -> None:
-    """Write the folder."""
+    """Write the vectors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "conformance")
-    parser.add_argument("--keep", action="store_true", help="make vectors of the bundles that are there")
-    parser.add_argument("--only", action="append", help="a bundle; all others and their vectors stay (repeatable)")
+    parser.add_argument("--only", action="append", help="a bundle; the vectors of all others stay (repeatable)")
     given = parser.parse_args()
-    sys.modules["jinja2"] = None  # type: ignore[assignment]  # then an export writes no page
-    chosen = {name: BUNDLES[name] for name in given.only or BUNDLES}
-    if not given.only:
-        for folder in ("vectors",) if given.keep else ("vectors", "bundles"):
-            shutil.rmtree(given.folder / folder, ignore_errors=True)
-    (given.folder / "vectors").mkdir(parents=True, exist_ok=True)
-    for name, (_, write) in chosen.items():
-        path = given.folder / "bundles" / name
-        if not given.keep:
-            path.parent.mkdir(exist_ok=True)
-            shutil.rmtree(path, ignore_errors=True)
-            write(path)
-    for name, (shows, _) in chosen.items():
-        composer = Composer(given.folder / "bundles" / name, shows)
+    for name in given.only or json.loads((given.folder / "index.json").read_bytes())["bundles"]:
+        composer = Composer(given.folder / "bundles" / name, SHOWS.get(name, []))
         composer.compose()
         lines = [json.dumps(vector, separators=(",", ":")) + "\n" for vector in composer.vectors]
         (given.folder / "vectors" / f"{name}.jsonl").write_text("".join(lines))
         print(f"{name}: {len(lines)} vectors")
-    index = {"format": FORMAT, "version": 1, "bundles": list(BUNDLES)}
-    (given.folder / "index.json").write_text(json.dumps(index) + "\n")
 
 
 if __name__ == "__main__":

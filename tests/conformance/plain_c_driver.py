@@ -33,7 +33,7 @@ from txl_deploy.plain_c.step import whole_update
 
 SUPPORTS = [
     *("padding", "idle", "cut", "last", "fill", "initial", "reset", "commit", "lookahead", "lockstep", "open"),
-    *("clusters", "axes", "int8", "half", "format1", "old"),
+    *("clusters", "axes", "int8", "half", "old"),
 ]
 CANNOT = ["selftest", "score", "generate", "select", "save", "restore", "take", "put", "encode", "decode"]
 

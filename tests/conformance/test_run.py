@@ -104,7 +104,6 @@ def some_bad(folder: Path, *names: str) -> Path:
     """A list with these bad bundles alone."""
     shutil.copytree(FOLDER / BAD, folder / BAD)
     (folder / "bundles").mkdir()
-    shutil.copytree(FOLDER / "bundles" / "format1", folder / "bundles" / "format1")
     document = json.loads((FOLDER / BAD / "index.json").read_text())
     document["cases"] = [case for case in document["cases"] if case["name"] in names]
     (folder / BAD / "index.json").write_text(json.dumps(document))
@@ -160,9 +159,9 @@ def test_what_is_not_supported_is_counted_apart() -> None:
 
 
 def test_who_opens_trusted_bundles_alone_is_not_held_to_what_is_said_of_strangers(tmp_path: Path) -> None:
-    folder = some_bad(tmp_path, "graph-loop", "cut-manifest", "missing-format1-head.onnx")
+    folder = some_bad(tmp_path, "graph-loop", "cut-manifest", "missing-step-step-1.onnx")
     (found,) = run(BAD, folder=folder, driver=(*WRONG, "lacks"))
-    assert (found.passed, found.refused, found.unsupported, found.failed) == (1, 1, 2, 0), "nor to format 1"
+    assert (found.passed, found.refused, found.unsupported, found.failed) == (2, 2, 1, 0)
     (found,) = run(BAD, folder=folder)
     assert (found.passed, found.refused) == (3, 3)
 
@@ -198,7 +197,6 @@ def test_every_promise_is_shown_by_some_vector_and_told_on_the_page() -> None:
     assert {promise for _, promise in FAULTS.values()} >= set(PROMISES) - {
         "int8",
         "half",
-        "format1",
         "old",
         "axes",
         "strangers",
@@ -208,11 +206,8 @@ def test_every_promise_is_shown_by_some_vector_and_told_on_the_page() -> None:
 def test_the_folder_is_small_and_its_copies_of_frozen_bundles_are_whole() -> None:
     assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) <= 6_000_000
     copies = {
-        "bundles/format1": "format1/kv",
-        "bundles/rolled": "format1/plain10",
         "bundles/growing": "release_0_8/growing",
         "bundles/release-0.8": "release_0_8/clusters",
-        f"{BAD}/bases/format1": "format1/hidden",
     }
     for copy, frozen in copies.items():
         names = {path.relative_to(FIXTURES / frozen) for path in (FIXTURES / frozen).rglob("*") if path.is_file()}

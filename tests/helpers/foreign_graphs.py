@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx.checker
+import onnx.parser
 import onnxruntime
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 from torch import Tensor, nn
 from torch.nn import functional
 from txl_export.families.graph.pairing import Paired, pair
@@ -220,19 +221,14 @@ def _growing(self: Any, *given: Tensor) -> Any:
     return (self.o(x), *found)
 
 
-def _memories(self: Any, x: Tensor, *memories: Tensor) -> Any:
+def _memories(self: Any, x: Tensor, memories: Tensor) -> Any:
     found = []
     for layer, memory in zip(self.layers, memories, strict=True):
         rows = torch.cat([memory, x], 0)
         found.append(rows[-M:])
         q, k, v = layer(x), layer(rows), rows
         x = x + _attend(q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)).transpose(0, 1)
-    return (x @ self.o.weight.T, *found)
-
-
-def _packed_memories(self: Any, x: Tensor, memories: Tensor) -> Any:
-    y, *found = _memories(self, x, *memories)
-    return y, torch.stack(found)
+    return x @ self.o.weight.T, torch.stack(found)
 
 
 def _linear_attention(self: Any, x: Tensor, s: Tensor) -> Any:
@@ -319,13 +315,6 @@ def _grown(layers: int, ids: bool = False, mask: bool = False, odd_mask: bool = 
     return Case(step(_growing, **_heads(layers)), {**given, **caches}, ("logits", *pairs.values()), pairs, free)
 
 
-def _states(
-    kind: str, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype
-) -> tuple[dict[str, Tensor], dict[str, str]]:
-    given = {f"{kind}_{at}": normal(*shape).to(dtype) for at, shape in enumerate(shapes)}
-    return given, {name: f"new_{name}" for name in given}
-
-
 def _case(
     make: Callable[[], nn.Module],
     x: Tensor,
@@ -335,7 +324,8 @@ def _case(
     named: bool = False,
 ) -> Case:
     """A case of one array of data, some states and one result; `free` are the open axes of all arrays."""
-    given, pairs = _states(kind, shapes, x.dtype)
+    given = {f"{kind}_{at}": normal(*shape).to(x.dtype) for at, shape in enumerate(shapes)}
+    pairs = {name: f"new_{name}" for name in given}
     every = dict.fromkeys(("x", "y", *given, *pairs.values()), free) if free else None
     return Case(make, {"x": x, **given}, ("y", *pairs.values()), pairs, every, named)
 
@@ -419,7 +409,7 @@ STATEFUL: dict[str, Case] = {
     "growing caches and a mask": _grown(1, ids=True, mask=True),
     "growing caches and a mask of both lengths": _grown(1, ids=True, mask=True, odd_mask=True),
     "memories, packed": _case(
-        step(_packed_memories, layers=lambda: nn.ModuleList(nn.Linear(H, H) for _ in range(3)), o=linear(H, 3)),
+        step(_memories, layers=lambda: nn.ModuleList(nn.Linear(H, H) for _ in range(3)), o=linear(H, 3)),
         normal(2, B, H),
         "mem",
         [(3, M, B, H)],
@@ -582,65 +572,35 @@ STATELESS: dict[str, Case] = {
 
 def scanned() -> bytes:
     """A sum with decay in a Scan, its state taken from an input and returned; made without an exporter."""
-    value = helper.make_tensor_value_info
-    body = helper.make_graph(
-        [
-            helper.make_node("Mul", ["s", "decay"], ["kept"]),
-            helper.make_node("Add", ["kept", "x"], ["t"]),
-            helper.make_node("Identity", ["t"], ["y"]),
-        ],
-        "body",
-        [value("s", TensorProto.FLOAT, [D]), value("x", TensorProto.FLOAT, [D])],
-        [value("t", TensorProto.FLOAT, [D]), value("y", TensorProto.FLOAT, [D])],
-    )
-    graph = helper.make_graph(
-        [helper.make_node("Scan", ["b", "a"], ["d", "c"], "scan", num_scan_inputs=1, body=body)],
-        "graph",
-        [value("a", TensorProto.FLOAT, ["n", D]), value("b", TensorProto.FLOAT, [D])],
-        [value("c", TensorProto.FLOAT, ["n", D]), value("d", TensorProto.FLOAT, [D])],
-        [numpy_helper.from_array(torch.tensor(0.5).numpy(), "decay")],
-    )
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    made = onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["" : 18]>
+        graph (float[n, {D}] a, float[{D}] b) => (float[n, {D}] c, float[{D}] d) <float decay = {{0.5}}> {{
+            [scan] d, c = Scan <
+                num_scan_inputs = 1,
+                body = body (float[{D}] s, float[{D}] x) => (float[{D}] t, float[{D}] y) {{
+                    kept = Mul(s, decay)
+                    t = Add(kept, x)
+                    y = Identity(t)
+                }}> (b, a)
+        }}""")
     onnx.checker.check_model(made)
     return bytes(made.SerializeToString())
 
 
 def branched() -> bytes:
     """A GRU in both branches of an If that a rate decides, the other one from zeros; made without an exporter."""
-    value, numbers = helper.make_tensor_value_info, np.random.default_rng(0)
-    weights = {"w": (1, 3 * H, D), "r": (1, 3 * H, H)}
-    constants = [
-        numpy_helper.from_array(numbers.normal(0, 0.5, shape).astype(np.float32), name)
-        for name, shape in weights.items()
-    ]
-    constants += [numpy_helper.from_array(np.array(16000), "most")]
-
-    def branch(name: str, start: str) -> onnx.GraphProto:
-        given = ["x", "w", "r", "", "", start] if start else ["x", "w", "r"]
-        return helper.make_graph(
-            [helper.make_node("GRU", given, [f"y_{name}", f"h_{name}"], name, hidden_size=H)],
-            name,
-            [],
-            [value(f"y_{name}", TensorProto.FLOAT, None), value(f"h_{name}", TensorProto.FLOAT, None)],
-        )
-
-    graph = helper.make_graph(
-        [
-            helper.make_node("Equal", ["rate", "most"], ["which"]),
-            helper.make_node(
-                "If", ["which"], ["y", "hn"], "if", then_branch=branch("a", "h"), else_branch=branch("b", "")
-            ),
-        ],
-        "graph",
-        [
-            value("x", TensorProto.FLOAT, ["n", "batch", D]),
-            value("h", TensorProto.FLOAT, [1, "batch", H]),
-            value("rate", TensorProto.INT64, []),
-        ],
-        [value("y", TensorProto.FLOAT, None), value("hn", TensorProto.FLOAT, [1, "batch", H])],
-        constants,
-    )
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 16)], ir_version=8)
+    made = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["" : 16]>
+        graph (float[n, batch, {D}] x, float[1, batch, {H}] h, int64 rate)
+            => (float[n, 1, batch, {H}] y, float[1, batch, {H}] hn) <int64 most = {{16000}}> {{
+            which = Equal(rate, most)
+            [if] y, hn = If (which) <
+                then_branch = a () => (y_a, h_a) {{ [a] y_a, h_a = GRU <hidden_size = {H}> (x, w, r, "", "", h) }},
+                else_branch = b () => (y_b, h_b) {{ [b] y_b, h_b = GRU <hidden_size = {H}> (x, w, r) }}>
+        }}""")
+    numbers = np.random.default_rng(0)
+    for name, shape in {"w": (1, 3 * H, D), "r": (1, 3 * H, H)}.items():
+        made.graph.initializer.append(numpy_helper.from_array(numbers.normal(0, 0.5, shape).astype(np.float32), name))
     return bytes(made.SerializeToString())
 
 

@@ -24,7 +24,7 @@ import torch
 import txl_runtime
 from txl_export.checkpoints.txl import FORMAT, TxlConfig
 from txl_export.families.transformer_xl.weights import canonical_shapes
-from txl_runtime.bundle.format1 import ModelConfig
+from txl_runtime.bundle.transformer_xl import ModelConfig
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 ORACLE = FIXTURES / "oracle"

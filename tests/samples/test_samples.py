@@ -20,7 +20,7 @@ from support import cli
 from txl_export.checkpoints import read_checkpoint
 from txl_export.families.transformer_xl.building import reference_for
 from txl_export.families.transformer_xl.weights import check_weights
-from txl_runtime.bundle.format1 import Dialect
+from txl_runtime.bundle.transformer_xl import Dialect
 
 pytestmark = pytest.mark.slow(keep=9)
 

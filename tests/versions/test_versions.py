@@ -18,8 +18,8 @@ from ptys import BAR, CTRL_C, in_a_terminal
 ROOT = Path(__file__).parents[2]
 MADE = Path(os.environ.get("TXL_VERSIONS", ROOT / ".versions"))
 FIXTURES = ROOT / "tests" / "fixtures"
-OLD = FIXTURES / "format1"
-BUNDLES = sorted(path.parent for kept in (OLD, FIXTURES / "release_0_8") for path in kept.glob("*/manifest.json"))
+OLD = FIXTURES / "release_0_8"
+BUNDLES = sorted(path.parent for path in OLD.glob("*/manifest.json"))
 PLAIN = ("streaming/test_sampling.py", "streaming/test_best_words.py", "bundle/test_weight_header.py", "test_ladder.py")
 """Tests of the runtime that need neither PyTorch nor a bundle made with it."""
 BUILD = """
@@ -82,7 +82,7 @@ def test_an_engine_that_is_too_old_for_a_bundle_says_which_one_is_not(made: Path
         return
     opened = "txl.load(sys.argv[1], update=sys.argv[2] or None)"
     code = f"import sys, txl_runtime as txl\ntry: {opened}\nexcept txl.TxlError as error: print(error)"
-    said = run(made, "python", "-c", code, OLD / "kv", "ring")
+    said = run(made, "python", "-c", code, OLD / "tokens", "ring")
     assert "expected ONNX Runtime 1.25 or newer for opset 24, and this is 1.20.0; install that, or load with up" in said
     said = run(made, "python", "-c", code, tiny, "")
     assert "expected ONNX Runtime 1.22 or newer for 8-bit weights, and this is 1.20.0; install that" in said
@@ -90,15 +90,15 @@ def test_an_engine_that_is_too_old_for_a_bundle_says_which_one_is_not(made: Path
 
 def test_every_command_that_only_runs_a_bundle_does(made: Path, tmp_path: Path) -> None:
     ids = tmp_path / "ids.npy"
-    run(made, "python", "-c", f"import numpy; numpy.save({str(ids)!r}, numpy.arange(40) % 60)")
-    assert json.loads(run(made, "txl-deploy", "inspect", OLD / "kv", "--json"))["kind"] == "bundle"
-    assert "passed" in run(made, "txl-deploy", "selftest", OLD / "kv")
+    run(made, "python", "-c", f"import numpy; numpy.save({str(ids)!r}, numpy.arange(40) % 41)")
+    assert json.loads(run(made, "txl-deploy", "inspect", OLD / "tokens", "--json"))["kind"] == "bundle"
+    assert "passed" in run(made, "txl-deploy", "selftest", OLD / "tokens")
     drawn = json.loads(
-        run(made, "txl-deploy", "generate", OLD / "kv", "--prompt-tokens", "1,2", "--max-new-tokens", 3, "--json")
+        run(made, "txl-deploy", "generate", OLD / "tokens", "--prompt-tokens", "1,2", "--max-new-tokens", 3, "--json")
     )
     assert len(drawn["tokens"]) == 3
-    assert json.loads(run(made, "txl-deploy", "score", OLD / "kv", ids, "--json"))["tokens"] == 40
-    shutil.copytree(OLD / "kv", tmp_path / "kv")
+    assert json.loads(run(made, "txl-deploy", "score", OLD / "tokens", ids, "--json"))["tokens"] == 40
+    shutil.copytree(OLD / "tokens", tmp_path / "kv")
     built = run(made, "txl-deploy", "build", tmp_path / "kv", "--target", "cuda", "--force", "--json")
     assert json.loads(built)["programs"]
     for verb in ("export", "build", "verify", "bench"):
@@ -108,10 +108,10 @@ def test_every_command_that_only_runs_a_bundle_does(made: Path, tmp_path: Path) 
 def test_no_process_runs_what_a_bundle_holds(made: Path, plant: Callable[[Path], None], tmp_path: Path) -> None:
     """Python 3.10 imports first from the folder in which a process is started."""
     bundle, texts = tmp_path / "kv", tmp_path / "texts"
-    shutil.copytree(OLD / "kv", bundle)
+    shutil.copytree(OLD / "tokens", bundle)
     texts.mkdir()
     (tmp_path / "build.py").write_text(BUILD)
-    run(made, "python", "-c", "import numpy; numpy.save('ids.npy', numpy.arange(40) % 60)", cwd=texts)
+    run(made, "python", "-c", "import numpy; numpy.save('ids.npy', numpy.arange(40) % 41)", cwd=texts)
     plant(bundle)
     for place, folder in ((bundle, ROOT), (Path(), bundle)):
         run(made, "python", tmp_path / "build.py", place, cwd=folder)
@@ -122,11 +122,11 @@ def test_no_process_runs_what_a_bundle_holds(made: Path, plant: Callable[[Path],
 @pytest.mark.parametrize("line", ["score kv ids.npy", "score kv documents", "bench kv --against none --seconds 100"])
 def test_ctrl_c_ends_what_draws_a_bar(line: str, made: Path, tmp_path: Path) -> None:
     """The bar is rich's, and each of its versions writes to streams in a way of its own."""
-    ids = "import numpy, sys; numpy.save(sys.argv[1], numpy.arange(1_000_000) % 60)"
+    ids = "import numpy, sys; numpy.save(sys.argv[1], numpy.arange(1_000_000) % 41)"
     (tmp_path / "documents").mkdir()
     for file in (tmp_path / "ids.npy", tmp_path / "documents" / "0.npy"):
         run(made, "python", "-c", ids, file)
-    shutil.copytree(OLD / "kv", tmp_path / "kv")
+    shutil.copytree(OLD / "tokens", tmp_path / "kv")
     left = in_a_terminal([made / "bin" / "txl-deploy", *line.split()], at=BAR, press=CTRL_C, folder=tmp_path)
     assert (left.code, left.hidden, left.torn, left.settings_kept) == (130, False, [], True)
     assert left.lines[-2:] == ["error: interrupted", ""]

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
-from txl_runtime.bundle.format1 import ModelConfig
 from txl_runtime.bundle.tables import Count, Index
+from txl_runtime.bundle.transformer_xl import ModelConfig
 from txl_runtime.errors import CheckpointError
 
 from txl_export.checkpoints.imported import Evaluation, Imported, State, Unwrapped, check_config, convert_config

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from msgspec import Struct
 from torch import Tensor
-from txl_runtime.bundle.format1 import ModelConfig
 from txl_runtime.bundle.tables import Count, Index
+from txl_runtime.bundle.transformer_xl import ModelConfig
 from txl_runtime.errors import CheckpointError
 
 from txl_export.checkpoints.files.pickle_names import Stub

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import msgspec
 from torch import Tensor
 from txl_runtime.bundle.encoding import canonical_json
-from txl_runtime.bundle.format1 import ModelConfig
+from txl_runtime.bundle.transformer_xl import ModelConfig
 from txl_runtime.errors import CheckpointError, UsageError, some
 
 from txl_export.checkpoints.files.pickle_names import shown

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from msgspec import Struct
 from torch import Tensor
-from txl_runtime.bundle.format1 import ModelConfig, Positive
 from txl_runtime.bundle.tables import Count, Index
+from txl_runtime.bundle.transformer_xl import ModelConfig, Positive
 from txl_runtime.errors import CheckpointError
 
 from txl_export.checkpoints.files.loading import module_state, submodule

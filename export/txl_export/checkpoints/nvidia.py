@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from txl_runtime.bundle.format1 import ModelConfig
+from txl_runtime.bundle.transformer_xl import ModelConfig
 from txl_runtime.errors import CheckpointError
 
 from txl_export.checkpoints.files.pickle_names import Stub

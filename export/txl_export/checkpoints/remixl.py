@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
-from txl_runtime.bundle.format1 import ModelConfig
 from txl_runtime.bundle.tables import Count
+from txl_runtime.bundle.transformer_xl import ModelConfig
 
 from txl_export.checkpoints.files.loading import module_state
 from txl_export.checkpoints.files.pickle_names import Stub, shown

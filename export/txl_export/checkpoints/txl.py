@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
-from txl_runtime.bundle.format1 import ModelConfig
 from txl_runtime.bundle.tables import Index
+from txl_runtime.bundle.transformer_xl import ModelConfig
 from txl_runtime.errors import CheckpointError
 
 from txl_export.checkpoints.imported import (

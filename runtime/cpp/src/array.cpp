@@ -122,10 +122,10 @@ double number_at(const void *from, txl_dtype dtype) {
     }
 }
 
-Shape::Shape(Span<const std::int64_t> sizes) : rank_(sizes.size()) {
-    need(sizes.size() <= TXL_AXES, TXL_UNSUPPORTED, "a tensor has ", sizes.size(), " axes, this library takes at most ",
-         TXL_AXES, "; use txl_runtime from Python");
-    ranges::copy(sizes, sizes_.begin());
+Shape::Shape(const std::int64_t *sizes, std::size_t rank) : rank_(rank) {
+    need(rank <= TXL_AXES, TXL_UNSUPPORTED, "a tensor has ", rank, " axes, this library takes at most ", TXL_AXES,
+         "; use txl_runtime from Python");
+    std::copy_n(sizes, rank, sizes_.begin());
 }
 
 void Shape::insert(int axis, std::int64_t size) {

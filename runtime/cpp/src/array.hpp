@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "span.hpp"
 #include "txl.h"
 
 namespace txl_runtime {
@@ -24,8 +23,8 @@ double number_at(const void *from, txl_dtype dtype);
 class Shape {
 public:
     Shape() = default;
-    Shape(std::initializer_list<std::int64_t> sizes) : Shape(Span(sizes.begin(), sizes.size())) {}
-    explicit Shape(const Sizes &sizes) : Shape(Span<const std::int64_t>(sizes)) {}
+    Shape(std::initializer_list<std::int64_t> sizes) : Shape(sizes.begin(), sizes.size()) {}
+    explicit Shape(const Sizes &sizes) : Shape(sizes.data(), sizes.size()) {}
     [[nodiscard]] int rank() const { return rank_; }
     std::int64_t &operator[](int axis) { return sizes_[axis]; }
     std::int64_t operator[](int axis) const { return sizes_[axis]; }
@@ -38,7 +37,7 @@ public:
     [[nodiscard]] std::int64_t product() const;
 
 private:
-    explicit Shape(Span<const std::int64_t> sizes);
+    Shape(const std::int64_t *sizes, std::size_t rank);
     std::array<std::int64_t, TXL_AXES + 1> sizes_{};
     int rank_ = 0;
 };

@@ -81,8 +81,8 @@ void from_json(const Json &row, Program &to) {
 
 namespace {
 
-// The major version; what is none is refused.
-int major_of(const Json &document, const std::string &where) {
+// Refuses what is no manifest of format 2.
+void check_version(const Json &document, const std::string &where) {
     const auto said = [&](const char *name) {
         const bool there = document.is_object() && document.contains(name) && document[name].is_string();
         return there ? document[name].get<std::string>() : "";
@@ -90,11 +90,11 @@ int major_of(const Json &document, const std::string &where) {
     const auto format = said("format"), version = said("format_version"), major = version.substr(0, version.find('.'));
     need(format == "txl-deploy.bundle", TXL_BUNDLE, where, ": format is '", brief(format),
          "', expected 'txl-deploy.bundle'; export the model again");
-    const bool number = !major.empty() && major.find_first_not_of("0123456789") == std::string::npos && major[0] != '0';
-    need(number, TXL_BUNDLE, where, ": format_version is '", brief(version), "', expected such as '2.1'; export again");
-    need(major == "1" || major == "2", TXL_BUNDLE, where, ": written in format ", brief(version),
+    const bool number = !major.empty() && major.find_first_not_of("0123456789") == std::string::npos;
+    need(number && major[0] != '0' && major != "1", TXL_BUNDLE, where, ": format_version is '", brief(version),
+         "', expected such as '2.1'; export again");
+    need(major == "2", TXL_BUNDLE, where, ": written in format ", brief(version),
          ", this library reads up to 2.x; upgrade it");
-    return major[0] - '0';
 }
 
 Sizes without(Sizes shape, int first, int second) {
@@ -105,9 +105,9 @@ Sizes without(Sizes shape, int first, int second) {
 
 // Whether no field says what came with 2.1.
 bool says_nothing(const Manifest &m) {
-    return ranges::none_of(m.inputs, [](auto &entry) { return entry.counter || !entry.beyond.empty(); }) &&
+    return ranges::all_of(m.inputs, [](auto &entry) { return !entry.counter && entry.beyond.empty(); }) &&
            ranges::all_of(m.outputs, [](auto &output) { return output.columns.empty(); }) &&
-           ranges::none_of(m.states, [](auto &state) { return state.spill || state.in_place; });
+           ranges::all_of(m.states, [](auto &state) { return !state.spill && !state.in_place; });
 }
 
 }  // namespace
@@ -229,7 +229,7 @@ Manifest implied(Manifest m) {
 
 Manifest read_manifest(const std::string &text, const std::string &where) {
     auto document = parse_json(text, where);
-    if (major_of(document, where) == 1) document = upgraded(document, where);
+    check_version(document, where);
     hold_against(document, parse_json(published_schema(), "the schema"), where);
     Manifest m;
     take(document, "model_id", m.model_id, "precision", m.precision, "weights", m.weights, "vocabulary", m.vocabulary,

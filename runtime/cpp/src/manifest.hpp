@@ -142,8 +142,6 @@ struct Manifest {
 // Reads, completes and checks a manifest; refuses it as TXL_BUNDLE.
 Manifest read_manifest(const std::string &text, const std::string &where);
 
-// format1.cpp: the document of format 2 that says the same as one of format 1.
-Json upgraded(const Json &old, const std::string &where);
 // What the tables imply and say since format 2.1 (§ 10); they may be wrong yet.
 Manifest implied(Manifest manifest);
 // agreement.cpp: refuses tables that contradict one another (§ 11).

@@ -104,7 +104,7 @@ void Model::choose(const char *asked) {
     states = manifest.states_of(update);
     for (const auto &program : manifest.programs)
         if (program.update == update) programs.push_back(&program);
-    ranges::stable_sort(programs, [](const Program *a, const Program *b) {
+    std::stable_sort(programs.begin(), programs.end(), [](const Program *a, const Program *b) {
         return std::pair(a->length, a->rows_open()) < std::pair(b->length, b->rows_open());
     });
     for (const auto *state : states) growing = growing || state->absent || state->rows;

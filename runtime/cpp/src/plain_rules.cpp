@@ -392,7 +392,8 @@ Results transpose(GraphNode &node) {
     std::vector<std::int64_t> each(rank);
     std::iota(each.begin(), each.end(), 0);
     auto order = node.has("perm") ? node.wholes("perm") : std::vector(each.rbegin(), each.rend());
-    if (!ranges::is_permutation(order, each)) refuse_graph("an order of other axes than the value", "each once");
+    if (!std::is_permutation(order.begin(), order.end(), each.begin(), each.end()))
+        refuse_graph("an order of other axes than the value", "each once");
     GraphValue found{{}, x.exact, x.most};
     for (auto axis : order) found.dims.push_back(x.dims[axis]);
     if (!x.content || product(x.dims) != double(x.content->size())) return {found};

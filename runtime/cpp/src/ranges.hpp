@@ -24,11 +24,6 @@ bool all_of(const Range &range, Test test) {
     return std::all_of(std::begin(range), std::end(range), test);
 }
 
-template <typename Range, typename Test>
-bool none_of(const Range &range, Test test) {
-    return !any_of(range, test);
-}
-
 template <typename Range, typename Value>
 auto find(const Range &range, const Value &value) {
     return std::find(std::begin(range), std::end(range), value);
@@ -54,11 +49,6 @@ auto count(const Range &range, const Value &value, Member Row::*member) {
     return std::count_if(std::begin(range), std::end(range), [&](const Row &row) { return row.*member == value; });
 }
 
-template <typename Range, typename Test>
-auto count_if(const Range &range, Test test) {
-    return std::count_if(std::begin(range), std::end(range), test);
-}
-
 template <typename Range>
 auto max(const Range &range) {  // of a range that is not empty
     return *std::max_element(std::begin(range), std::end(range));
@@ -67,11 +57,6 @@ auto max(const Range &range) {  // of a range that is not empty
 template <typename Range, typename To>
 void copy(const Range &range, To to) {
     std::copy(std::begin(range), std::end(range), to);
-}
-
-template <typename Range, typename To, typename Change>
-void transform(const Range &range, To to, Change change) {
-    std::transform(std::begin(range), std::end(range), to, change);
 }
 
 template <typename Range, typename Value>
@@ -94,19 +79,9 @@ void sort(Range &range, Order... order) {
     std::sort(std::begin(range), std::end(range), order...);
 }
 
-template <typename Range, typename... Order>
-void stable_sort(Range &range, Order... order) {
-    std::stable_sort(std::begin(range), std::end(range), order...);
-}
-
 template <typename One, typename Other, typename... Same>
 bool equal(const One &one, const Other &other, Same... same) {
     return std::equal(std::begin(one), std::end(one), std::begin(other), std::end(other), same...);
-}
-
-template <typename One, typename Other>
-bool is_permutation(const One &one, const Other &other) {
-    return std::is_permutation(std::begin(one), std::end(one), std::begin(other), std::end(other));
 }
 
 }  // namespace ranges

@@ -69,7 +69,7 @@ void States::pieces(std::int64_t row, Move move) const {
     move(0, before, count - before);
 }
 
-Array States::gathered(const Held &held, Span<const std::int32_t> rows) const {
+Array States::gathered(const Held &held, const std::vector<std::int32_t> &rows) const {
     const auto &now = held.sides[side(rows[0])];
     const auto axis = held.state->batch_axis;
     Shape shape = now.shape;

@@ -53,7 +53,7 @@ private:
     // length.
     template <typename Move>
     void pieces(std::int64_t row, Move move) const;
-    [[nodiscard]] Array gathered(const Held &held, Span<const std::int32_t> rows) const;  // of a replaced state
+    [[nodiscard]] Array gathered(const Held &held, const std::vector<std::int32_t> &rows) const;  // a replaced one
     void start(Held &held, std::int64_t row);
     const Model &model_;
     std::int64_t B_, M_, R_, most_;

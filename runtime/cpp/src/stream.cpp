@@ -160,7 +160,7 @@ void Stream::check_ids() const {
 
 void Stream::check_segment(std::int64_t length, const std::vector<std::int32_t> &counts) const {
     const auto &known = model_->lengths;
-    const auto running = ranges::count_if(counts, [](auto count) { return count > 0; });
+    const auto running = std::count_if(counts.begin(), counts.end(), [](auto count) { return count > 0; });
     if (model_->manifest.exact) {
         need(ranges::find(known, length) != known.end(), TXL_USAGE, "a segment has ", length,
              " positions, expected one of ", Listed{known},

@@ -24,7 +24,7 @@ const char *const SUPPORTS[] = {"padding",     "idle",   "cut",      "last",    
                                 "reset",       "select", "snapshot", "rows",     "limit",  "commit",   "lookahead",
                                 "lockstep",    "grows",  "open",     "score",    "greedy", "draws",    "apart",
                                 "temperature", "top_k",  "top_p",    "clusters", "text",   "selftest", "refusals",
-                                "axes",        "int8",   "half",     "format1",  "old",    "strangers"};
+                                "axes",        "int8",   "half",     "old",      "strangers"};
 
 struct Refused : std::runtime_error {
     Refused(std::string whose, const std::string &said) : std::runtime_error(said), kind(std::move(whose)) {}

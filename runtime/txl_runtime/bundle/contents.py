@@ -25,7 +25,7 @@ EXPANDED, SMALL = 64, 1 << 26
 
 
 def decode_vectors(data: bytes, source: str) -> dict[str, NDArray[Any]]:
-    """Arrays by name from a safetensors file, or from an .npz file, as bundles of format 1 and 2.0 have it.
+    """Arrays by name from a safetensors file, or from an .npz file, as bundles of format 2.0 have it.
 
     Args:
         data: the file.

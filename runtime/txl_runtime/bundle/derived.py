@@ -1,7 +1,7 @@
 """What the tables of a bundle imply, spelled out in their rows since format 2.1, so that readers guess nothing.
 
-Every rule stands here once. Exporters write what it gives, a manifest that says nothing of it (as those of format 1 and
-2.0 do) is completed when it is read, and one that says something is held against it.
+Every rule stands here once. Exporters write what it gives, a manifest that says nothing of it (as those of format 2.0
+do) is completed when it is read, and one that says something is held against it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The manifest: what a bundle says of itself.
 
 `manifest.json` is one JSON object of format 2, whose tables say everything that a reader needs, whatever the model is.
-Unknown fields are ignored, so that a newer minor version still loads; a newer major version is refused by name. One of
-format 1 is taken over by its adapter (`format1`), and one that says nothing of what its tables imply is completed
-(`derived`). What the tables have to agree on is checked by `agreement`.
+Unknown fields are ignored, so that a newer minor version still loads; every other major version is refused by name. A
+manifest that says nothing of what its tables imply is completed (`derived`). What the tables have to agree on is
+checked by `agreement`.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from txl_runtime.bundle.tables import (
 )
 from txl_runtime.errors import BundleError
 
-if TYPE_CHECKING:  # an application whose bundles are of format 2 does not carry format 1
-    from txl_runtime.bundle.format1 import Dialect, ModelConfig, TransformerXL
+if TYPE_CHECKING:  # an application whose bundles are of other models does not carry this one's config
+    from txl_runtime.bundle.transformer_xl import Dialect, ModelConfig, TransformerXL
 
 FORMAT = "txl-deploy.bundle"
 FORMAT_VERSION = "2.1"
 OLD_SELFTEST = "selftest.npz"
-"""The file of stored vectors that bundles of format 1 and 2.0 have: their manifests do not name it."""
+"""The file of stored vectors that bundles of format 2.0 have: their manifests do not name it."""
 IGNORED = "attention"
 """The kind of a program that bundles of 0.8 may have beside the others: nothing runs it."""
 MOST_BYTES = 1 << 24
@@ -144,10 +144,10 @@ class Manifest(Struct, Tables, frozen=True, kw_only=True, dict=True):
         Raises:
             BundleError: it is another model, or the block is damaged.
         """
-        from txl_runtime.bundle.format1 import transformer_xl
+        from txl_runtime.bundle.transformer_xl import TransformerXL
 
         try:
-            return transformer_xl(self.family)
+            return msgspec.convert(self.family, TransformerXL)
         except msgspec.ValidationError as error:
             raise BundleError(
                 f"the bundle's family is {self.family_name!r} ({error}), expected a Transformer-XL with its config; "
@@ -183,15 +183,8 @@ def decode_manifest(data: bytes, source: str) -> Manifest:
         header = msgspec.json.decode(data, type=_Header)
         if header.format != FORMAT:
             raise BundleError(f"format is {header.format[:40]!r}, expected {FORMAT!r}; export the model again")
-        if _major(header.format_version) == 1:
-            from txl_runtime.bundle.format1 import Format1
-
-            old = msgspec.json.decode(data, type=Format1)
-            if problem := old.problem():
-                raise BundleError(f"{problem}; export the model again")
-            manifest = Manifest(format_version=FORMAT_VERSION, **old.upgraded())
-        else:
-            manifest = msgspec.json.decode(data, type=Manifest)
+        _check_version(header.format_version)
+        manifest = msgspec.json.decode(data, type=Manifest)
         programs = tuple(program for program in manifest.programs if program.kind != IGNORED)
         manifest = msgspec.structs.replace(manifest, programs=programs)
         if manifest.selftest is None and OLD_SELFTEST in manifest.files:
@@ -211,10 +204,9 @@ def decode_manifest(data: bytes, source: str) -> Manifest:
     return manifest
 
 
-def _major(version: str) -> int:
+def _check_version(version: str) -> None:
     known, major = FORMAT_VERSION.partition(".")[0], version.partition(".")[0]
-    if not (major.isascii() and major.isdecimal()) or major.startswith("0"):
+    if not (major.isascii() and major.isdecimal()) or major.startswith("0") or major == "1":
         raise BundleError(f"format_version is {version[:40]!r}, expected e.g. {FORMAT_VERSION!r}; export again")
-    if len(major) > 4 or int(major) > int(known):
+    if major != known:
         raise BundleError(f"written in format {version[:40]}, this version reads up to {known}.x; upgrade txl-deploy")
-    return int(major)

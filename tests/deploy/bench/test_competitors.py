@@ -16,7 +16,7 @@ from txl_export.checkpoints.txl import TxlConfig
 from txl_export.families.transformer_xl.family import weights_of_bundle
 from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_export.families.transformer_xl.weights import check_weights
-from txl_runtime.bundle.format1 import Dialect, ModelConfig
+from txl_runtime.bundle.transformer_xl import Dialect, ModelConfig
 from txl_runtime.errors import CheckError, UsageError
 
 from txl_deploy.bench.competitor import BundleCompetitor

@@ -18,8 +18,8 @@ from resealing import copied, reseal
 from safetensors.numpy import load_file, save_file
 from support import ORACLE, cli, random_state, save_checkpoint, small_config
 from txl_export.families.transformer_xl.paper_model import PaperModel
-from txl_runtime.bundle.format1 import Dialect, ModelConfig
 from txl_runtime.bundle.reading import SELFTEST, open_bundle
+from txl_runtime.bundle.transformer_xl import Dialect, ModelConfig
 
 TEXT = "The memory of a segment is the input of the next one. " * 8
 CONFIG = small_config(vocab_size=256)

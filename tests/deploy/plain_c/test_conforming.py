@@ -21,12 +21,10 @@ PASSED = {
     "axes": 8,
     "table": 8,
     "ring": 12,
-    "rolled": 6,
     "hidden": 9,
     "clusters": 6,
     "zeros": 6,
     "int8": 6,
-    "format1": 6,
     "release-0.8": 6,
 }
 """Vectors by bundle that are for nothing but what a package promises."""

@@ -22,7 +22,7 @@ from txl_export.checkpoints import cntxl, code_bases_with_names, fastai, hf, kim
 from txl_export.checkpoints.imported import Imported, State
 from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_export.families.transformer_xl.weights import Weights, check_weights
-from txl_runtime.bundle.format1 import Dialect, ModelConfig
+from txl_runtime.bundle.transformer_xl import Dialect, ModelConfig
 from txl_runtime.errors import CheckpointError
 
 ORACLE = Path(__file__).parents[2] / "fixtures" / "oracle"

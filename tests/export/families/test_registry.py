@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import txl_export
 import txl_runtime
+from frozen import frozen
 from stand_ins.averaging import Average
-from support import FIXTURES
 from txl_export.families import registry
 from txl_report.facts.model import describe_bundle
 from txl_runtime import UsageError
@@ -46,7 +46,7 @@ def test_a_new_family_gets_everything(tmp_path: Path):
 def test_other_sources_still_find_their_family():
     assert registry.family_of_source("model.pt").__name__ == "txl_export.families.transformer_xl.family"
     assert registry.family_of_source("model.py:build").__name__ == "txl_export.families.own_module.family"
-    old = open_bundle(FIXTURES / "format1" / "kv").manifest
+    old = open_bundle(frozen("0.8/tokens")).manifest
     assert registry.family_of_bundle(old).__name__ == "txl_export.families.transformer_xl.family"
 
 

@@ -21,8 +21,8 @@ from txl_export.families.transformer_xl.weights import check_weights, model_id
 from txl_export.graphs import tracing
 from txl_export.graphs.checking import check_graph
 from txl_export.options import ExportOptions
-from txl_runtime.bundle.format1 import ModelConfig
 from txl_runtime.bundle.reading import SELFTEST, WEIGHTS, open_bundle
+from txl_runtime.bundle.transformer_xl import ModelConfig
 from txl_runtime.errors import TxlError
 
 # Between them: both forms of memory, several streams, many gathers, and tables of positions too large to be folded.

@@ -18,9 +18,9 @@ from txl_export.proof import references
 from txl_export.proof.gates import OUTPUTS, STATES
 from txl_export.proof.rounding import rounding_of
 from txl_export.proof.verification import verify_model
-from txl_runtime.bundle.format1 import Dialect, ModelConfig
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import open_bundle
+from txl_runtime.bundle.transformer_xl import Dialect, ModelConfig
 from verified_steps import Heard, OnceWrong, failing
 
 CONFIG = small_config()
@@ -32,7 +32,7 @@ CALLS = [
 
 @pytest.fixture
 def manifest() -> Manifest:
-    return open_bundle(frozen("rolled")).manifest
+    return open_bundle(frozen("0.8/clusters")).manifest
 
 
 def model(larger: dict[str, float], dtype: torch.dtype = torch.float64, memory_length: int = 7) -> Oracle:

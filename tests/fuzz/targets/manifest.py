@@ -1,4 +1,4 @@
-"""Manifests of both formats: JSON as it is, or a good one after some changes of its parts."""
+"""Manifests: JSON as it is, or a good one after some changes of its parts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from txl_runtime.bundle.manifest import Manifest, decode_manifest
 
 from fuzz.choices import Choices
 from fuzz.edits import edited
-from fuzz.targets.places import BASES, FORMAT1
+from fuzz.targets.places import BASES, OLD
 
 
 def one_input(data: bytes) -> None:
@@ -63,4 +63,4 @@ def _use(manifest: Manifest) -> None:
 @cache
 def _bases() -> tuple[Any, ...]:
     found = [json.loads((BASES / name / "manifest.json").read_text("utf-8")) for name in ("step", "transformer_xl")]
-    return (*found, json.loads((FORMAT1 / "hidden" / "manifest.json").read_text("utf-8")))
+    return (*found, json.loads((OLD / "growing" / "manifest.json").read_text("utf-8")))

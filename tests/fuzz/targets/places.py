@@ -10,7 +10,7 @@ from pathlib import Path
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 BASES = Path(__file__).parents[3] / "conformance" / "bad_bundles" / "bases"
-FORMAT1 = FIXTURES / "format1"
+OLD = FIXTURES / "release_0_8"
 
 
 @cache

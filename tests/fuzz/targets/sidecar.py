@@ -13,7 +13,7 @@ from txl_runtime.device.engines.sidecar import differences, is_intact, read_side
 
 from fuzz.choices import Choices
 from fuzz.edits import edited
-from fuzz.targets.places import FORMAT1, written
+from fuzz.targets.places import OLD, written
 
 ENGINE = b"engine"
 SHA256 = hashlib.sha256(ENGINE).hexdigest()
@@ -47,5 +47,5 @@ def seeds() -> Iterator[bytes]:
 
 @cache
 def _bases() -> tuple[Any, ...]:
-    files = sorted((FORMAT1 / "kv" / "engines").rglob("*.json"))[:2]
+    files = sorted((OLD / "tokens" / "engines").rglob("*.json"))[:2]
     return tuple(json.loads(file.read_text("utf-8")) | {"bytes": len(ENGINE), "sha256": SHA256} for file in files)

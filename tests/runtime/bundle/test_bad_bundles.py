@@ -102,16 +102,11 @@ def test_bad_bundle(case, outcomes):
         assert named, shown
 
 
-def test_the_corpus_has_the_files_that_its_generator_writes_and_every_case_has_its_own(tmp_path):
-    from fuzz.bad_bundles import write
-
-    write(tmp_path)
-    kept, written = (
-        {path.name: path.read_bytes() for path in at.iterdir()} for at in (spoiling.CORPUS / "files", tmp_path)
-    )
-    assert written == {name: data for name, data in kept.items() if name != "bomb.npz"}
+def test_every_file_of_the_corpus_is_of_some_case_and_every_case_has_a_name_of_its_own():
     cases = spoiling.index()["cases"]
-    assert {change["from"] for case in cases for change in case["changes"] if change["do"] == "put"} == kept.keys()
+    assert {change["from"] for case in cases for change in case["changes"] if change["do"] == "put"} == {
+        path.name for path in (spoiling.CORPUS / "files").iterdir()
+    }
     assert len({case["name"] for case in cases}) == len(cases)
     assert sum(path.stat().st_size for path in spoiling.CORPUS.rglob("*") if path.is_file()) < 1 << 20
 
@@ -119,7 +114,7 @@ def test_the_corpus_has_the_files_that_its_generator_writes_and_every_case_has_i
 def test_the_corpus_has_every_kind_of_case():
     cases = spoiling.index()["cases"]
     assert len(cases) >= 80
-    assert {case["base"] for case in cases} == {"step", "transformer_xl", "format1", "engines", "half"}
+    assert {case["base"] for case in cases} == {"step", "transformer_xl", "half"}
     assert len({case["promise"] for case in cases}) >= 10
 
 

@@ -1,6 +1,6 @@
 """Graphs that leave B open: a stream computes the sequences that run, and the results are those of a fixed B.
 
-Bundles with a fixed B are those of B 1, and those of format 1 (`bundle/test_format1.py`).
+Bundles with a fixed B are those of B 1, and those of release 0.8 (`versions/test_upgrade.py`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from txl_export.families.transformer_xl.paper_model import activate
 from txl_export.families.transformer_xl.weights import layer_name
-from txl_runtime.bundle.format1 import Dialect, ModelConfig
+from txl_runtime.bundle.transformer_xl import Dialect, ModelConfig
 from txl_runtime.types import Array, Floats, Ids
 
 from txl_deploy.bench.competitor import TokenCompetitor

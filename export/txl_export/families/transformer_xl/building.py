@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from txl_runtime.bundle.format1 import Dialect, ModelConfig, TransformerXL
 from txl_runtime.bundle.manifest import FORMAT, FORMAT_VERSION, Manifest
 from txl_runtime.bundle.open_batch import with_sequences
 from txl_runtime.bundle.reading import WEIGHTS
-from txl_runtime.bundle.tables import Precision, Program, StateTensor
+from txl_runtime.bundle.tables import Counter, Input, Output, Precision, Program, StateTensor
+from txl_runtime.bundle.transformer_xl import Dialect, ModelConfig, TransformerXL
 from txl_runtime.errors import TxlError
 from txl_runtime.listener import Listener
 from txl_runtime.types import Ids
@@ -105,6 +106,9 @@ class Builder:
     def manifest(self, programs: Sequence[Program]) -> Manifest:
         """The manifest, but for files, vocabulary and provenance."""
         model, rows = TransformerXL(config=self.config, dialect=self.dialect, memory=self.memory), self.sizes
+        vocab_size, start = self.config.vocab_size, rows.memory_length if self.dialect.memory_start == "zeros" else 0
+        counts: tuple[Literal["valid", "fill", "head"], ...] = ("valid", "fill", "head")
+        counts = counts[: 1 + len(self._updates)]  # the head is a ring's
         return Manifest(
             format=FORMAT,
             format_version=FORMAT_VERSION,
@@ -112,11 +116,23 @@ class Builder:
             batch_size=rows.batch_size,
             batch_sizes=rows.batch_sizes,
             precision=self.precision,
-            inputs=model.inputs(self._updates),
-            outputs=(model.output(softmax=True),),
+            inputs=(
+                Input(name="tokens", dtype="int32", shape=("B", "L"), role="tokens", vocab=vocab_size),
+                *(Input(name=count, dtype="int32", shape=("B",), role=count) for count in counts),
+            ),
+            outputs=(
+                Output(
+                    name="logprobs",
+                    dtype="float32",
+                    shape=("B", "L", vocab_size),
+                    role="logprobs",
+                    clusters=self.config.clusters,
+                    width=self.config.d_model,
+                ),
+            ),
             states=self._states(),
             programs=tuple(programs),
-            counters=model.counters(rows.memory_length),
+            counters={"fill": Counter(start=start, most=rows.memory_length)},  # rows of zeros that are attended count
             streams="independent",
             lengths="valid",
             reach=model.reach(rows.memory_length, rows.segment_lengths[0]),

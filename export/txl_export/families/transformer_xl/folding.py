@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-from txl_runtime.bundle.format1 import ModelConfig
+from txl_runtime.bundle.transformer_xl import ModelConfig
 from txl_runtime.errors import UsageError
 
 from txl_export.families.transformer_xl.weights import Weights

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from txl_runtime.bundle.format1 import Dialect, ModelConfig
+from txl_runtime.bundle.transformer_xl import Dialect, ModelConfig
 
 from txl_export.families.transformer_xl.folding import tied_rows
 from txl_export.families.transformer_xl.paper_model import activate

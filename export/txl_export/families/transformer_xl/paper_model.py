@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from txl_runtime.bundle.format1 import Dialect, ModelConfig
+from txl_runtime.bundle.transformer_xl import Dialect, ModelConfig
 
 from txl_export.families.transformer_xl.positions import last_distance, sinusoid
 from txl_export.families.transformer_xl.weights import layer_name, parameter_count

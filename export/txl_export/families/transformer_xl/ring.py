@@ -27,8 +27,8 @@ from typing import Any
 import onnxscript
 import torch
 from torch import Tensor
-from txl_runtime.bundle.format1 import Dialect, ModelConfig
 from txl_runtime.bundle.tables import ring_slots
+from txl_runtime.bundle.transformer_xl import Dialect, ModelConfig
 
 from txl_export.families.transformer_xl.network import Network, count_distances
 from txl_export.families.transformer_xl.step import StepShape, open_batch

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-from txl_runtime.bundle.format1 import Dialect, ModelConfig
+from txl_runtime.bundle.transformer_xl import Dialect, ModelConfig
 
 from txl_export.families.transformer_xl.network import Network
 

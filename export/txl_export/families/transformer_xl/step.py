@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from txl_runtime.bundle.format1 import Dialect, ModelConfig
 from txl_runtime.bundle.open_batch import BATCH
+from txl_runtime.bundle.transformer_xl import Dialect, ModelConfig
 from txl_runtime.errors import UsageError
 
 from txl_export.families.transformer_xl.network import MemoryForm, Network, count_distances

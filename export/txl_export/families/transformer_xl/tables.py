@@ -5,8 +5,8 @@ The manifest's rows come from here, and the graphs are traced to fit them.
 
 from __future__ import annotations
 
-from txl_runtime.bundle.format1 import ModelConfig
 from txl_runtime.bundle.tables import STATE_DTYPES, Program, StateTensor, TensorSpec, ring_slots
+from txl_runtime.bundle.transformer_xl import ModelConfig
 
 
 def expected_states(

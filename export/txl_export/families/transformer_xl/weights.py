@@ -34,7 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from txl_runtime.bundle.encoding import canonical_json
-from txl_runtime.bundle.format1 import Dialect, ModelConfig
+from txl_runtime.bundle.transformer_xl import Dialect, ModelConfig
 from txl_runtime.errors import CheckpointError, some
 
 Weights = dict[str, Tensor]

@@ -14,7 +14,7 @@ from torch import Tensor
 from txl_export.families.transformer_xl import paper_model
 from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_export.families.transformer_xl.weights import Weights
-from txl_runtime.bundle.format1 import Dialect, ModelConfig
+from txl_runtime.bundle.transformer_xl import Dialect, ModelConfig
 
 EXACT = 1e-12  # float64, the same sums in another order
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -22,8 +22,8 @@ from txl_export.families.transformer_xl.ring import RingStep, tensor_scatter
 from txl_export.families.transformer_xl.softmax import Softmax
 from txl_export.families.transformer_xl.step import StepShape
 from txl_export.families.transformer_xl.weights import canonical_shapes
-from txl_runtime.bundle.format1 import Dialect, ModelConfig
 from txl_runtime.bundle.tables import ring_slots
+from txl_runtime.bundle.transformer_xl import Dialect, ModelConfig
 
 TOLERANCE = 1e-9  # both sides are float64
 BATCH, LENGTH, MEMORY = 3, 4, 7

@@ -12,7 +12,7 @@ from txl_export.families.transformer_xl.folding import fold, unfold
 from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_export.families.transformer_xl.step import Step, StepShape, memory_shapes
 from txl_export.families.transformer_xl.weights import Weights
-from txl_runtime.bundle.format1 import Dialect, ModelConfig
+from txl_runtime.bundle.transformer_xl import Dialect, ModelConfig
 from txl_runtime.errors import UsageError
 
 TOLERANCE = 2e-5  # the step is float32, the reference float64

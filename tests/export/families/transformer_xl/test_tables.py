@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from support import small_config
 from txl_export.families.transformer_xl.tables import expected_programs, expected_states
-from txl_runtime.bundle.format1 import ModelConfig
 from txl_runtime.bundle.tables import ring_slots
+from txl_runtime.bundle.transformer_xl import ModelConfig
 
 CONFIG = msgspec.convert(small_config(), ModelConfig)
 ADAPTIVE = msgspec.convert(small_config(cutoffs=(20, 40), div_val=2), ModelConfig)

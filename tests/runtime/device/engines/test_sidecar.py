@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from frozen import ROOT
+from frozen import frozen
 from txl_runtime.device.engines.sidecar import decode_sidecar
 from txl_runtime.errors import BundleError
 
-FACTS = ROOT / "tests" / "fixtures" / "format1" / "kv" / "engines" / "cuda" / "logprobs-ring-1.json"
+FACTS = frozen("0.8/tokens") / "engines" / "cuda" / "logprobs-ring-1.json"
 
 
 def test_facts_of_a_newer_format_are_refused_and_those_of_a_newer_minor_version_read():

@@ -1,4 +1,4 @@
-"""A Transformer-XL's config, and the adapter for bundles of format 1, which described every bundle by such a config.
+"""A Transformer-XL's config and dialect, as the family block of a bundle's manifest has them.
 
 This is the one module of the runtime that knows what a Transformer-XL is. Its config and dialect serve every checkpoint
 family, so that reference and graph never ask which code trained a model (Dai et al. 2019, arXiv 1901.02860; attention
@@ -7,28 +7,13 @@ types as in kimiyoung/transformer-xl). Everything else in the runtime reads tabl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from txl_runtime.bundle.tables import (
-    AXES,
-    Count,
-    Counter,
-    DType,
-    FileRecord,
-    Index,
-    Input,
-    Output,
-    Precision,
-    Program,
-    Sha256,
-    Size,
-    StateTensor,
-)
+from txl_runtime.bundle.tables import Count, Index
 
 Positive = Annotated[float, Meta(gt=0)]
 
@@ -132,32 +117,6 @@ class TransformerXL(Struct, frozen=True, kw_only=True):
         block: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         return block
 
-    def inputs(self, updates: tuple[str, ...]) -> tuple[Input, ...]:
-        """What its programs read beside the memory, for some update rules."""
-        counts: tuple[Literal["valid", "fill", "head"], ...] = (
-            ("valid", "fill", "head") if "ring" in updates else ("valid", "fill")
-        )
-        return (
-            Input(name="tokens", dtype="int32", shape=("B", "L"), role="tokens", vocab=self.config.vocab_size),
-            *(Input(name=count, dtype="int32", shape=("B",), role=count) for count in counts),
-        )
-
-    def output(self, softmax: bool) -> Output:
-        """What it returns; `softmax` says whether there are programs of the softmax alone."""
-        return Output(
-            name="logprobs",
-            dtype="float32",
-            shape=("B", "L", self.config.vocab_size),
-            role="logprobs",
-            clusters=self.config.clusters if softmax else (),
-            width=self.config.d_model,
-        )
-
-    def counters(self, memory_length: int) -> dict[str, Counter]:
-        """The fill of its memory; rows of zeros that are attended exist from the beginning."""
-        start = memory_length if self.dialect.memory_start == "zeros" else 0
-        return {"fill": Counter(start=start, most=memory_length)}
-
     def reach(self, memory_length: int, longest: int) -> int:
         """Tokens that can influence a prediction: layers × memory + segment, or what the window leaves of it.
 
@@ -168,82 +127,3 @@ class TransformerXL(Struct, frozen=True, kw_only=True):
         if window is not None:
             return self.config.n_layer * min(rows, window - 1) + longest
         return (self.config.n_layer - 1) * -(-rows // longest) * longest + rows + longest
-
-
-class _State(Struct, frozen=True, kw_only=True):
-    """A row of the state table of format 1: memory rows of every sequence, the batch first."""
-
-    name: str
-    input: str
-    output: str
-    dtype: DType = "float32"
-    shape: Annotated[tuple[Count, ...], AXES]
-    axis: Index
-    initial: str | None = None
-    update: str = "rolled"
-    slots: Count | None = None
-
-    def row(self) -> StateTensor:
-        """The same in the tables of format 2."""
-        fields = {name: getattr(self, name) for name in self.__struct_fields__ if name != "axis"}
-        return StateTensor(row_axis=self.axis, **fields)
-
-
-class Format1(Struct, frozen=True, kw_only=True):
-    """A manifest of format 1; the fields that format 2 has too are those of `manifest.Manifest`."""
-
-    format: str
-    model_id: Sha256
-    config: ModelConfig
-    dialect: Dialect
-    memory_length: Index
-    batch_size: Count
-    memory: Literal["kv", "hidden"]
-    precision: Precision
-    states: tuple[_State, ...]
-    programs: Annotated[tuple[Program, ...], Meta(min_length=1)]
-    weights: str
-    files: dict[str, FileRecord]
-    vocabulary: str | None = None
-    parameters: Size = 0
-    parity: dict[str, Any] = msgspec.field(default_factory=dict)
-    provenance: dict[str, Any] = msgspec.field(default_factory=dict)
-
-    def problem(self) -> str | None:
-        """What in the config cannot be true, if anything: format 2 reads no config."""
-        c, bounds = self.config, (0, *self.config.cutoffs, self.config.vocab_size)
-        if any(first >= last for first, last in pairwise(bounds)):
-            return f"cutoffs {list(c.cutoffs)} do not ascend within the vocabulary of {c.vocab_size}"
-        kept = [state.name for state in self.states if state.update == self.states[0].update]
-        expected = c.n_layer * (2 if self.memory == "kv" else 1) if self.memory_length else 0
-        if len(kept) != expected:
-            return f"n_layer is {c.n_layer}, but the state table has {len(kept)} tensors of {self.memory} memory"
-        return None
-
-    def upgraded(self) -> dict[str, Any]:
-        """The fields of a manifest of format 2 that says the same."""
-        model = TransformerXL(config=self.config, dialect=self.dialect, memory=self.memory)
-        updates = tuple({state.update for state in self.states} | {program.update for program in self.programs})
-        softmax = any(program.kind == "head" for program in self.programs)
-        longest = max(program.segment_length for program in self.programs)
-        given = ("format", "model_id", "batch_size", "precision", "programs", "weights", "files", "vocabulary")
-        return {
-            **{name: getattr(self, name) for name in (*given, "parameters", "parity", "provenance")},
-            "inputs": model.inputs(updates),
-            "outputs": (model.output(softmax),),
-            "states": tuple(state.row() for state in self.states),
-            "counters": model.counters(self.memory_length),
-            "streams": "independent",
-            "lengths": "valid",
-            "reach": model.reach(self.memory_length, longest),
-            "family": model.block(),
-        }
-
-
-def transformer_xl(family: Mapping[str, Any]) -> TransformerXL:
-    """A Transformer-XL's family block, typed.
-
-    Raises:
-        msgspec.ValidationError: it is another model family, or its fields are not those of a Transformer-XL.
-    """
-    return msgspec.convert(family, TransformerXL)
