@@ -12,12 +12,18 @@ from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.device.gpu import platform_name
 
 BASES = Path(__file__).parents[2] / "conformance" / "bad_bundles" / "bases"
-"""Two small verified bundles: `transformer_xl` and `step`."""
+"""Two small verified bundles: `transformer_xl`, which has an engine of ONNX Runtime's, and `step`."""
 
 
 def copied(source: Path, target: Path) -> Path:
     """A copy that may be changed."""
     return Path(shutil.copytree(source, target))
+
+
+def without_engines(target: Path) -> Path:
+    """A copy of `transformer_xl` whose engines are gone."""
+    shutil.rmtree(copied(BASES / "transformer_xl", target) / "engines")
+    return reseal(target)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

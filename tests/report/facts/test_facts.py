@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from frozen import frozen
-from resealing import BASES, copied, reseal
+from resealing import BASES, copied, reseal, without_engines
 from txl_export.families.registry import facts_of_bundle
 from txl_report.blocks import Code, Heading, Pairs, Table
 from txl_report.facts.byte_shares import ByteShare, ByteShares
@@ -204,7 +204,7 @@ def with_engine(path: Path, **changes: Any) -> Path:
 
 
 def test_engines_tell_their_kernels_and_fusion(tmp_path: Path):
-    found = facts(with_engine(copied(BASES / "transformer_xl", tmp_path / "a.txl"), verified_on=("selftest, GPU",)))
+    found = facts(with_engine(without_engines(tmp_path / "a.txl"), verified_on=("selftest, GPU",)))
     assert isinstance(found.engines, Engines)
     every, heading, fused, layers = engines_section(found.name, found.engines).blocks
     assert isinstance(every, Table)
@@ -219,7 +219,7 @@ def test_engines_tell_their_kernels_and_fusion(tmp_path: Path):
 
 
 def test_an_engine_whose_facts_are_damaged_is_a_problem_and_no_crash(tmp_path: Path):
-    path = with_engine(copied(BASES / "transformer_xl", tmp_path / "a.txl"))
+    path = with_engine(without_engines(tmp_path / "a.txl"))
     (sidecar,) = (path / "engines" / "rtx").glob("*.json")
     sidecar.write_bytes(b"{" * 9)
     found = facts(reseal(path))
