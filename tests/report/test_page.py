@@ -19,7 +19,7 @@ import report_pages
 from hostile import HOSTILE
 from msgspec import structs
 from report_pages import Page, measures, replaced
-from resealing import BASES, reseal, without_engines
+from resealing import BASES, copied, reseal, without_engines
 from step_models import counting, recurrent
 from txl_export.families.registry import facts_of_bundle
 from txl_report import page_of
