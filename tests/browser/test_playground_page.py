@@ -394,7 +394,7 @@ def test_a_stranger_s_texts_are_shown_and_never_obeyed(chrome, server):
 def test_what_is_too_long_is_refused_with_a_sentence(chrome, server):
     with at_desk(chrome, server) as window:
         written = "(element, text) => { element.value = text; element.dispatchEvent(new Event('input')); }"
-        window.page.get_by_role("textbox", name="Text to add").evaluate(written, "a" * 100_000)
+        window.page.get_by_role("textbox", name="Text to add").evaluate(written, "a" * 300_000)
         press(window, "Generate")
         window.page.get_by_role("alert").filter(has_text="at most").wait_for()
         assert tokens(window) == []
