@@ -33,7 +33,7 @@ import txl_runtime
 from safetensors.numpy import load_file, save_file
 from txl_runtime.bundle.encoding import file_sha256
 
-SOURCE = Path(__file__).parents[2] / "tests" / "fixtures" / "release_0_8" / "tokens"
+SOURCE = Path(__file__).parents[2] / "tests" / "fixtures" / "release_0_8" / "clusters"
 PAUSES = (0, 0.02, 0.3, 1.5)
 """Seconds between replacements, at most; one of them is drawn each time. A load takes some hundredths of a second."""
 
