@@ -99,8 +99,7 @@ def _looks_back(facts: Facts, found: ContextMeasure | Missing | None) -> KeyFigu
     if not isinstance(found, ContextMeasure):
         return KeyFigure("Looks back", allowed, "what the architecture allows; its use was not measured")
     of = f"of {allowed} possible" if isinstance(context, Context) else "tokens"
-    plain = length_of(found, found.plain_length)
-    return KeyFigure("Looks back", length_of(found, found.length), f"{of}, {plain} by plain losses")
+    return KeyFigure("Looks back", length_of(found, found.length), of)
 
 
 def _loss(facts: Facts, found: TextMeasures | Missing | None) -> KeyFigure:

@@ -70,7 +70,7 @@ def measures(text: str = "word ") -> Measures:
         notes=("a note",),
         of_bytes=True,
     )
-    context = ContextMeasure(400, 300, 100, 8, 24, 8, (0.05, 0.025, 0.01), (0.05, -0.01, 0.0))
+    context = ContextMeasure(400, 300, 100, 8, 24, (0.05, 0.025, 0.01))
     return Measures("text.txt", texts, context)
 
 

@@ -1,4 +1,4 @@
-"""Bars: a histogram of upright ones, or a list of lying ones that have names."""
+"""A list of lying bars, each with its name."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import SubElement
 
-from txl_report.charts.figure import Chart, add_axes, finished, new_figure, percent
-from txl_report.charts.scales import Scale, thinned
+from txl_report.charts.figure import Chart, finished, new_figure, percent
 from txl_report.visible import as_one_line
 
 MOST_BARS = 40
@@ -25,34 +24,6 @@ class Bar:
     value: float
     written: str
     style: int = 1
-
-
-def histogram(
-    name: str,
-    title: str,
-    description: str,
-    bars: Sequence[Bar],
-    up: Scale,
-    *,
-    across_label: str,
-    up_label: str,
-    labels: int = 7,
-) -> Chart:
-    """Upright bars side by side, so many of them with their names below."""
-    figure = new_figure(name, title, description, "histogram")
-    add_axes(figure, Scale(0, 1, ()), up)
-    width = 1 / max(len(bars), 1)
-    named = set(thinned(len(bars), labels))
-    for index, bar in enumerate(bars):
-        part = up.at(bar.value) or 0.0
-        place = {"x": percent((index + 0.08) * width), "width": percent(0.84 * width)}
-        box = {"class": f"bar point s{bar.style}", "y": percent(1 - part), "height": percent(part)}
-        shape = SubElement(figure, "rect", place | box)
-        SubElement(shape, "title").text = as_one_line(f"{bar.name}: {bar.written}")
-        if index in named:
-            text = {"class": "across", "x": percent((index + 0.5) * width), "y": "100%", "dy": "1.5em"}
-            SubElement(figure, "text", text | {"aria-hidden": "true"}).text = as_one_line(bar.name)
-    return finished(figure, (), across_label, up_label)
 
 
 def named_bars(name: str, title: str, description: str, bars: Sequence[Bar]) -> Chart:

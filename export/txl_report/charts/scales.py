@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from txl_report.numbers import fixed, power_of_ten
@@ -66,11 +66,6 @@ def log_scale(values: Iterable[float], most: int = MOST_TICKS) -> Scale:
     every = -(-(last - first) // (most - 1))
     ticks = tuple((10.0**power, power_of_ten(power)) for power in range(first, last + 1, every))
     return Scale(10.0**first, 10.0**last, ticks, log=True)
-
-
-def thinned(count: int, most: int) -> Sequence[int]:
-    """Indices of so many things at most, evenly spread, the first among them."""
-    return range(0, count, max(1, -(-count // most)))
 
 
 def _ends(values: Iterable[float]) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 Of a group of models, here of one, b(c, t) is the smallest loss of token t with a context of c tokens. Of two lengths
 c < c', a model's relative loss f(c, c') is the mean of min(b(c, t), l(c', t)) over the tenth of the tokens with the
 largest b(c, t), and its gain is (exp f(c, c) - exp f(c, c')) / exp f(c, c). The effective context is the first c, in
-steps of Δ, whose gain to c + Δ is below 1 %. The plain gain is the same without the minimum.
+steps of Δ, whose gain to c + Δ is below 1 %.
 
 A run starts at a multiple of Δ with an empty memory: a token that lies o tokens behind a multiple (1 ≤ o ≤ Δ) gets
 losses with o, Δ + o, 2Δ + o … tokens of context from the runs that start there, Δ earlier, 2Δ earlier …. Segments end
@@ -68,16 +68,14 @@ def measure_context(model: Model, ids: ArrayLike, listener: Listener | None = No
     losses = losses_by_context(model, given[: blocks * step + 1], step, lengths, listener or Silent())
     if not np.isfinite(losses).all():
         return Missing("Some losses are no finite numbers; see what `verify` says of this bundle.")
-    gains, plain = gains_of(losses)
+    gains = gains_of(losses)
     return ContextMeasure(
         given=len(given),
         used=blocks * step + 1,
         compared=losses.shape[1],
         step=step,
         length=first_small(gains) * step,
-        plain_length=first_small(plain) * step,
         gains=tuple(gains.tolist()),
-        plain_gains=tuple(plain.tolist()),
     )
 
 
@@ -127,13 +125,13 @@ def _run(stream: Stream, ids: Ids, starts: Sequence[int], most: int, length: int
     return losses
 
 
-def gains_of(losses: Values) -> tuple[Values, Values]:
-    """What every length but the longest gains by Δ more tokens, by the rule and plainly: [lengths - 1] each."""
+def gains_of(losses: Values) -> Values:
+    """What every length but the longest gains by Δ more tokens: [lengths - 1]."""
     count = max(1, round(SHARE * losses.shape[1]))
     hardest = np.argsort(-losses[:-1], axis=1, kind="stable")[:, :count]
     before, after = (np.take_along_axis(part, hardest, axis=1) for part in (losses[:-1], losses[1:]))
-    by_rule, plain = (1 - np.exp((than - before).mean(axis=1)) for than in (np.minimum(before, after), after))
-    return by_rule, plain
+    gained: Values = 1 - np.exp((np.minimum(before, after) - before).mean(axis=1))
+    return gained
 
 
 def first_small(gains: Values) -> int:

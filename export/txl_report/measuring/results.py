@@ -144,10 +144,8 @@ class ContextMeasure:
         compared: tokens whose loss was measured at every length.
         step: Δ, by how many tokens contexts differ: c means c + 1 … c + Δ tokens, each as often as any other.
         length: the effective context, a multiple of Δ: the first c whose gain to c + Δ is below 1 %.
-        plain_length: the same by the plain gains.
         gains: the paper's relative gain of c + Δ over c, for c = 0, Δ …: how much smaller the perplexity is, as a
             share. A token counts with the smaller of its two losses, so this is never below zero.
-        plain_gains: the same share with every token's own loss at c + Δ; below zero where more context made it worse.
     """
 
     given: int
@@ -155,9 +153,7 @@ class ContextMeasure:
     compared: int
     step: int
     length: int
-    plain_length: int
     gains: tuple[float, ...]
-    plain_gains: tuple[float, ...]
 
     @property
     def longest(self) -> int:

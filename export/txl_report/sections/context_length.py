@@ -13,8 +13,8 @@ from txl_report.sections.common import NO_TOKENS, gap, report_command, table
 
 RULE = (
     "By the rule of Dai et al. 2019 a token counts with the smaller of its two losses, so losses that merely differ "
-    "count as a gain and the length leans upwards; by plain losses every loss counts as it is. The paper compares a "
-    "group of models; the numbers of this one model can be compared with the paper's in kind only."
+    "count as a gain and the length leans upwards. The paper compares a group of models; the numbers of this one model "
+    "can be compared with the paper's in kind only."
 )
 
 
@@ -53,19 +53,13 @@ def length_of(found: ContextMeasure, length: int) -> str:
 def _measured(found: ContextMeasure) -> list[Block]:
     step = found.step
     contexts = [index * step for index in range(len(found.gains))]
-    curves = {"by the paper's rule": found.gains, "by plain losses": found.plain_gains}
-    series = [
-        Series(name, [(context, gain * 100) for context, gain in zip(contexts, gains, strict=True)])
-        for name, gains in curves.items()
-    ]
-    rows = [(whole(context), *map(share, gains)) for context, *gains in zip(contexts, *curves.values(), strict=True)]
-    values = [gain for each in series for _, gain in each.points]
+    values = [gain * 100 for gain in found.gains]
+    rows = [(whole(context), share(gain)) for context, gain in zip(contexts, found.gains, strict=True)]
     more, last = f"{counted(step, 'token')} more of context", f" … c + {whole(step)}" if step > 1 else ""
     return [
         Pairs(
             [
                 ("Effective context", f"{length_of(found, found.length)} tokens"),
-                ("By plain losses", f"{length_of(found, found.plain_length)} tokens"),
                 ("Measured on", f"{counted(found.used, 'token')} of {whole(found.given)}"),
                 ("Compared", f"the hardest tenth of {counted(found.compared, 'token')} at every context"),
                 ("A context of c", f"means c + 1{last} tokens, each equally often"),
@@ -77,15 +71,15 @@ def _measured(found: ContextMeasure) -> list[Block]:
                 "context-gain",
                 f"Relative gain of {more}",
                 f"From {number(max(values))} % at the most to {number(min(values))} %.",
-                series,
+                [Series("gain", list(zip(contexts, values, strict=True)))],
                 exact_scale(0, contexts[-1]),
                 linear_scale(values, zero=True),
                 across_label="context, tokens",
                 up_label="gain, %",
                 level=(1.0, "1 %"),
             ),
-            table("Relative gain by context", ("Context", *curves), range(3), rows),
-            "Where a curve falls below 1 %, more context hardly helps: that is the effective context.",
+            table("Relative gain by context", ("Context", "Gain"), range(2), rows),
+            "Where the curve falls below 1 %, more context hardly helps: that is the effective context.",
         ),
         Paragraph(RULE, quiet=True),
     ]

@@ -9,20 +9,16 @@ from collections.abc import Iterator, Sequence
 from itertools import islice, pairwise
 
 from txl_report.blocks import Badge, Block, Figure, Heading, Pairs, Paragraph, Section, State
-from txl_report.charts.bars import Bar, histogram, named_bars
-from txl_report.charts.scales import linear_scale
+from txl_report.charts.bars import Bar, named_bars
 from txl_report.facts.gathering import Facts
 from txl_report.facts.plain import Missing, some
 from txl_report.numbers import counted, fixed, number, power_of_ten, share, whole
 from txl_report.schema.verification import Chain, Counts, Edges, Gate, Ranks, Spread, Text, Unit, Verification, as_size
-from txl_report.sections.common import gap, table, titled
+from txl_report.sections.common import gap, table
 from txl_report.sections.drift import drift
 
-MOST_HISTOGRAMS = 8
-DECADES = (
-    "Each bar is a decade, the first and the last of all are everything below or above; further left is closer. "
-    "Decades at the ends that hold no value are not drawn."
-)
+MOST_SPREAD = 8
+"""Results whose errors are told."""
 STATES: dict[bool | None, tuple[State, str]] = {
     True: ("passed", "passed"),
     False: ("failed", "failed"),
@@ -93,11 +89,8 @@ def _verification(name: str, found: Verification) -> list[Block]:
     if spread is not None and found.passed:
         blocks.append(Paragraph(_in_short(spread, found.text), quiet=True))
     elif spread is not None:
-        blocks += [Heading("How errors are spread"), Paragraph(DECADES, quiet=True)]
-        shown = list(islice(_spread(spread, found.text), MOST_HISTOGRAMS))
-        for index, (what, unit, edges, counts) in enumerate(shown):
-            part = _filled([other for _, _, same, other in shown if same == edges])
-            blocks.append(_histogram(f"{name}-errors-{index}", what, unit, _labels(edges)[part], counts[part]))
+        blocks.append(Heading("How errors are spread"))
+        blocks += [_by_decades(*each) for each in islice(_spread(spread, found.text), MOST_SPREAD)]
         if spread.ranks is not None:
             blocks.append(_ranks(spread.ranks))
     if (kl := found.kl) is not None:
@@ -156,19 +149,13 @@ def _in_short(spread: Spread, text: Text | None) -> str:
     """The largest errors and the best tokens of a verification that passed, in one line."""
     largest = [
         f"{what} {_powers(_labels(edges)[max(index for index, count in enumerate(counts) if count)])} {unit}"
-        for what, unit, edges, counts in islice(_spread(spread, text), MOST_HISTOGRAMS)
+        for what, unit, edges, counts in islice(_spread(spread, text), MOST_SPREAD)
         if any(counts)
     ]
     said = f"The largest errors: {', '.join(largest) or 'none'}."
     if (ranks := spread.ranks) is not None and "1" in ranks.within:
         said += f" The best token is the same at {share(ranks.within['1'] / ranks.positions)} of positions."
     return said
-
-
-def _filled(histograms: Sequence[Counts]) -> slice:
-    """Which bins are drawn: those from the first to the last with a value in any of them, and one more at each end."""
-    filled = [index for index, counts in enumerate(zip(*histograms, strict=True)) if any(counts)]
-    return slice(max(filled[0] - 1, 0), filled[-1] + 2) if filled else slice(None)
 
 
 def _labels(edges: Edges) -> list[str]:
@@ -178,34 +165,14 @@ def _labels(edges: Edges) -> list[str]:
     return [f"< {shown[0]}", *between, f"≥ {shown[-1]}"] if shown else ["all"]
 
 
-def _histogram(name: str, what: str, unit: Unit, labels: Sequence[str], counts: Counts) -> Figure:
+def _by_decades(what: str, unit: Unit, edges: Edges, counts: Counts) -> Block:
     total = sum(counts)
-    bars = [Bar(_bin(label), count, whole(count)) for label, count in zip(labels, counts, strict=True)]
-    filled = [label for label, count in zip(labels, counts, strict=True) if count]
-    seen = f"{whole(total)} values, from {_powers(filled[0])} to {_powers(filled[-1])}." if filled else "No value."
     rows = [
-        (_powers(label), whole(count), share(count / total if total else 0.0))
-        for label, count in zip(labels, counts, strict=True)
+        (_powers(label), whole(count), share(count / total))
+        for label, count in zip(_labels(edges), counts, strict=True)
+        if count
     ]
-    return Figure(
-        titled(what),
-        histogram(
-            name,
-            f"Histogram of errors of {what}",
-            seen,
-            bars,
-            linear_scale([bar.value for bar in bars], zero=True),
-            across_label=f"size of the error, {unit}",
-            up_label="how many",
-            labels=6,
-        ),
-        table(f"Errors of {what} by decades", ("Size", "How many", "Share"), (1, 2), rows),
-    )
-
-
-def _bin(label: str) -> str:
-    """The lower end of a decade, for which there is room below a bar."""
-    return _powers(label).partition(" … ")[0]
+    return table(f"Errors of {what} by decades, {unit}", ("Size", "How many", "Share"), (1, 2), rows)
 
 
 def _powers(label: str) -> str:

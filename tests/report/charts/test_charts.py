@@ -8,10 +8,10 @@ from xml.etree.ElementTree import fromstring
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from txl_report.charts.bars import Bar, histogram, named_bars
+from txl_report.charts.bars import Bar, named_bars
 from txl_report.charts.figure import STYLES
 from txl_report.charts.lines import Series, line_chart
-from txl_report.charts.scales import exact_scale, linear_scale, log_scale, thinned
+from txl_report.charts.scales import exact_scale, linear_scale, log_scale
 
 HOSTILE = "<script>\"'&\x00\u202e]]>"
 
@@ -71,9 +71,6 @@ def test_texts_in_charts_are_escaped_and_visible():
     for drawing in (
         drawn(Series(HOSTILE, [(0, 1.0)]), level=(1.0, HOSTILE)),
         named_bars("n", HOSTILE, HOSTILE, [Bar(HOSTILE, 1.0, HOSTILE)]).drawing,
-        histogram(
-            "n", HOSTILE, HOSTILE, [Bar(HOSTILE, 1.0, HOSTILE)], linear_scale([1.0]), across_label="", up_label=""
-        ).drawing,
     ):
         root = fromstring(drawing)
         assert "script" not in {element.tag for element in root.iter()}
@@ -85,24 +82,11 @@ def test_texts_in_charts_are_escaped_and_visible():
 def test_bars_are_as_long_as_their_numbers():
     root = fromstring(named_bars("n", "t", "d", [Bar("a", 4.0, "4"), Bar("b", 1.0, "1"), Bar("c", 0.0, "0")]).drawing)
     assert [bar.attrib["width"] for bar in root.iter("rect") if "point" in bar.attrib["class"]] == ["100%", "25%", "0%"]
-    scale = linear_scale([0, 4], zero=True)
-    root = fromstring(
-        histogram(
-            "n", "t", "d", [Bar("a", 4, "4"), Bar("b", 0, "0"), Bar("c", 1, "1")], scale, across_label="", up_label=""
-        ).drawing
-    )
-    bars = [(bar.attrib["y"], bar.attrib["height"]) for bar in root.iter("rect")]
-    assert bars == [("0%", "100%"), ("100%", "0%"), ("75%", "25%")], "they stand on the axis"
 
 
 def test_nothing_is_drawn_of_nothing():
     fromstring(drawn())
     fromstring(named_bars("n", "t", "d", []).drawing)
-    fromstring(histogram("n", "t", "d", [], linear_scale([]), across_label="", up_label="").drawing)
-
-
-def test_of_many_places_some_are_labelled_evenly():
-    assert list(thinned(10, 4)) == [0, 3, 6, 9]
 
 
 def test_a_point_says_what_its_place_stands_for():
