@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from txl_export.bundle.placing import Kind
 from txl_runtime.bundle.manifest import Manifest
+
+from txl_deploy.extras import version_of
 
 REPOSITORY = Kind("package", "txl-package.json", "models")
 
@@ -21,17 +22,9 @@ def seal(folder: Path, target: str, models: Sequence[str], manifest: Manifest) -
         "target": target,
         "model_id": manifest.model_id,
         "models": models,
-        "txl_deploy": made_by(),
+        "txl_deploy": version_of("txl-deploy"),
     }
     (folder / REPOSITORY.marker).write_text(json.dumps(told, indent=2) + "\n")
-
-
-def made_by() -> str:
-    """The version of this project that writes a package."""
-    try:
-        return version("txl-deploy")
-    except PackageNotFoundError:  # a checkout on the path
-        return "unknown"
 
 
 def model_name(bundle: Path) -> str:

@@ -13,7 +13,7 @@ from txl_runtime.bundle.axes import Axes
 from txl_runtime.bundle.tables import Input, Output, StateTensor
 from txl_runtime.types import Array
 
-from txl_deploy.packages import made_by
+from txl_deploy.extras import version_of
 from txl_deploy.plain_c.generating import KINDS, WEIGHTS, Generated
 from txl_deploy.plain_c.step import PlainStep
 
@@ -93,7 +93,7 @@ def context_of(step: PlainStep, generated: Generated, name: str, weights_file: b
         "name": name,
         "upper": name.upper(),
         "model_id": manifest.model_id,
-        "made_by": made_by(),
+        "made_by": version_of("txl-deploy"),
         "batch_size": batch,
         "length": length,
         "lockstep": lockstep,

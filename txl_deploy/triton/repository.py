@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import txl_runtime
 from txl_export.bundle.placing import check_destination, publishing
-from txl_runtime.bundle.folder import Folder, undisturbed
+from txl_runtime.bundle.folder import Folder
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.bundle.reading import MANIFEST, bundle_path, open_bundle, read_bundle
+from txl_runtime.bundle.reading import MANIFEST, bundle_path, open_bundle
 from txl_runtime.errors import UsageError
 
 from txl_deploy.packages import REPOSITORY, model_name, seal
@@ -91,8 +91,7 @@ def package_python(
             place = folder / name / VERSION
             place.mkdir(parents=True)
             (folder / name / "config.pbtxt").write_text(to_text(config) + "\n")
-            copied = undisturbed(bundle_path(bundle), partial(copy_bundle, place=place / "bundle"))
-            if copied != manifest:
+            if copy_bundle(bundle, place / "bundle") != manifest:
                 raise UsageError(f"{bundle}: was replaced while it was packaged, expected it to stay; package it again")
             first = first or place
             if place != first:
@@ -124,15 +123,14 @@ def _checked(manifest: Manifest, sequences: int | None, idle_seconds: float) -> 
     return max(manifest.batch_size, SEQUENCES) if sequences is None else sequences
 
 
-def copy_bundle(source: Folder, place: Path) -> Manifest:
+def copy_bundle(bundle: Path, place: Path) -> Manifest:
     """Copy the files that a bundle's manifest lists, and hold the copies against it.
 
     Raises:
         BundleError: they differ, or the bundle cannot be read.
     """
-    names = [*read_bundle(source, verify_files=False).manifest.files, MANIFEST]
-    shutil.rmtree(place, ignore_errors=True)
-    for name in names:
+    source = Folder(bundle_path(bundle))
+    for name in (*open_bundle(bundle, verify_files=False).manifest.files, MANIFEST):
         target = place / name
         target.parent.mkdir(parents=True, exist_ok=True)
         with source.open(name) as (file, _), target.open("wb") as copy:
@@ -147,17 +145,10 @@ def probe(manifest: Manifest) -> dict[str, object]:
     for entry in manifest.given:
         sizes = entry.axes.alone.sizes(1, length)
         shape, kind = [1, *(sizes or [1])], {"float32": "FP32", "int32": "INT32", "bool": "BOOL"}[entry.dtype]
-        zeros: list[object] = [False if kind == "BOOL" else 0] * _product(shape)
+        zeros: list[object] = [False if kind == "BOOL" else 0] * math.prod(shape)
         inputs.append({"name": entry.name, "datatype": kind, "shape": shape, "data": zeros})
     flags = {"sequence_id": 2**32 - 1, "sequence_start": True, "sequence_end": True}
     return {"parameters": flags, "inputs": inputs}
-
-
-def _product(shape: list[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def _share(first: Path, second: Path) -> None:
