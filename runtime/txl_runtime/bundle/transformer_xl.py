@@ -8,9 +8,8 @@ types as in kimiyoung/transformer-xl). Everything else in the runtime reads tabl
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 
 from txl_runtime.bundle.tables import Count, Index
@@ -111,11 +110,6 @@ class TransformerXL(Struct, frozen=True, kw_only=True):
     config: ModelConfig
     dialect: Dialect
     memory: Literal["kv", "hidden"]
-
-    def block(self) -> dict[str, Any]:
-        """All of it as plain JSON has it."""
-        block: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
-        return block
 
     def reach(self, memory_length: int, longest: int) -> int:
         """Tokens that can influence a prediction: layers × memory + segment, or what the window leaves of it.

@@ -124,7 +124,8 @@ def test_what_cannot_run_is_said_by_name() -> None:
         competitors(("jax",), model, 1)
     family = model.manifest.transformer_xl
     config = msgspec.structs.replace(family.config, attn_type=2)
-    changed = msgspec.structs.replace(model.manifest, family=msgspec.structs.replace(family, config=config).block())
+    family = msgspec.to_builtins(msgspec.structs.replace(family, config=config))
+    changed = msgspec.structs.replace(model.manifest, family=family)
     makers, left_out = competitors(NAMES, SimpleNamespace(manifest=changed), 1)  # type: ignore[arg-type]
     assert makers == {}
     assert left_out == dict.fromkeys(NAMES, left_out["torch"])

@@ -109,7 +109,7 @@ def test_the_context_is_as_far_as_a_walk_through_the_layers_comes(layers: int, w
         config=msgspec.structs.replace(model.config, n_layer=layers),
         dialect=msgspec.structs.replace(model.dialect, window=width),
     )
-    changed = msgspec.structs.replace(manifest, family=model.block(), reach=model.reach(rows, longest))
+    changed = msgspec.structs.replace(manifest, family=msgspec.to_builtins(model), reach=model.reach(rows, longest))
     context = context_of(changed)
     assert isinstance(context, Context)
     begin = 1000 * longest

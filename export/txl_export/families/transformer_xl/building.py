@@ -136,7 +136,7 @@ class Builder:
             streams="independent",
             lengths="valid",
             reach=model.reach(rows.memory_length, rows.segment_lengths[0]),
-            family=model.block(),
+            family=msgspec.json.decode(msgspec.json.encode(model)),
             weights=WEIGHTS,
             files={},
             parameters=parameter_count(self.weights),
