@@ -124,8 +124,7 @@ class Guard:
         seconds, path = time.monotonic() - noted.began, route_of(scope)
         read, drawn, first = noted.prompt_tokens, noted.completion_tokens, noted.first_seconds
         self._service.metrics.answered(path, status, seconds, read, drawn, first)
-        milliseconds = round(seconds * 1000, 2)
-        self._log.detail("request", id=noted.id, path=path, status=status, milliseconds=milliseconds)
+        self._log.detail("request", id=noted.id, path=path, status=status, milliseconds=round(seconds * 1000, 2))
 
 
 def _of_router(error: HTTPException) -> ApiError:

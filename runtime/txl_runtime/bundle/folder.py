@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -64,12 +64,10 @@ class Folder:
     @property
     def replaced(self) -> bool:
         """Whether the folder or a file that was opened is another one now, or has changed since."""
-        try:
-            if _identity(self.place.stat()) != self._before:
-                return True
-        except OSError:
-            return True
-        return any((identity is not None) != self.holds(name) for name, identity in tuple(self._seen.items()))
+        with suppress(OSError):
+            if _identity(self.place.stat()) == self._before:
+                return any((identity is not None) != self.holds(name) for name, identity in tuple(self._seen.items()))
+        return True
 
 
 def _identity(found: os.stat_result) -> Identity:
