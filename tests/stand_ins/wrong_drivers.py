@@ -12,10 +12,8 @@ import base64
 import contextlib
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import wraps
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -302,14 +300,6 @@ def lines(self: Driver, request: dict[str, Any]) -> dict[str, Any]:
     return {"bytes": driver.packed_bytes(b"\n".join(base64.b64decode(request["bytes"]).splitlines()))}
 
 
-def seeds_are_cut(bits: int) -> None:
-    """A fault: of a seed only the lowest bits are used."""
-
-    @fault(f"seeds are cut to {bits} bits", "draws", Sampler, "__init__")
-    def init(right: Any, self: Sampler, *given: Any) -> None:
-        right(self, *given[:3], given[3] % 2**bits, *given[4:])
-
-
 @fault("put forgets the stream's memory_length", "limit", Driver, "_do_put")
 def put_forgets_the_limit(right: Any, self: Driver, request: Any) -> Any:
     held = self.stream.snapshot()
@@ -319,7 +309,9 @@ def put_forgets_the_limit(right: Any, self: Driver, request: Any) -> Any:
 
 
 for size in (32, 64, 128):
-    seeds_are_cut(size)
+    fault(f"seeds are cut to {size} bits", "draws", Sampler, "__init__")(
+        lambda right, *given, size=size: right(*given[:4], given[4] % 2**size, *given[5:])
+    )
 asked_otherwise(
     "a memory_length of 0 is none", "limit", "open", lambda _, asked: {"memory_length": asked["memory_length"] or None}
 )
@@ -386,9 +378,6 @@ class Odd(Driver):
             os._exit(7)
         if self.manner == "aborts":
             os.abort()
-        if self.manner == "hangs":
-            Path(sys.argv[2]).with_name("hangs").touch()
-            time.sleep(1000)
         if self.manner == "out of order":
             return {"id": 1, "ok": {}}
         if self.manner == "declines":
@@ -396,14 +385,12 @@ class Odd(Driver):
         return {"ok": {}}
 
 
-MANNERS = ("rounds", "dies", "aborts", "hangs", "out of order", "declines", "lacks")
+MANNERS = ("rounds", "dies", "aborts", "out of order", "declines", "lacks")
 
 
 def main() -> None:
     """Answer, wrongly."""
-    name, *note = sys.argv[1:]
-    if note:  # a file that is told which process this is
-        Path(note[0]).write_text(str(os.getpid()))
+    (name,) = sys.argv[1:]
     if name in MANNERS:
         driver.main(Odd(name))
     else:
