@@ -169,21 +169,12 @@ def test_every_promise_is_shown_by_some_vector_and_told_on_the_page() -> None:
     page = (FOLDER / "README.md").read_text().partition("## What is promised")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (`.*?`) \|", page, re.MULTILINE)
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == set(PROMISES)
-    assert {promise for _, promise in FAULTS.values()} >= set(PROMISES) - {
-        "int8",
-        "half",
-        "old",
-        "axes",
-        "strangers",
-    }
+    assert {promise for _, promise in FAULTS.values()} >= set(PROMISES) - {"int8", "half", "old", "axes", "strangers"}
 
 
 def test_the_folder_is_small_and_its_copies_of_frozen_bundles_are_whole() -> None:
     assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) <= 6_000_000
-    copies = {
-        "bundles/growing": "release_0_8/growing",
-        "bundles/release-0.8": "release_0_8/clusters",
-    }
+    copies = {"bundles/growing": "release_0_8/growing", "bundles/release-0.8": "release_0_8/clusters"}
     for copy, frozen in copies.items():
         names = {path.relative_to(FIXTURES / frozen) for path in (FIXTURES / frozen).rglob("*") if path.is_file()}
         assert names == {path.relative_to(FOLDER / copy) for path in (FOLDER / copy).rglob("*") if path.is_file()}

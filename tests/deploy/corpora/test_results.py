@@ -99,14 +99,7 @@ def test_a_file_of_an_older_version_goes_on_with_a_note(
         Results(tmp_path / "out.jsonl", HEADER | {"corpus": "ef" * 32}, resume=True)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"my thesis",
-        b'{"format": "other"}\n',
-    ],
-    ids=lambda content: str(content[:20]),
-)
+@pytest.mark.parametrize("content", [b"my thesis", b'{"format": "other"}\n'], ids=lambda content: str(content[:20]))
 def test_a_file_that_holds_no_results_is_refused_and_kept(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "thesis").write_bytes(content)
     with pytest.raises(UsageError, match="holds no results of `txl-deploy score`"):

@@ -165,8 +165,7 @@ def test_end_of_a_request_that_is_refused_ends_its_session(served):
 def test_numbers_that_say_nothing_and_seeds_below_zero_mean_what_serve_takes_them_for(model):
     with served_by(Generating(Sessions(model), triton_server)) as served:
         plain, *others = answered(
-            served,
-            *(ask([1], 12, seed=5, **more) for more in ({}, {"top_k": 0}, {"top_k": -1}, {"top_p": 1.0})),
+            served, *(ask([1], 12, seed=5, **more) for more in ({}, {"top_k": 0}, {"top_k": -1}, {"top_p": 1.0}))
         )
         assert [other[0].tolist() for other in others] == [plain[0].tolist()] * 3
         below, same, other = answered(served, *(ask([1], 30, seed=seed) for seed in (-1, (1 << 63) - 1, 1)))
