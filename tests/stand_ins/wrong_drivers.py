@@ -316,10 +316,7 @@ asked_otherwise(
     "a memory_length of 0 is none", "limit", "open", lambda _, asked: {"memory_length": asked["memory_length"] or None}
 )
 asked_otherwise(
-    "too many sequences are as many as there can be",
-    "refusals",
-    "open",
-    lambda self, asked: {"b": min(asked["b"], self.model.batch_size)},
+    "too many sequences are cut", "refusals", "open", lambda self, asked: {"b": min(asked["b"], self.model.batch_size)}
 )
 asked_otherwise(
     "sequences are counted from the end",

@@ -85,7 +85,7 @@ def test_without_a_compiler_a_package_is_refused_or_says_that_nobody_verified_it
     [
         ("policy-16", {}, "leaves B open up to 16, expected one B for C; give --batch-size"),
         ("policy-16", {"batch_size": 17}, "--batch-size is 17, expected 1 … 16"),
-        ("axes", {"batch_size": 1}, "programs have B 3 alone"),
+        ("lockstep", {"batch_size": 1}, "programs have B 3 alone"),
         ("policy-1", {"length": 3}, "the segment length is 3, this bundle has 4, 1"),
         ("growing", {}, "state memory grows, expected states of fixed sizes"),
         ("half", {"batch_size": 1}, "is float16, which C99 has no type for"),
