@@ -65,12 +65,8 @@ def closed(tensors: dict[str, Any], facts: dict[str, str]) -> str:
     data = b""
     for name, array in tensors.items():
         kind = {"float32": "F32", "int32": "I32", "bool": "BOOL", "float16": "F16"}[array.dtype.name]
-        header[name] = {
-            "dtype": kind,
-            "shape": list(array.shape),
-            "data_offsets": [len(data), len(data) + array.nbytes],
-        }
-        data += array.tobytes()
+        begin, data = len(data), data + array.tobytes()
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [begin, len(data)]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     return packed_bytes(len(text).to_bytes(8, "little") + text + data)
@@ -198,9 +194,8 @@ class Composer:
         stream = self.driver.model.stream(self.b, self.memory_length)
         stream.restore(before)
         heat, cut = options["temperature"], (options["top_k"], options["top_p"])
-        draws = [
-            np.random.default_rng(np.random.SeedSequence(options["seed"], spawn_key=(row,))) for row in range(self.b)
-        ]
+        seeds = (np.random.SeedSequence(options["seed"], spawn_key=(row,)) for row in range(self.b))
+        draws = [np.random.default_rng(seed) for seed in seeds]
         last = stream.feed(tokens, counts, last=True)
         for place, some in enumerate(drawn):
             if place:
@@ -331,11 +326,11 @@ class Composer:
         self.run("all")
         good, long = self.arrays(self.longest), self.longest
         wrong: list[tuple[str, dict[str, Any]]] = [
-            ("run", {"inputs": self.arrays(long + 1), "counts": None, "commit": True}),
-            ("run", {"inputs": {}, "counts": None, "commit": True}),
-            ("run", {"inputs": {**good, "another": packed(np.zeros(1, np.float32))}, "counts": None, "commit": True}),
-            ("run", {"inputs": good, "counts": [long + 1] * self.b, "commit": True}),
-            ("run", {"inputs": good, "counts": [long] * (self.b + 1), "commit": True}),
+            ("run", {"inputs": self.arrays(long + 1), "counts": None}),
+            ("run", {"inputs": {}, "counts": None}),
+            ("run", {"inputs": {**good, "another": packed(np.zeros(1, np.float32))}, "counts": None}),
+            ("run", {"inputs": good, "counts": [long + 1] * self.b}),
+            ("run", {"inputs": good, "counts": [long] * (self.b + 1)}),
             ("reset", {"rows": [self.b]}),
             ("select", {"rows": [self.b]}),
             ("select", {"rows": [0] * (self.most_b + 1)}),
@@ -344,9 +339,13 @@ class Composer:
         ]
         if self.manifest.tokens is not None and set(good) == {self.manifest.tokens.name}:
             high = packed(np.full((self.b, 1), self.manifest.vocab_size, np.int32))
-            wrong.append(("run", {"inputs": {self.manifest.tokens.name: high}, "counts": None, "commit": True}))
+            wrong.append(("run", {"inputs": {self.manifest.tokens.name: high}, "counts": None}))
+        self.refused(wrong)
+
+    def refused(self, wrong: list[tuple[str, dict[str, Any]]]) -> None:
+        """Requests none of which may change anything."""
         for do, request in wrong:
-            self.ask(do, refused=True, **request)
+            self.ask(do, refused=True, **request, **({"commit": True} if do == "run" else {}))
         self.state(), self.run("all"), self.state()
 
     def of_edges(self, rule: str) -> None:
@@ -415,7 +414,7 @@ class Composer:
             ("select", {"rows": []}),
             ("select", {"rows": [-1]}),
             ("reset", {"rows": [-1]}),
-            ("run", {"inputs": good, "counts": [-1] * b, "commit": True}),
+            ("run", {"inputs": good, "counts": [-1] * b}),
             ("run", {"inputs": {**good, name: packed(unpacked(good[name]).astype(other))}, "counts": None}),
             ("restore", {"bytes": closed(tensors, {**facts, "model_id": "0" * 64})}),
             ("restore", {"bytes": closed(tensors, {**facts, "format": "txl-deploy.state/9"})}),
@@ -430,31 +429,21 @@ class Composer:
             self.ask("take", row=0)
             wrong += [("restore", {"bytes": None}), ("put", {"row": 0, "bytes": full})]
         if self.exact and long > 1:
-            counts = [long - 1] * b
-            wrong.append(("run", {"inputs": good, "counts": counts, "commit": True}))
+            wrong.append(("run", {"inputs": good, "counts": [long - 1] * b}))
         if not self.apart and b > 1:
-            wrong += [("run", {"inputs": good, "counts": [0, *[long] * (b - 1)], "commit": True})]
+            wrong += [("run", {"inputs": good, "counts": [0, *[long] * (b - 1)]})]
             wrong += [("reset", {"rows": [0]}), ("take", {"row": 0})]
         if self.fluent:
             ids = unpacked(self.tokens(2 * long + 1)).copy()
             ids[0, -1] = -1
             late, prompt = packed(ids), {"tokens": self.tokens(2), "counts": None, "count": 2, "seed": 0}
             fair = {"temperature": 1.0, "top_k": None, "top_p": None}
-            wrong += [
-                ("feed", {"inputs": {name: late}, "counts": None, "last": True}),
-                ("score", {"tokens": late, "counts": None}),
-                ("generate", {**prompt, **fair, "tokens": late}),
-                ("generate", {**prompt, **fair, "counts": [0] * b}),
-                ("generate", {**prompt, **fair, "temperature": -1.0}),
-                ("generate", {**prompt, **fair, "top_k": 0}),
-                ("generate", {**prompt, **fair, "count": 0}),
-                ("generate", {**prompt, **fair, "top_p": 0.0}),
-                ("generate", {**prompt, **fair, "top_p": 1.5}),
-            ]
-        for do, request in wrong:
-            commit = {"commit": True} if do == "run" else {}
-            self.ask(do, refused=True, **{**request, **commit})
-        self.state(), self.run("all"), self.state()
+            odd: list[dict[str, Any]] = [{"tokens": late}, {"counts": [0] * b}, {"temperature": -1.0}, {"top_k": 0}]
+            odd += [{"count": 0}, {"top_p": 0.0}, {"top_p": 1.5}]
+            wrong += [("feed", {"inputs": {name: late}, "counts": None, "last": True})]
+            wrong += [("score", {"tokens": late, "counts": None})]
+            wrong += [("generate", {**prompt, **fair, **each}) for each in odd]
+        self.refused(wrong)
 
     def of_table(self, rule: str) -> None:
         """What depends on the last bit of a log-probability where an engine computes it."""
@@ -514,11 +503,8 @@ class Composer:
         vocabulary = self.driver.model.vocabulary
         if vocabulary is not None:
             plain = (b"", b"the tide comes in,\nand goes out.\n", b"  a  b \n\n", b"one line")
-            wide = (
-                "NA\u00cfVE \u4e2d\u3000\u0130".encode(),
-                b"The Tide\r\nComes\x0bIn\r",
-                b"\xff\x00 ab",
-            )  # needs Unicode's tables
+            # what follows needs Unicode's tables
+            wide = ("NA\u00cfVE \u4e2d\u3000\u0130".encode(), b"The Tide\r\nComes\x0bIn\r", b"\xff\x00 ab")
             if self.path.name == "table":
                 plain = (b"the  tide\t the\n\n \na, tide", b"the\x0ctide\r\n\r\rthe\n", b"the tides", b"")
                 wide = ("\u3000the\xa0\xfc\u2028tide\x85the\n".encode(), b"\xef\xbb\xbfthe", b"Tide\x1cTide\x1fthe\n")

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import filecmp
 import json
 import re
 import shutil
 import sys
 from pathlib import Path
-from queue import Empty, SimpleQueue
 
 import pytest
 from conforming import WRONG, inside, run
 from stand_ins.wrong_drivers import FAULTS, HASHES, faulty
-from support import FIXTURES, until
+from support import FIXTURES
 from txl_runtime.errors import UsageError
 
-from conformance import talking
 from conformance.driver import PROMISES
 from conformance.run import BAD, FOLDER, OWN, main
 
@@ -129,28 +126,6 @@ def test_what_breaks_the_protocol_is_told(manner: str, told: str) -> None:
     assert "was not run" in found.failures[1].found
 
 
-def test_a_driver_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    note = tmp_path / "pid"
-
-    class Replies(SimpleQueue[bytes]):
-        """Nobody waits for a clock: the time is up when the driver hangs."""
-
-        def get(self, block: bool = True, timeout: float | None = None) -> bytes:
-            assert timeout in (None, 7.0)
-            while timeout and not note.with_name("hangs").exists():
-                with contextlib.suppress(Empty):
-                    return super().get(timeout=0.02)
-            if timeout:
-                raise Empty
-            return super().get()
-
-    monkeypatch.setattr(talking, "SimpleQueue", Replies)
-    (found,) = run("lockstep", driver=(*WRONG, "hangs", str(note)), silence=7.0)
-    assert "said nothing for 7 s when asked to open" in found.failures[0].found
-    process = Path("/proc") / note.read_text()
-    until(lambda: not process.exists())
-
-
 def test_what_is_not_supported_is_counted_apart() -> None:
     declined, lacked = (run("lockstep", driver=(*WRONG, manner))[0] for manner in ("declines", "lacks"))
     assert (declined.passed, declined.failed, declined.unsupported) == (declined.vectors - 1, 0, 1)
@@ -194,25 +169,21 @@ def test_every_promise_is_shown_by_some_vector_and_told_on_the_page() -> None:
     page = (FOLDER / "README.md").read_text().partition("## What is promised")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (`.*?`) \|", page, re.MULTILINE)
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == set(PROMISES)
-    assert {promise for _, promise in FAULTS.values()} >= set(PROMISES) - {
-        "int8",
-        "half",
-        "old",
-        "axes",
-        "strangers",
-    }
+    assert {promise for _, promise in FAULTS.values()} >= set(PROMISES) - {"int8", "half", "old", "axes", "strangers"}
 
 
 def test_the_folder_is_small_and_its_copies_of_frozen_bundles_are_whole() -> None:
     assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) <= 6_000_000
-    copies = {
-        "bundles/growing": "release_0_8/growing",
-        "bundles/release-0.8": "release_0_8/clusters",
-    }
+    copies = {"bundles/growing": "release_0_8/growing", "bundles/release-0.8": "release_0_8/clusters"}
     for copy, frozen in copies.items():
         names = {path.relative_to(FIXTURES / frozen) for path in (FIXTURES / frozen).rglob("*") if path.is_file()}
         assert names == {path.relative_to(FOLDER / copy) for path in (FOLDER / copy).rglob("*") if path.is_file()}
         assert all(filecmp.cmp(FIXTURES / frozen / name, FOLDER / copy / name, shallow=False) for name in names), copy
+
+
+def test_a_driver_that_says_nothing_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"said nothing for 0\.2 s when asked to hello"):
+        run("ring", driver=(sys.executable, "-c", "import time; time.sleep(1000)"), silence=0.2)
 
 
 @pytest.mark.parametrize(

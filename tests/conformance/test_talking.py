@@ -21,6 +21,7 @@ def script(text: str) -> tuple[str, ...]:
 def test_a_driver_that_reads_nothing_does_not_hold_the_runner() -> None:
     with Talk(script("import time; time.sleep(1000)"), 0.2) as talk, pytest.raises(DriverFailed, match="said nothing"):
         talk.ask({"do": "load", "path": "x" * (4 << 20)})
+    assert talk._process.wait(10) < 0
 
 
 def test_what_a_driver_started_ends_with_it(tmp_path: Path) -> None:

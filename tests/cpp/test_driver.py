@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import txl_runtime
-from building import CPP, ROOT, compiler, done
+from building import CPP, ROOT, done
 from txl_runtime import StreamState
 
 from conformance.driver import packed, unpacked, unpacked_bytes
@@ -18,13 +18,6 @@ from conformance.run import FOLDER
 from conformance.talking import Talk
 
 pytestmark = pytest.mark.timeout(1200)  # whoever comes first builds
-CONSUMER = """
-cmake_minimum_required(VERSION 3.20)
-project(consumer LANGUAGES C CXX)
-find_package(txl REQUIRED)
-add_executable(consumer {source})
-target_link_libraries(consumer PRIVATE txl::txl)
-"""
 
 
 def test_the_versions_of_the_package_and_of_the_library_are_one() -> None:
@@ -79,17 +72,3 @@ def test_what_it_saved_goes_on_in_python(built: Path, engine: Path) -> None:
     assert {name: unpacked(array).tobytes() for name, array in found.items()} == {
         name: array.tobytes() for name, array in expected.items()
     }
-
-
-@pytest.mark.slow
-def test_an_application_finds_what_was_installed(built: Path, engine: Path, tmp_path: Path) -> None:
-    done(["cmake", "--install", built, "--prefix", tmp_path / "there"])
-    (tmp_path / "CMakeLists.txt").write_text(CONSUMER.format(source=CPP / "samples" / "generate.cpp"))
-    flags = "-fsanitize=address,undefined"
-    prefix = [f"-DCMAKE_PREFIX_PATH={tmp_path / 'there'}", f"-DCMAKE_CXX_FLAGS={flags}"]
-    prefix += [f"-DCMAKE_CXX_COMPILER={compiler(built, 'CXX')}"]
-    done(["cmake", "-S", tmp_path, "-B", tmp_path / "build", "-G", "Ninja", *prefix])
-    done(["cmake", "--build", tmp_path / "build"])
-    said = done([tmp_path / "build" / "consumer", FOLDER / "bundles" / "clusters", "abc", "5", tmp_path / "memory"])
-    assert said
-    assert StreamState.load(tmp_path / "memory").fill.tolist() == [6]

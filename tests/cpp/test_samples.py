@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import txl_runtime
 from building import CPP, ROOT, compiler, done
+from txl_runtime import StreamState
 from txl_runtime.types import Floats
 
 from conformance.run import FOLDER
@@ -29,6 +30,13 @@ find_package(txl REQUIRED)
 find_package(Threads REQUIRED)
 add_executable(consumer {source})
 target_link_libraries(consumer PRIVATE txl::txl Threads::Threads m)
+"""
+IN_BOTH = """
+cmake_minimum_required(VERSION 3.20)
+project(consumer LANGUAGES C CXX)
+find_package(txl REQUIRED)
+add_executable(consumer {source})
+target_link_libraries(consumer PRIVATE txl::txl)
 """
 INSIDE = """
 cmake_minimum_required(VERSION 3.20)
@@ -115,6 +123,13 @@ def actions(observations: Floats, begins: set[int]) -> Floats:
             stream.reset()
         found.append(next(iter(stream.run({name: seen[None, None]}).values()))[0, 0])
     return np.stack(found)
+
+
+def test_an_application_finds_what_was_installed(built: Path, installed: Path, engine: Path, tmp_path: Path) -> None:
+    (tmp_path / "CMakeLists.txt").write_text(IN_BOTH.format(source=CPP / "samples" / "generate.cpp"))
+    made(tmp_path, tmp_path / "build", built, installed)
+    assert done([tmp_path / "build" / "consumer", FOLDER / "bundles" / "clusters", "abc", "5", tmp_path / "memory"])
+    assert StreamState.load(tmp_path / "memory").fill.tolist() == [6]
 
 
 def test_a_project_in_c_alone_links_what_was_installed(

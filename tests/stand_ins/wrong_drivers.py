@@ -12,10 +12,8 @@ import base64
 import contextlib
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import wraps
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,6 +80,55 @@ def faulty(name: str) -> Iterator[None]:
             setattr(*place)
 
 
+# --- a call otherwise, or left out ----------------------------------------------------------------------------------
+
+
+def left_out(*_: Any) -> None:
+    """What the call is for does not happen."""
+
+
+fault("memory_length is ignored", "limit", LoopState, "limit")(left_out)
+fault("the spill is not copied", "spill", Ring, "spill")(left_out)
+fault("sides are not brought together", "open", Replaced, "join")(left_out)
+fault("the self-test always passes", "selftest", Driver, "_do_selftest")(lambda *_: {"passed": True})
+fault("hashes are not checked", HASHES, txl_runtime, "load")(
+    lambda right, *given, **options: right(*given, **options, verify_files=False)
+)
+fault("idle sequences advance", "idle", LoopState, "count")(
+    lambda right, self, counts: right(self, np.maximum(counts, 1))
+)
+fault("padding is counted", "padding", LoopState, "count")(
+    lambda right, self, counts: right(self, np.where(counts > 0, counts.max(), 0).astype(np.int32))
+)
+fault("reset resets all", "reset", CarriedState, "reset")(lambda right, self, rows=None: right(self))
+fault("put goes to the sequence beside", "rows", CarriedState, "put")(
+    lambda right, self, row, state: right(self, (row + 1) % self.batch_size, state)
+)
+fault("commit=False commits", "commit", stream.Stream, "run")(
+    lambda right, self, given, lengths=None, commit=True: right(self, given, lengths)
+)
+fault("what grew keeps its rows", "grows", Growing, "clear")(lambda _, *given: Replaced.clear(*given))
+fault("clusters' columns are swapped", "clusters", SplitSoftmax, "tail")(lambda right, *given: right(*given)[:, ::-1])
+fault("scores are shifted by one", "score", stream.Stream, "score")(
+    lambda right, *given: np.roll(right(*given), 1, axis=1)
+)
+fault("feed goes step by step", "cut", inputs, "segment_size")(
+    lambda right, rest, known, *more: right(rest, known[-1:], *more)
+)
+fault("draws ignore the row's spawn key", "apart", Sampler, "__init__")(lambda right, *given: right(*given[:5], 0))
+fault("temperature is ignored", "temperature", Sampler, "__init__")(
+    lambda right, self, temperature, *given: right(self, 1.0 if temperature else 0.0, *given)
+)
+fault("temperatures have a floor", "temperature", Sampler, "__init__")(
+    lambda right, self, temperature, *given: right(self, max(temperature, 0.1) if temperature else 0.0, *given)
+)
+fault("top_k keeps one more", "top_k", Sampler, "_k_best")(
+    lambda right, self, known, count: right(self, known, count + 1)
+)
+for place in (sampling, best_words):
+    fault("top_p keeps one too few", "top_p", place, "reaching")(lambda right, *given: max(1, right(*given) - 1))
+
+
 # --- counts ---------------------------------------------------------------------------------------------------------
 
 
@@ -92,20 +139,10 @@ def nothing_runs_behind_b(right: Any, self: LoopState, counts: Any) -> int:
     return int(rows)
 
 
-@fault("idle sequences advance", "idle", LoopState, "count")
-def idle_sequences_advance(right: Any, self: LoopState, counts: Any) -> int:
-    return int(right(self, np.maximum(counts, 1)))
-
-
 @fault("fill ends at M - 1", "fill", SequenceCounters, "__init__")
 def fill_stops_early(right: Any, self: SequenceCounters, *given: Any) -> None:
     right(self, *given)
     self.most[:] = np.maximum(self.most - 1, 0)
-
-
-@fault("padding is counted", "padding", LoopState, "count")
-def padding_is_counted(right: Any, self: LoopState, counts: Any) -> int:
-    return int(right(self, np.where(counts > 0, counts.max(), 0).astype(np.int32)))
 
 
 @fault("padding is shown", "padding", SegmentResult, "outputs")
@@ -114,11 +151,6 @@ def padding_is_shown(right: Any, self: SegmentResult) -> Any:
     self._counts = np.full_like(self._counts, self._columns)
     shown = right(self)
     return {name: np.where(found[name] == 0, shown[name], found[name]) for name in found}
-
-
-@fault("memory_length is ignored", "limit", LoopState, "limit")
-def memory_length_is_ignored(right: Any, *_: Any) -> None:
-    return
 
 
 @fault("look-ahead is taken as padding", "lookahead", Segments, "run")
@@ -143,11 +175,6 @@ def _blind(manifest: Any, given: Any) -> Any:
 # --- states ---------------------------------------------------------------------------------------------------------
 
 
-@fault("the spill is not copied", "spill", Ring, "spill")
-def the_spill_is_not_copied(right: Any, *_: Any) -> None:
-    return
-
-
 @fault("reset forgets the first state", "initial", CarriedState, "reset")
 def reset_forgets_the_first_state(right: Any, self: CarriedState, rows: Any = None) -> None:
     for placement in self.loop.placements:
@@ -159,11 +186,6 @@ def reset_forgets_the_first_state(right: Any, self: CarriedState, rows: Any = No
 def reset_empties_the_memory(right: Any, self: SequenceCounters, rows: Any) -> None:
     right(self, rows)
     self.fill[rows] = 0
-
-
-@fault("reset resets all", "reset", CarriedState, "reset")
-def reset_resets_all(right: Any, self: CarriedState, rows: Any = None) -> None:
-    right(self)
 
 
 @fault("select is the wrong way round", "select", CarriedState, "select")
@@ -185,32 +207,7 @@ def restore_turns_the_head(right: Any, self: LoopState, row: int, state: Any) ->
         self.counters.head[row] = -state.head % self.counters.ring
 
 
-@fault("put goes to the sequence beside", "rows", CarriedState, "put")
-def put_leaves_the_sequence(right: Any, self: CarriedState, row: int, state: Any) -> None:
-    right(self, (row + 1) % self.batch_size, state)
-
-
-@fault("commit=False commits", "commit", stream.Stream, "run")
-def committed(right: Any, self: Any, given: Any, lengths: Any = None, commit: bool = True) -> Any:
-    return right(self, given, lengths)
-
-
-@fault("what grew keeps its rows", "grows", Growing, "clear")
-def growing_states_keep_their_rows(right: Any, self: Growing, rows: Any) -> None:
-    Replaced.clear(self, rows)
-
-
 # --- log-probabilities and draws ------------------------------------------------------------------------------------
-
-
-@fault("clusters' columns are swapped", "clusters", SplitSoftmax, "tail")
-def clusters_are_swapped(right: Any, self: SplitSoftmax, features: Any, cluster: int) -> Any:
-    return right(self, features, cluster)[:, ::-1]
-
-
-@fault("scores are shifted by one", "score", stream.Stream, "score")
-def scores_are_shifted(right: Any, self: Any, *given: Any) -> Any:
-    return np.roll(right(self, *given), 1, axis=1)
 
 
 @fault("the last position is the segment's", "last", feeding, "_place")
@@ -218,16 +215,6 @@ def the_last_position_is_the_segments(
     right: Any, axes: Any, found: Any, result: Any, first: int, counts: Any, last: bool
 ) -> None:
     right(axes, found, result, first, np.where(counts > 0, counts.max(), 0) if last else counts, last)
-
-
-@fault("feed goes step by step", "cut", inputs, "segment_size")
-def feed_goes_step_by_step(right: Any, rest: int, known: Any, *more: Any) -> Any:
-    return right(rest, known[-1:], *more)
-
-
-@fault("draws ignore the row's spawn key", "apart", Sampler, "__init__")
-def draws_are_shared(right: Any, self: Sampler, *given: Any) -> None:
-    right(self, *given[:4], 0)
 
 
 @fault("draws have no spawn key", "draws", Sampler, "__init__")
@@ -254,17 +241,6 @@ greedy_takes("greedy takes the second best", lambda values: int(np.argsort(-valu
 greedy_takes("greedy takes the last that ties", lambda values: len(values) - 1 - int(values[::-1].argmax()))
 
 
-@fault("top_p keeps one too few", "top_p", sampling, "reaching")
-@fault("top_p keeps one too few", "top_p", best_words, "reaching")
-def top_p_keeps_one_too_few(right: Any, *given: Any) -> int:
-    return max(1, right(*given) - 1)
-
-
-@fault("top_k keeps one more", "top_k", Sampler, "_k_best")
-def top_k_keeps_one_more(right: Any, self: Sampler, known: Any, count: int) -> Any:
-    return right(self, known, count + 1)
-
-
 @fault("temperature comes after top_p", "top_p", Sampler, "_candidates")
 def temperature_comes_after_top_p(right: Any, self: Sampler, known: Any) -> Any:
     heat, self.temperature = self.temperature, 1.0
@@ -275,17 +251,7 @@ def temperature_comes_after_top_p(right: Any, self: Sampler, known: Any) -> Any:
     return ids, weights ** (1 / heat)
 
 
-@fault("temperature is ignored", "temperature", Sampler, "__init__")
-def temperature_is_ignored(right: Any, self: Sampler, temperature: float, *given: Any) -> None:
-    right(self, 1.0 if temperature else 0.0, *given)
-
-
 # --- what is refused ------------------------------------------------------------------------------------------------
-
-
-@fault("hashes are not checked", HASHES, txl_runtime, "load")
-def hashes_are_not_checked(right: Any, *given: Any, **options: Any) -> Any:
-    return right(*given, **options, verify_files=False)
 
 
 @fault("what is wrong is done", "refusals", Driver, "answer")
@@ -307,11 +273,6 @@ def text_loses_its_ends_of_lines(right: Any, self: Driver, request: Any) -> Any:
     found = right(self, request)
     tokens = driver.unpacked(found["tokens"])
     return {"tokens": driver.packed(tokens[: len(tokens) - 1] if len(tokens) else tokens)}
-
-
-@fault("sides are not brought together", "open", Replaced, "join")
-def open_batch_is_wrong(right: Any, *_: Any) -> None:
-    return
 
 
 # --- what is asked for, a little otherwise --------------------------------------------------------------------------
@@ -339,19 +300,6 @@ def lines(self: Driver, request: dict[str, Any]) -> dict[str, Any]:
     return {"bytes": driver.packed_bytes(b"\n".join(base64.b64decode(request["bytes"]).splitlines()))}
 
 
-def seeds_are_cut(bits: int) -> None:
-    """A fault: of a seed only the lowest bits are used."""
-
-    @fault(f"seeds are cut to {bits} bits", "draws", Sampler, "__init__")
-    def init(right: Any, self: Sampler, *given: Any) -> None:
-        right(self, *given[:3], given[3] % 2**bits, *given[4:])
-
-
-@fault("temperatures have a floor", "temperature", Sampler, "__init__")
-def temperatures_have_a_floor(right: Any, self: Sampler, temperature: float, *given: Any) -> None:
-    right(self, max(temperature, 0.1) if temperature else 0.0, *given)
-
-
 @fault("put forgets the stream's memory_length", "limit", Driver, "_do_put")
 def put_forgets_the_limit(right: Any, self: Driver, request: Any) -> Any:
     held = self.stream.snapshot()
@@ -360,49 +308,37 @@ def put_forgets_the_limit(right: Any, self: Driver, request: Any) -> Any:
     return right(self, request)
 
 
-@fault("the self-test always passes", "selftest", Driver, "_do_selftest")
-def the_selftest_always_passes(right: Any, self: Driver, request: Any) -> Any:
-    return {"passed": True}
-
-
 for size in (32, 64, 128):
-    seeds_are_cut(size)
-for told in (
-    (
-        "a memory_length of 0 is none",
-        "limit",
-        "open",
-        lambda _, asked: {"memory_length": asked["memory_length"] or None},
-    ),
-    (
-        "too many sequences are as many as there can be",
-        "refusals",
-        "open",
-        lambda self, asked: {"b": min(asked["b"], self.model.batch_size)},
-    ),
-    (
-        "sequences are counted from the end",
-        "refusals",
-        "select",
-        lambda self, asked: {"rows": [row % self.stream.batch_size for row in asked["rows"]]},
-    ),
-    ("a reset of none is one of all", "reset", "reset", lambda _, asked: {"rows": asked["rows"] or None}),
-    ("a snapshot of any model is taken", "refusals", "restore", any_model),
-    ("lines end at other signs", "text", "encode", lines),
-    (
-        "top_p is forgotten beside a small top_k",
-        "top_p",
-        "generate",
-        lambda _, asked: {"top_p": asked["top_p"] if asked["top_k"] != 3 else None},
-    ),
-    (
-        "temperatures are float32",
-        "temperature",
-        "generate",
-        lambda _, asked: {"temperature": float(np.float32(asked["temperature"]))},
-    ),
-):
-    asked_otherwise(*told)
+    fault(f"seeds are cut to {size} bits", "draws", Sampler, "__init__")(
+        lambda right, *given, size=size: right(*given[:4], given[4] % 2**size, *given[5:])
+    )
+asked_otherwise(
+    "a memory_length of 0 is none", "limit", "open", lambda _, asked: {"memory_length": asked["memory_length"] or None}
+)
+asked_otherwise(
+    "too many sequences are cut", "refusals", "open", lambda self, asked: {"b": min(asked["b"], self.model.batch_size)}
+)
+asked_otherwise(
+    "sequences are counted from the end",
+    "refusals",
+    "select",
+    lambda self, asked: {"rows": [row % self.stream.batch_size for row in asked["rows"]]},
+)
+asked_otherwise("a reset of none is one of all", "reset", "reset", lambda _, asked: {"rows": asked["rows"] or None})
+asked_otherwise("a snapshot of any model is taken", "refusals", "restore", any_model)
+asked_otherwise("lines end at other signs", "text", "encode", lines)
+asked_otherwise(
+    "top_p is forgotten beside a small top_k",
+    "top_p",
+    "generate",
+    lambda _, asked: {"top_p": asked["top_p"] if asked["top_k"] != 3 else None},
+)
+asked_otherwise(
+    "temperatures are float32",
+    "temperature",
+    "generate",
+    lambda _, asked: {"temperature": float(np.float32(asked["temperature"]))},
+)
 
 
 # --- manners --------------------------------------------------------------------------------------------------------
@@ -439,9 +375,6 @@ class Odd(Driver):
             os._exit(7)
         if self.manner == "aborts":
             os.abort()
-        if self.manner == "hangs":
-            Path(sys.argv[2]).with_name("hangs").touch()
-            time.sleep(1000)
         if self.manner == "out of order":
             return {"id": 1, "ok": {}}
         if self.manner == "declines":
@@ -449,14 +382,12 @@ class Odd(Driver):
         return {"ok": {}}
 
 
-MANNERS = ("rounds", "dies", "aborts", "hangs", "out of order", "declines", "lacks")
+MANNERS = ("rounds", "dies", "aborts", "out of order", "declines", "lacks")
 
 
 def main() -> None:
     """Answer, wrongly."""
-    name, *note = sys.argv[1:]
-    if note:  # a file that is told which process this is
-        Path(note[0]).write_text(str(os.getpid()))
+    (name,) = sys.argv[1:]
     if name in MANNERS:
         driver.main(Odd(name))
     else:

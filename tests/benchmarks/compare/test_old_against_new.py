@@ -42,13 +42,8 @@ def test_each_side_may_open_its_own_bundle_with_several_numbers_of_threads(
         bundle = step_models.counting((3, 1)).write(tmp_path / f"{side}.txl")
         manifest = json.loads((bundle / "manifest.json").read_text())
         (bundle / "manifest.json").write_text(json.dumps(manifest | {"joint": False, "counters": {}}))
-    command = [
-        sys.executable,
-        ROOT / "benchmarks" / "compare" / "old_against_new.py",
-        ROOT,
-        "--bundles",
-        tmp_path / "old.txl",
-    ]
+    script = ROOT / "benchmarks" / "compare" / "old_against_new.py"
+    command = [sys.executable, script, ROOT, "--bundles", tmp_path / "old.txl"]
     command += ["--new-bundles", tmp_path / "new.txl", "--threads", "1", "2", "--out", tmp_path / "figures.json"]
     command += ["--rounds", "1", "--seconds", "0.01", "--loads", "1"]
     subprocess.run(command, check=True, timeout=280, capture_output=True)

@@ -84,6 +84,18 @@ def change(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1] + b"?")
 
 
+def crafted(pieces: Path, name: str, kind: bytes = tarfile.REGTYPE) -> None:
+    """One piece that `split` would not write, with a right index."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        member = tarfile.TarInfo(name)
+        member.type, member.linkname = kind, "/etc"
+        archive.addfile(member)
+    (pieces / "000").write_bytes(data.getvalue())
+    names = {"000": hashlib.sha256(data.getvalue()).hexdigest()}
+    (pieces / "index.json").write_text(json.dumps({"format": carry.FORMAT, "pieces": names}))
+
+
 FAULTS = {
     "a piece is missing": (lambda pieces: (pieces / "001").unlink(), "lacks 001, expected 3 pieces"),
     "a piece is another": (lambda pieces: change(pieces / "001"), "001 has another SHA-256 than when it was cut"),
@@ -93,6 +105,9 @@ FAULTS = {
         lambda pieces: (pieces / "index.json").write_text('{"format": "txl-deploy.pieces.2", "pieces": {}}'),
         "is no index of pieces",
     ),
+    "a link": (lambda pieces: crafted(pieces, "own", tarfile.SYMTYPE), "own is no plain file"),
+    "a folder": (lambda pieces: crafted(pieces, "own", tarfile.DIRTYPE), "own is no plain file"),
+    "a pipe": (lambda pieces: crafted(pieces, "own", tarfile.FIFOTYPE), "own is no plain file"),
 }
 
 
@@ -105,18 +120,6 @@ def test_pieces_that_are_not_what_was_cut_are_refused_before_anything_is_written
     assert join(pieces) == 2
     assert said in capsys.readouterr().err
     assert not (pieces.parent / "site").exists()
-
-
-def crafted(pieces: Path, name: str, kind: bytes = tarfile.REGTYPE) -> None:
-    """One piece that `split` would not write, with a right index."""
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w") as archive:
-        member = tarfile.TarInfo(name)
-        member.type, member.linkname = kind, "/etc"
-        archive.addfile(member)
-    (pieces / "000").write_bytes(data.getvalue())
-    names = {"000": hashlib.sha256(data.getvalue()).hexdigest()}
-    (pieces / "index.json").write_text(json.dumps({"format": carry.FORMAT, "pieces": names}))
 
 
 @pytest.mark.parametrize("name", ["../out", "below/../../out", "/tmp/out", "below\\..\\out", "C:out"])
@@ -132,14 +135,6 @@ def test_a_name_that_leads_out_is_refused(name: str, pieces: Path, capsys: pytes
     with pytest.raises(carry.CarryError, match="leads out"):
         list(carry._members(pieces.parent / "bad.whl"))
     assert not (pieces.parent / "out").exists()
-    assert not (pieces.parent / "site").exists()
-
-
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE])
-def test_what_is_no_file_is_refused(kind: bytes, pieces: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    crafted(pieces, "own", kind)
-    assert join(pieces) == 2
-    assert "own is no plain file" in capsys.readouterr().err
     assert not (pieces.parent / "site").exists()
 
 

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import gpu_check
+import gpu_exercise
 import gpu_items
 import gpu_page
+import gpu_smoke
 import gpu_worker
 import numpy as np
 import pytest
@@ -125,19 +127,11 @@ def test_results_are_on_the_disk_while_it_goes_on(check: Callable[..., Any], mon
 def test_a_process_that_never_wrote_anything_has_all_its_steps() -> None:
     item = gpu_items.Item("torch", "torch", "fp32", 1, Path("m.txl"))
     found = gpu_items.whole(item, [], "the process ended with code 3")
-    assert [(step.name, step.state) for step in found] == [
-        ("open", FAILED),
-        ("decode", NOT_RUN),
-        ("draw", NOT_RUN),
-        ("score", NOT_RUN),
-    ]
+    expected = {"open": FAILED} | dict.fromkeys(("decode", "draw", "score"), NOT_RUN)
+    assert [(step.name, step.state) for step in found] == [*expected.items()]
     assert "code 3" in found[0].reason
     cut = gpu_items.whole(item, [Found("open", OK)], "stopped")
-    assert [(step.state, step.reason) for step in cut] == [
-        (OK, ""),
-        (ENDED, "stopped"),
-        *[(NOT_RUN, "stopped")] * 2,
-    ]
+    assert [(step.state, step.reason) for step in cut] == [(OK, ""), (ENDED, "stopped"), *[(NOT_RUN, "stopped")] * 2]
 
 
 def test_a_bundle_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,18 +161,23 @@ def test_wrong_use_is_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("place", ["file", "file/below", "of_somebody"])
+@pytest.mark.parametrize(
+    ("program", "place"),
+    [(gpu_check, place) for place in ("file", "file/below", "of_somebody")]
+    + [(gpu_smoke, "file"), (gpu_exercise, "file/below")],
+)
 def test_results_that_cannot_be_written_are_one_line_before_anything_runs(
-    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    program: Any, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "of_somebody" / "gpu_check.md").mkdir(parents=True)
     monkeypatch.setattr(gpu_items.Runner, "run", lambda *_: pytest.fail("an item was run"))
+    monkeypatch.setattr(sys, "argv", ["program", "--out", str(tmp_path / place)])
     with pytest.raises(SystemExit) as ended:
-        gpu_check.main(["--out", str(tmp_path / place)])
+        program.main()
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("gpu_check: cannot write ")
+    assert line.startswith(f"{program.__name__}: cannot write {tmp_path / place.partition('/')[0]}")
     assert "expected --out FOLDER that can be written" in line
     assert (tmp_path / "file").read_text() == "mine"
 

@@ -45,14 +45,10 @@ VmFlags: rd wr
 def test_a_page_of_a_file_counts_once_however_often_it_is_mapped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "smaps").write_text(SMAPS)
     monkeypatch.setattr(processes, "SMAPS", tmp_path / "smaps")
+    assert processes.resident_bytes() is None, "where the system does not tell"
+    (tmp_path / "smaps").write_text(SMAPS)
     assert processes.resident_bytes() == ((1000 + 800 + 500) * 1024, 500 * 1024)
-
-
-def test_memory_is_not_measured_where_the_system_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "SMAPS", tmp_path / "absent")
-    assert processes.resident_bytes() is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")

@@ -26,17 +26,6 @@ HEADER = {
     "vocabulary": "34" * 32,
     "format": "txl-deploy.scores/1",
 }
-OTHER = [
-    ("model_id", "ef" * 32),
-    ("precision", "fp16"),
-    ("segment_length", 8),
-    ("corpus", "ef" * 32),
-    ("boundary_token", 0),
-    ("field", "body"),
-    ("weights", "ef" * 32),
-    ("vocabulary", "ef" * 32),
-    ("vocabulary", None),
-]
 
 
 def scores(index: int) -> Scores:
@@ -72,7 +61,9 @@ def test_a_file_torn_at_any_byte_goes_on_with_every_document_once(tmp_path: Path
         assert path.read_bytes() == whole, f"torn at {torn}"
 
 
-@pytest.mark.parametrize(("name", "value"), OTHER)
+@pytest.mark.parametrize(
+    ("name", "value"), [("vocabulary", None), *((name, "another") for name in HEADER if name != "format")]
+)
 def test_results_of_another_run_are_refused_by_name(tmp_path: Path, name: str, value: object) -> None:
     before = written(tmp_path / "out.jsonl")
     with pytest.raises(UsageError, match=f"out.jsonl: holds results of another run, {name} is .*, expected {value}"):
@@ -99,14 +90,7 @@ def test_a_file_of_an_older_version_goes_on_with_a_note(
         Results(tmp_path / "out.jsonl", HEADER | {"corpus": "ef" * 32}, resume=True)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"my thesis",
-        b'{"format": "other"}\n',
-    ],
-    ids=lambda content: str(content[:20]),
-)
+@pytest.mark.parametrize("content", [b"my thesis", b'{"format": "other"}\n'], ids=lambda content: str(content[:20]))
 def test_a_file_that_holds_no_results_is_refused_and_kept(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "thesis").write_bytes(content)
     with pytest.raises(UsageError, match="holds no results of `txl-deploy score`"):

@@ -11,7 +11,7 @@ import pytest
 from txl_runtime.errors import UsageError
 
 from txl_deploy.corpora.documents import Bad
-from txl_deploy.corpora.sources import Corpus, is_corpus
+from txl_deploy.corpora.sources import Corpus
 
 
 def documents(path: Path, **options: object) -> list[tuple[str, object]]:
@@ -41,13 +41,6 @@ def test_a_folder_is_read_by_name(tmp_path: Path) -> None:
     assert Corpus(tmp_path).left_out == 2
     below = documents(tmp_path, recursive=True)
     assert [name for name, _ in below] == ["a.md", "aa.npy", "b.txt", "c/d.txt", "c/e/f", "z.jsonl:1", "z.jsonl:2"]
-
-
-def test_what_is_a_corpus(tmp_path: Path) -> None:
-    assert is_corpus(tmp_path)
-    assert is_corpus(tmp_path / "a.jsonl")
-    assert not is_corpus(tmp_path / "a.txt")
-    assert not is_corpus(tmp_path / "a.npy")
 
 
 def test_a_folder_without_documents_is_refused(tmp_path: Path) -> None:
@@ -140,12 +133,6 @@ def test_a_file_of_documents_that_cannot_be_read_ends_the_run(tmp_path: Path, ki
     for read in (corpus.identity, lambda: list(corpus.documents())):
         with pytest.raises(UsageError, match=r"a\.jsonl: .*(is a pipe|No such file)"):
             read()
-
-
-def test_a_name_that_is_no_utf8_is_escaped(tmp_path: Path) -> None:
-    (tmp_path / os.fsdecode(b"a\xff.txt")).write_text("a")
-    assert documents(tmp_path) == [("a\\xff.txt", b"a")]
-    assert len(Corpus(tmp_path).identity()) == 64
 
 
 def test_the_identity_is_of_names_and_contents_and_of_no_place(tmp_path: Path) -> None:

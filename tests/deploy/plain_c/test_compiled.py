@@ -73,27 +73,22 @@ def test_steps_and_resets_allocate_nothing_lock_nothing_and_make_no_system_call(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compiler", COMPILERS)
-def test_compilers_warn_of_nothing_and_the_replay_passes(kind, compiler, tmp_path, request):
+@pytest.mark.parametrize(
+    "flags",
+    ["-O2 -Wall -Wextra -Werror", "-g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all"],
+    ids=["warnings", "sanitizers"],
+)
+def test_compilers_warn_of_nothing_sanitizers_find_nothing_and_the_replay_passes(
+    kind, flags, compiler, tmp_path, request
+):
     need(compiler)
     sources = (kind.folder / "test_model.c", kind.folder / "model.c")
-    flags = "-O2 -Wall -Wextra -Werror"
     program = build(kind.folder, tmp_path / "replayed", *sources, compiler=compiler, flags=flags)
-    assert run(program, kind.folder / "model.weights").startswith("passed")
+    environment = os.environ | {"ASAN_OPTIONS": "detect_leaks=0"}
+    assert run(program, kind.folder / "model.weights", env=environment).startswith("passed")
     own = (kind.folder / "README.md").read_text().count("whose values PyTorch computed")
-    assert own == (
-        request.node.callspec.params["kind"] == "clusters"
-    )  # others have none, or of segments that do not fit
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("compiler", COMPILERS)
-def test_sanitizers_find_nothing(kind, compiler, tmp_path):
-    need(compiler)
-    sources = (kind.folder / "test_model.c", kind.folder / "model.c")
-    flags = "-g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all"
-    program = build(kind.folder, tmp_path / "replayed", *sources, compiler=compiler, flags=flags)
-    options = {"ASAN_OPTIONS": "detect_leaks=0"}
-    assert run(program, kind.folder / "model.weights", env=os.environ | options).startswith("passed")
+    # others have none, or of segments that do not fit
+    assert own == (request.node.callspec.params["kind"] == "clusters")
 
 
 @pytest.mark.slow
@@ -149,26 +144,16 @@ OPERATORS = ("Relu", "Clip", "Max", "Min", "ReduceMax", "ReduceMin", "ReduceLogS
 def test_operators_hide_nothing_that_is_no_number_and_sums_of_exponentials_do_not_overflow(tmp_path):
     """The generator's own arithmetic takes the other value, and a lost sensor would look like a plain action."""
     need("cc")
-    model, graph = (
-        StepModel(
-            inputs=(Input(name="x", dtype="float32", shape=("B", 2), role="feature"),),
-            outputs=tuple(Output(name=each, dtype="float32", shape=("B", 2)) for each in OPERATORS),
-            states=(state("h", (B, 2), 0),),
-            streams="lockstep",
-        ),
-        Graph(),
+    graph = Graph()
+    model = StepModel(
+        inputs=(Input(name="x", dtype="float32", shape=("B", 2), role="feature"),),
+        outputs=tuple(Output(name=each, dtype="float32", shape=("B", 2)) for each in OPERATORS),
+        states=(state("h", (B, 2), 0),),
+        streams="lockstep",
     )
     one, axis = graph.constant([1], np.float32), graph.constant([1], np.int64)
     sides = [graph.constant(value, np.float32) for value in (-1, 1)]
-    more = {
-        "ReduceLogSumExp": [axis],
-        "Relu": [],
-        "Clip": sides,
-        "Max": [one],
-        "Min": [one],
-        "ReduceMax": [axis],
-        "ReduceMin": [axis],
-    }
+    more = {each: [axis] for each in OPERATORS} | {"Relu": [], "Clip": sides, "Max": [one], "Min": [one]}
     for each in OPERATORS:
         found = graph.add(each, ["x", *more[each]])
         graph.add("Add", [found, graph.constant(np.zeros((B, 2)), np.float32)], each)

@@ -97,11 +97,6 @@ def test_no_name_of_a_stranger_reaches_the_text():
     onnx.checker.check_model(model, full_check=True)
 
 
-def test_multiply_adds_are_those_of_products():
-    model = graph()
-    assert _multiply_adds(model) == 2 * 3 * 4
-
-
 def test_shapes_behind_a_product_with_a_quantised_matrix_are_known():
     node = helper.make_node(
         "MatMulNBits", ["x", "q", "s"], ["p"], domain="com.microsoft", K=32, N=7, bits=4, block_size=32

@@ -21,6 +21,10 @@ def test_tokens_are_ragged_and_have_the_last_row_and_the_best_token_besides(tmp_
         ("last", [11]),
         ("next", [1]),
     ]
+    assert made["sequence_batching"] == {
+        "max_sequence_idle_microseconds": 2_500_000,
+        "oldest": {"max_candidate_sequences": 16, "max_queue_delay_microseconds": 300},
+    }
 
 
 def test_axes_of_sequences_are_the_server_s_wherever_they_stand(tmp_path):
@@ -41,13 +45,6 @@ def test_sequences_in_lockstep_run_one_by_one(tmp_path):
     made = config(tmp_path, growing())
     assert made["max_batch_size"] == 1
     assert made["sequence_batching"]["oldest"]["max_candidate_sequences"] == 16
-
-
-def test_the_server_is_told_how_long_a_sequence_may_be_idle(tmp_path):
-    assert config(tmp_path, counting())["sequence_batching"] == {
-        "max_sequence_idle_microseconds": 2_500_000,
-        "oldest": {"max_candidate_sequences": 16, "max_queue_delay_microseconds": 300},
-    }
 
 
 def test_text_of_every_kind_of_value():

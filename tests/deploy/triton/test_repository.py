@@ -94,13 +94,11 @@ def test_what_stands_there_is_replaced_only_with_force_and_only_if_it_is_a_packa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["models"]
 
 
-@pytest.mark.parametrize("place", ["models", "link/models"])
-def test_a_place_inside_the_bundle_is_refused(tmp_path, monkeypatch, capfd, place):
+def test_a_place_inside_the_bundle_is_refused(tmp_path, monkeypatch, capfd):
     bundle = counting().write(tmp_path / "own.txl")
-    (tmp_path / "link").symlink_to(bundle)
     before = sorted(bundle.rglob("*"))
-    out = tmp_path / place if "/" in place else bundle / place
-    code, _, said = call_main(["package", bundle, "--target", "triton", "-o", out], monkeypatch, capfd)
+    command = ["package", bundle, "--target", "triton", "-o", bundle / "models"]
+    code, _, said = call_main(command, monkeypatch, capfd)
     assert (code, "expected a place beside it" in said) == (2, True)
     assert sorted(bundle.rglob("*")) == before
 

@@ -135,26 +135,18 @@ def test_an_engine_that_fails_ends_the_sequences_of_the_step_alone(model, monkey
     assert there.error is None
 
 
-def test_two_requests_of_one_sequence_run_one_after_the_other(model):
-    served, alone = Stepping(model, 3, triton_server), model.stream(1)
-    answers = served.execute(
-        [tokens([1, 2], name=1, start=True, wanted=("last",)), tokens([3], name=1, wanted=("last",))]
-    )
-    for answer, ids in zip(answers, ([1, 2], [3]), strict=True):
-        np.testing.assert_allclose(answer.arrays["last"], alone.feed([ids], last=True), atol=1e-5)
-
-
-def test_no_request_overtakes_an_earlier_one_of_its_sequence(model):
-    """The earlier one does not fit the step: it asks for every position."""
+@pytest.mark.parametrize("wanted", ["last", "logits"])
+def test_no_request_overtakes_an_earlier_one_of_its_sequence(model, wanted):
+    """One that asks for every position does not fit the step that the two others fit."""
     served, alone = Stepping(model, 3, triton_server), model.stream(1)
     _, first, second = served.execute(
         [
             tokens([1], name=1, start=True, wanted=("last",)),
-            tokens([1, 2], name=2, start=True, wanted=("logits",)),
+            tokens([1, 2], name=2, start=True, wanted=(wanted,)),
             tokens([3], name=2, wanted=("last",)),
         ]
     )
-    np.testing.assert_allclose(first.arrays["logits"], alone.feed([[1, 2]]), atol=1e-5)
+    np.testing.assert_allclose(first.arrays[wanted], alone.feed([[1, 2]], last=wanted == "last"), atol=1e-5)
     np.testing.assert_allclose(second.arrays["last"], alone.feed([[3]], last=True), atol=1e-5)
 
 
