@@ -208,12 +208,9 @@ def test_what_runs_too_long_ends_with_an_error_and_its_session_is_kept(letters, 
         (found,) = httpx2.get(f"{server.url}/v1/sessions").json()["data"]
     assert found["name"] == "long"
     assert found["seen"] > 16
-    drawn = sum(len(parsed(event)["choices"][0]["logprobs"]["tokens"]) for event in text.split("\n\n")[:-2])
+    told = [json.loads(event.removeprefix("data: ")) for event in text.split("\n\n")[:-2]]
+    drawn = sum(len(each["choices"][0]["logprobs"]["tokens"]) for each in told)
     assert found["seen"] == 16 + drawn - 1, "every token that was told is kept, and the last one is fed next"
-
-
-def parsed(event: str) -> dict:
-    return json.loads(event.removeprefix("data: "))
 
 
 @pytest.mark.slow
