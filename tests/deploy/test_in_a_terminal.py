@@ -19,8 +19,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="terminals are m
 
 TRAIN = (sys.executable, Path(__file__).parents[2] / "samples" / "train_char_lm.py")
 TINY = "--layers 1 --d-model 16 --heads 2 --d-inner 16 --segment 16 --memory 8 --no-bfloat16"
-SERVED = "stopped"
-"""A server that was told to stop has done what it was asked for."""
 
 DRAWN = {
     "score": ("score kv long.npy", BAR),
@@ -31,14 +29,15 @@ DRAWN = {
     "inspect an ONNX file": ("inspect wide.onnx", BAR),
 }
 """What draws bars, with so much to do that Ctrl-C comes before the end."""
-LATER = {
+LONG = {
+    "generate": ("generate kv --prompt-tokens 1,2 --max-new-tokens 1000000", r"\d \d"),
     "export, tracing": ("export good.pt --segment-length 2 -o new.txl", "trace"),
     "export, verifying": ("export good.pt --segment-length 2 -o new.txl", "PyTorch"),
     "verify, verifying": ("verify kv --segments 100000", "PyTorch"),
     "bench, measuring": ("bench kv --against none --seconds 100", "time "),
     "bench against PyTorch": ("bench kv --seconds 100", "agree"),
 }
-"""Deeper in the work, where libraries run."""
+"""A text, and what is deeper in the work, where libraries run."""
 SHORT = {
     "inspect": ("inspect kv", "manifest.json", "held"),
     "selftest": ("selftest kv", "manifest.json", "held"),
@@ -77,19 +76,17 @@ def judge(left: Left, code: int, last: str) -> None:
     assert not left.torn
 
 
-@pytest.mark.parametrize("columns", [80, pytest.param(40, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("verb", DRAWN)
-def test_ctrl_c_ends_what_draws_a_bar(verb: str, columns: int, place: Path) -> None:
-    line, at = DRAWN[verb]
+@pytest.mark.parametrize(
+    ("verb", "columns"),
+    [
+        *((verb, 80) for verb in DRAWN),
+        *(pytest.param(verb, 40, marks=pytest.mark.slow) for verb in (*DRAWN, "generate")),
+        *(pytest.param(verb, 80, marks=pytest.mark.slow) for verb in LONG),
+    ],
+)
+def test_ctrl_c_ends_what_takes_long(verb: str, columns: int, place: Path) -> None:
+    line, at = (DRAWN | LONG)[verb]
     judge(in_a_terminal([*COMMAND, *line.split()], columns, at, CTRL_C, folder=place), 130, "error: interrupted")
-    assert not (place / "new.txl").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("verb", LATER)
-def test_ctrl_c_ends_what_libraries_do_beneath_a_bar(verb: str, place: Path) -> None:
-    line, at = LATER[verb]
-    judge(in_a_terminal([*COMMAND, *line.split()], 80, at, CTRL_C, folder=place), 130, "error: interrupted")
     assert not (place / "new.txl").exists()
 
 
@@ -103,16 +100,9 @@ def test_ctrl_c_ends_a_short_verb(verb: str, columns: int, place: Path) -> None:
 
 
 @pytest.mark.parametrize("columns", [80, pytest.param(40, marks=pytest.mark.slow)])
-@pytest.mark.slow
-def test_ctrl_c_ends_a_text(columns: int, place: Path) -> None:
-    line = [*COMMAND, "generate", "kv", "--prompt-tokens", "1,2", "--max-new-tokens", "1000000"]
-    judge(in_a_terminal(line, columns, r"\d \d", CTRL_C, folder=place), 130, "error: interrupted")
-
-
-@pytest.mark.parametrize("columns", [80, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("line", ["serve kv --port 0", "playground kv --no-open"])
 def test_ctrl_c_ends_a_server(line: str, columns: int, place: Path) -> None:
-    judge(in_a_terminal([*COMMAND, *line.split()], columns, "http://", CTRL_C, folder=place), 0, SERVED)
+    judge(in_a_terminal([*COMMAND, *line.split()], columns, "http://", CTRL_C, folder=place), 0, "stopped")
 
 
 @pytest.mark.slow

@@ -23,11 +23,12 @@ PLACES = [sysconfig.get_path("purelib"), *(ROOT / name for name in ("", "export"
 """What a system's Python, which anybody may run, imports from."""
 
 
-def as_nobody(*command: object) -> list[str]:
-    """A command as a user who owns nothing, in an empty environment but for where to import from."""
+def as_nobody(*command: object) -> subprocess.CompletedProcess[str]:
+    """What a user who owns nothing gets, in an empty environment but for where to import from."""
     found = [f"PYTHONPATH={os.pathsep.join(map(str, PLACES))}"]
     user = ["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"]
-    return [*map(str, ["setpriv", *user, "env", "-i", *found, *command])]
+    line = [*map(str, ["setpriv", *user, "env", "-i", *found, *command])]
+    return subprocess.run(line, capture_output=True, text=True, check=False, cwd="/")
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +39,7 @@ def python() -> str:
         pytest.skip("only root can become another user")
     if found is None:
         pytest.skip("this version of Python is installed for one user alone")
-    tried = subprocess.run(
-        as_nobody(found, "-c", "import txl_deploy, numpy"), capture_output=True, check=False, cwd="/"
-    )
-    if tried.returncode:
+    if as_nobody(found, "-c", "import txl_deploy, numpy").returncode:
         pytest.skip("another user may not read this checkout")
     return found
 
@@ -68,10 +66,7 @@ def ids(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=lambda line: line[0],
 )
 def test_a_user_who_may_write_nowhere_runs_a_bundle(python: str, ids: Path, line: tuple[object, ...]) -> None:
-    command = [ids if word == "IDS" else word for word in line]
-    done = subprocess.run(
-        as_nobody(python, "-m", "txl_deploy", *command), capture_output=True, text=True, check=False, cwd="/"
-    )
+    done = as_nobody(python, "-m", "txl_deploy", *(ids if word == "IDS" else word for word in line))
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     assert line == ("--help",) or json.loads(done.stdout)
@@ -81,9 +76,7 @@ def test_a_user_who_may_write_nowhere_runs_a_bundle(python: str, ids: Path, line
 def test_a_user_who_may_write_nowhere_is_told_so(python: str, verb: str) -> None:
     """Nothing is left behind, and nothing is tried for long."""
     on = [BUNDLE, "--target", "cuda", "--force"] if verb == "build" else [BUNDLE / "weights.safetensors"]
-    done = subprocess.run(
-        as_nobody(python, "-m", "txl_deploy", verb, *on), capture_output=True, text=True, check=False, cwd="/"
-    )
+    done = as_nobody(python, "-m", "txl_deploy", verb, *on)
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stderr.splitlines()[-1].startswith("error: ")
     assert "Traceback" not in done.stderr

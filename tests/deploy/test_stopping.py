@@ -19,59 +19,62 @@ from txl_report import writing
 
 from txl_deploy import main, stopping
 
+Function = Callable[..., Any]
+SIGNALS = pytest.mark.parametrize(
+    ("number", "code", "told"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
+    ids=["INT", "TERM"],
+)
 
-@pytest.fixture(params=[(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")], ids=["INT", "TERM"])
-def dropped(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Callable[[Callable[..., Any]], Callable[..., Any]], int, str]:
-    """What makes of a function one that gets a signal and drops it; the exit code, and what is told."""
-    number, code, told = request.param
+
+@pytest.fixture(autouse=True)
+def _received(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stopping, "_received", [])  # what comes here is of no further test
 
-    def dropping(real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            try:
-                os.kill(os.getpid(), number)
-            except BaseException:
-                return real(*arguments, **options)
-            raise AssertionError("no signal came")
 
-        return call
+def dropping(number: int, real: Function) -> Function:
+    """A function that gets a signal and drops it."""
 
-    return dropping, code, told
+    def call(*arguments: Any, **options: Any) -> Any:
+        try:
+            os.kill(os.getpid(), number)
+        except BaseException:
+            return real(*arguments, **options)
+        raise AssertionError("no signal came")
 
-
-def test_a_command_ends_at_its_next_stage_and_writes_nothing(dropped, tmp_path, monkeypatch, capfd):
-    dropping, code, told = dropped
-    bundle = recurrent().write(tmp_path / "step.txl")
-    monkeypatch.setattr(writing, "gather", dropping(writing.gather))
-    found, out, err = call_main(["report", bundle, "-o", tmp_path / "page.html"], monkeypatch, capfd)
-    assert (found, out, err.splitlines()[-1]) == (code, "", f"error: {told}")
-    assert not (tmp_path / "page.html").exists()
+    return call
 
 
-def test_a_signal_while_something_is_cleaned_up_shows_no_traceback(dropped, tmp_path, monkeypatch, capfd):
-    _, code, told = dropped
-    number = signal.SIGINT if code == 130 else signal.SIGTERM
-    bundle, real = recurrent().write(tmp_path / "step.txl"), writing.gather
+def cleaning(number: int, real: Function) -> Function:
+    """A function that gets a signal while something is cleaned up."""
 
     class Signalled:
         def __del__(self) -> None:
             os.kill(os.getpid(), number)
 
-    def gather(*arguments: Any, **options: Any) -> Any:
+    def call(*arguments: Any, **options: Any) -> Any:
         Signalled()
         return real(*arguments, **options)
 
-    monkeypatch.setattr(writing, "gather", gather)
+    return call
+
+
+@SIGNALS
+@pytest.mark.parametrize("signalled", [dropping, cleaning])
+def test_a_command_ends_at_its_next_stage_and_writes_nothing(
+    signalled, number, code, told, tmp_path, monkeypatch, capfd
+):
+    bundle = recurrent().write(tmp_path / "step.txl")
+    monkeypatch.setattr(writing, "gather", signalled(number, writing.gather))
     found, out, err = call_main(["report", bundle, "-o", tmp_path / "page.html"], monkeypatch, capfd)
     assert (found, out, err.splitlines()[-1]) == (code, "", f"error: {told}")
     assert "Traceback" not in err
+    assert not (tmp_path / "page.html").exists()
 
 
-def test_a_server_does_not_begin_to_serve(dropped, monkeypatch, capfd):
-    dropping, code, told = dropped
-    monkeypatch.setattr(txl_runtime, "load", dropping(txl_runtime.load))
+@SIGNALS
+def test_a_server_does_not_begin_to_serve(number, code, told, monkeypatch, capfd):
+    monkeypatch.setattr(txl_runtime, "load", dropping(number, txl_runtime.load))
     ending = threading.Timer(60, os.kill, (os.getpid(), signal.SIGTERM))  # where it serves all the same
     ending.start()
     found, out, err = call_main(["serve", frozen("ring"), "--port", 0], monkeypatch, capfd)

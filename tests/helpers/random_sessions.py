@@ -428,7 +428,7 @@ class Game:
             if fed:
                 self.replay(asked, alone, fed)
         self.asked = []
-        self.shut()
+        self.sessions.shut()
         self.checkpoint.close()
         self.checkpoint = Checkpoint(self.folder / "saved", self.model.manifest.model_id)
         self.sessions = self.open()
@@ -439,10 +439,6 @@ class Game:
             assert bits(again) == bits(states[name])
             self.alone.setdefault(name, Alone(self.model))
             self.compare_state(name)
-
-    def shut(self) -> None:
-        """The process ends."""
-        self.sessions.shut()
 
 
 def bits(state: SessionState) -> tuple[Any, ...]:

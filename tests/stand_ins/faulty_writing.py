@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
-import importlib.util
 import json
 import os
 import random
@@ -62,6 +61,13 @@ class Scenario:
     kept: set[str] = field(default_factory=set)
     quiet: bool = False
 
+    def verdict(self) -> str:
+        """What is found, or that it cannot be read."""
+        try:
+            return self.found()
+        except Exception as error:
+            return f"broken: {type(error).__name__}: {error}"
+
 
 # ---- a folder that looks like a bundle
 
@@ -70,13 +76,7 @@ NAMES = ("weights.bin", "manifest.json", "engines/rtx/a.engine")
 
 def toy(root: Path, force: bool, exchange: bool = True) -> Scenario:
     """`publishing` alone, with three small files."""
-    # Without torch, so that forking is cheap.
-    folder = next(Path(place) for place in sys.path if (Path(place) / "txl_export").is_dir())
-    found_at = importlib.util.spec_from_file_location("placing", folder / "txl_export" / "bundle" / "placing.py")
-    assert found_at is not None
-    assert found_at.loader is not None
-    placing: Any = importlib.util.module_from_spec(found_at)
-    found_at.loader.exec_module(placing)
+    from txl_export.bundle import placing
 
     target = root / "model.txl"
 
@@ -133,7 +133,7 @@ def snapshot(root: Path, over: bool) -> Scenario:
     return Scenario(prepare, lambda: new.save(path), found, whole, lambda: new.save(path), {path.name})
 
 
-def kernels(root: Path) -> Scenario:
+def kernels(root: Path, _: Path) -> Scenario:
     """The cache of compiled kernels, which no failure may turn into an error."""
     from txl_runtime.device.engines.opening import _Cache
 
@@ -162,7 +162,7 @@ def kernels(root: Path) -> Scenario:
     )
 
 
-def sessions(root: Path) -> Scenario:
+def sessions(root: Path, _: Path) -> Scenario:
     """A checkpoint of three sessions over an old one: one changed, one stayed, one is gone, one is new."""
     from plain_sessions import MODEL, PlainSessions, plain_state
     from txl_runtime.sessions.checkpoint import Checkpoint
@@ -206,8 +206,12 @@ def _content(folder: Path) -> dict[str, bytes]:
     }
 
 
-def _opens(target: Path) -> None:
-    """Read a bundle as the runtime does, engines included."""
+def _changed(made: Path, held: dict[str, bytes]) -> bool:
+    return any(held.get(name) != data for name, data in _content(made).items() if name != "manifest.json")
+
+
+def _opens(target: Path) -> set[str]:
+    """Read a bundle as the runtime does, engines included; the files that it lists."""
     from txl_runtime.bundle.encoding import file_sha256
     from txl_runtime.bundle.reading import open_bundle
 
@@ -216,6 +220,7 @@ def _opens(target: Path) -> None:
         path = bundle.file(name)
         if path.stat().st_size != record.size or file_sha256(path) != record.sha256:
             raise ValueError(f"{name} is not what the manifest lists")
+    return set(bundle.manifest.files)
 
 
 def engines(root: Path, made: Path) -> Scenario:
@@ -244,10 +249,9 @@ def engines(root: Path, made: Path) -> Scenario:
             stage.publish()
 
     def found() -> str:
-        _opens(target)  # every engine that is listed is whole
-        held = {**_content(target)}
-        listed = msgspec.json.decode(held.pop("manifest.json"))["files"].keys()
-        if any(_content(made)[name] != held.get(name) for name in _content(made) if name != "manifest.json"):
+        listed = _opens(target)  # every engine that is listed is whole
+        held = _content(target)
+        if _changed(made, held):
             return "broken: the model's files"
         names = {first, new, gone} & listed
         if names == {first, gone} and held[first] == b"old":
@@ -274,12 +278,9 @@ def build(root: Path, made: Path, target_name: str = "cuda") -> Scenario:
         shutil.copytree(built, target)
 
     def found() -> str:
-        _opens(target)
-        from txl_runtime.bundle.reading import open_bundle
-
+        listed = _opens(target)
         held = _content(target)
-        listed = set(open_bundle(target).manifest.files)
-        if any(_content(made)[name] != held.get(name) for name in _content(made) if name != "manifest.json"):
+        if _changed(made, held):
             return "broken: the model's files"
         return "whole" if listed >= set(names) else "fewer" if not listed & set(names) else "broken: some engines"
 
@@ -336,8 +337,8 @@ SCENARIOS: dict[str, Callable[[Path, Path], Scenario]] = {
     "placing, force, no exchange": lambda root, made: toy(root, True, exchange=False),
     "snapshot, free name": lambda root, made: snapshot(root, False),
     "snapshot, over an old one": lambda root, made: snapshot(root, True),
-    "sessions": lambda root, made: sessions(root),
-    "kernels": lambda root, made: kernels(root),
+    "sessions": sessions,
+    "kernels": kernels,
     "engines": engines,
     "build": build,
     "build, rtx": lambda root, made: build(root, made, "rtx"),
@@ -359,7 +360,7 @@ def _child(scenario: Scenario, disk: Disk, number: int, action: tuple[int, int],
         from txl_runtime.errors import TxlError
 
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, _stop)
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         disk.arm(number, *action, kinds=kinds)
         disk.plan.pid = os.getpid()  # a signal is for this process, whichever of its children makes the call
         try:
@@ -378,10 +379,6 @@ def _child(scenario: Scenario, disk: Disk, number: int, action: tuple[int, int],
             said.write_text(told)
     finally:
         os._exit(code)
-
-
-def _stop(number: int, frame: Any) -> None:
-    raise SystemExit(128 + number)
 
 
 def _forked(call: Callable[[], object]) -> str:
@@ -417,17 +414,9 @@ def cases(scenario: Scenario, disk: Disk, name: str, start: int, step: int, kind
         if not hit and status == FINE:
             return
         record: dict[str, Any] = {"number": number, "call": hit, "action": name, "status": status, "said": told}
-        try:
-            record["found"] = scenario.found()
-        except Exception as error:
-            record["found"] = f"broken: {type(error).__name__}: {error}"
-        record |= {"left": _left(root, scenario.kept), "again": _forked(scenario.again)}
-        try:
-            record["then"] = scenario.found()
-        except Exception as error:
-            record["then"] = f"broken: {type(error).__name__}: {error}"
-        record["left then"] = _left(root, scenario.kept)
-        yield record
+        record |= {"found": scenario.verdict(), "left": _left(root, scenario.kept)}
+        record |= {"again": _forked(scenario.again)}
+        yield record | {"then": scenario.verdict(), "left then": _left(root, scenario.kept)}
         number += step
 
 
@@ -468,7 +457,7 @@ def powerless(scenario: Scenario, disk: Disk, subsets: int, step: int) -> tuple[
     scenario.prepare()
     os.truncate(disk.diary, 0)  # it is open
     model = Model(root)
-    assert _forked(lambda: (_logged(disk), scenario.act())) == ""
+    assert _forked(lambda: (disk.arm(log=True), scenario.act())) == ""
     disk.rest()
     written, draws, problems, count = scenario.found(), random.Random(1), [], 0
     names = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
@@ -489,20 +478,13 @@ def powerless(scenario: Scenario, disk: Disk, subsets: int, step: int) -> tuple[
                 shutil.rmtree(root, ignore_errors=True)
                 root.mkdir()
                 put(left, root)
-                try:
-                    verdicts[visible] = scenario.found()
-                except Exception as error:
-                    verdicts[visible] = f"broken: {type(error).__name__}: {error}"
+                verdicts[visible] = scenario.verdict()
             verdict = verdicts[visible]
             count += 1
             aside = verdict == "nothing" and any(".replaced-" in name for name in left)
             if (verdict not in scenario.whole and not aside) or (record is None and verdict != written):
                 problems.append(f"after {index} of {len(records)} records, choice {number}: {verdict}")
     return len(records), count, problems
-
-
-def _logged(disk: Disk) -> None:
-    disk.arm(log=True)
 
 
 def main() -> None:

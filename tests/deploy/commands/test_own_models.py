@@ -84,17 +84,20 @@ def test_an_archive_of_torchscript_becomes_a_file_and_the_file_a_bundle(run, tmp
         assert "leave out --skeleton" in said.lines[-1] or "leave them out" in said.lines[-1]
 
 
+def exported_by_torch(cell: torch.nn.Module, path: str, inputs: list[str], outputs: list[str]) -> None:
+    given = (torch.zeros(1, 4), torch.zeros(1, 8))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(cell.eval(), given, path, dynamo=False, input_names=inputs, output_names=outputs)
+
+
 def test_a_bundle_is_held_against_a_file_from_elsewhere(run, tmp_path):
     """A cell exported by torch itself: its own weights, then others."""
     assert run("export", "models.py:good", "--weights", "good.pt", "-o", "cell.txl", "--no-verify").code == 0
     cell = bad_models.Cell()
     for change, code in ((0.0, 0), (0.01, 1)):
         cell.load_state_dict({name: tensor + change for name, tensor in torch.load("good.pt").items()})
-        given = (torch.zeros(1, 4), torch.zeros(1, 8))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            names = {"input_names": ["x", "h"], "output_names": ["y", "h_out"]}
-            torch.onnx.export(cell.eval(), given, "cell.onnx", dynamo=False, **names)
+        exported_by_torch(cell, "cell.onnx", ["x", "h"], ["y", "h_out"])
         found = run("verify", "cell.txl", "--against", "cell.onnx", "--segments", 20, "--json")
         assert found.code == code, found.stderr
         assert json.loads(found.stdout)["passed"] == (code == 0)
@@ -106,13 +109,10 @@ def test_a_bundle_is_held_against_a_file_from_elsewhere(run, tmp_path):
 
 def test_a_file_from_elsewhere_is_held_against_its_module(run, tmp_path):
     """The same table, document and exit codes as of a bundle, and a line for what cannot be compared."""
-    cell, given = bad_models.Cell(), (torch.zeros(1, 4), torch.zeros(1, 8))
+    cell = bad_models.Cell()
     for name, change in (("right", 0.0), ("other", 0.01)):
         cell.load_state_dict({key: tensor + change for key, tensor in torch.load("good.pt").items()})
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            names = {"input_names": ["in.1", "in.2"], "output_names": ["out.1", "out.2"]}
-            torch.onnx.export(cell.eval(), given, f"{name}.onnx", dynamo=False, **names)
+        exported_by_torch(cell, f"{name}.onnx", ["in.1", "in.2"], ["out.1", "out.2"])
     (tmp_path / "none.onnx").write_bytes(b"nothing")
     asked = ("--module", "models.py:good", "--weights", "good.pt", "--segments", 8)
     found = run("verify", "right.onnx", *asked, "--state", "in.2=out.2", "--json")

@@ -62,9 +62,7 @@ def test_what_cannot_be_used_leaves_nothing(run: Run, wrong: str):
 
 def test_token_ids_come_from_a_file(run: Run):
     counting().write(Path("other.txl"))
-    Path("step.txl").rename("first.txl")
-    Path("other.txl").rename("step.txl")
     np.save("ids.npy", np.zeros((2, 2), np.float32))
-    code, _, err = run("report", "step.txl", "--tokens", "ids.npy")
+    code, _, err = run("report", "other.txl", "--tokens", "ids.npy")
     assert code == 2
     assert "ids.npy" in err

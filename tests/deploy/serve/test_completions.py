@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import itertools
 
@@ -250,13 +251,10 @@ def test_a_stop_text_may_begin_inside_the_prompt(served, model):
 
 def test_a_request_of_many_texts_takes_no_more_than_the_rows(serve):
     """So others are served in between, and find room."""
-
     server = serve(waiting=2)
     most = []
 
     async def watch():
-        import asyncio
-
         asked = {"prompt": ["ab", "cd"], "n": 16, "max_tokens": 200, "seed": 1}
         running = asyncio.create_task(server.client.post("/v1/completions", json=asked))
         while not running.done():
@@ -274,12 +272,9 @@ def test_a_request_of_many_texts_takes_no_more_than_the_rows(serve):
 
 
 def test_texts_that_were_taken_in_before_a_refusal_are_taken_back(serve):
-
     server = serve(waiting=0)
 
     async def ask():
-        import asyncio
-
         def unfinished():
             return server.service.front.call(lambda sessions: sessions.unfinished)
 

@@ -101,10 +101,3 @@ def test_a_server_with_a_token_names_nothing_there_and_says_how_to_show_it(serve
     shown = Shown(server.get("/", headers=BROWSER).text).text
     assert "asks for a token" in shown
     assert "/playground?token=TOKEN" in shown
-
-
-def test_a_server_that_stops_says_so_there_too(serve):
-    """Whoever looks there for whether the server is in service sends no more to it."""
-    server = serve()
-    server.service.draining = True
-    assert server.refused(503, "GET", "/")["code"] == "draining"

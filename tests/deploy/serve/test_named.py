@@ -149,8 +149,6 @@ def test_a_state_is_not_put_under_a_running_request(serve):
     state = server.get("/v1/sessions/a/state").content
 
     async def put():
-        import asyncio
-
         client = server.client
         body = {"prompt": "abc", "session": "a", "max_tokens": 16000}
         running = asyncio.create_task(client.post("/v1/completions", json=body))

@@ -5,19 +5,22 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
 import httpx2
 import pytest
-import txl_runtime
 from safetensors.numpy import load
 from serving import Server, events_of, serving
 from support import call_main, until
+from txl_runtime.errors import CheckError
 from txl_runtime.installing import pip_line
-from txl_runtime.sessions import Request, Sessions
+from txl_runtime.sessions import Sessions
 
 from txl_deploy.serve.server import CONNECTIONS, HEADER_BYTES
 
@@ -80,8 +83,6 @@ def test_what_is_not_installed_is_named(letters, monkeypatch, capfd):
 
 
 def test_a_bundle_that_fails_its_self_test_is_not_served(letters, monkeypatch, capfd):
-    from txl_runtime.errors import CheckError
-
     def wrong(model):
         raise CheckError("log-probabilities differ by 1.0")
 
@@ -93,7 +94,6 @@ def test_a_bundle_that_fails_its_self_test_is_not_served(letters, monkeypatch, c
 
 def test_a_server_whose_sessions_failed_ends(letters, tmp_path, monkeypatch, capfd):
     """Somebody starts it again then, and it goes on from its last checkpoint."""
-    from txl_runtime.sessions import Sessions
 
     def broken(self):
         raise RuntimeError("nobody foresaw it")
@@ -113,10 +113,6 @@ def test_a_server_whose_sessions_failed_ends(letters, tmp_path, monkeypatch, cap
 
 
 def test_what_fails_beside_requests_does_not_end_checkpoints(letters, monkeypatch, capfd):
-    import os
-
-    from txl_runtime.sessions import Sessions
-
     tries = []
 
     def expire(self):
@@ -156,9 +152,6 @@ def test_one_line_at_the_start_and_one_per_request(letters, tmp_path):
 @pytest.mark.parametrize("told", ["SIGINT", "SIGHUP"])
 def test_lines_for_people(letters, told):
     """Ctrl-C, and a terminal that is closed."""
-    import subprocess
-    import sys
-
     command = [sys.executable, "-m", "txl_deploy", "serve", str(letters), "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with process:
@@ -215,12 +208,9 @@ def test_what_runs_too_long_ends_with_an_error_and_its_session_is_kept(letters, 
         (found,) = httpx2.get(f"{server.url}/v1/sessions").json()["data"]
     assert found["name"] == "long"
     assert found["seen"] > 16
-    drawn = sum(len(parsed(event)["choices"][0]["logprobs"]["tokens"]) for event in text.split("\n\n")[:-2])
+    told = [json.loads(event.removeprefix("data: ")) for event in text.split("\n\n")[:-2]]
+    drawn = sum(len(each["choices"][0]["logprobs"]["tokens"]) for each in told)
     assert found["seen"] == 16 + drawn - 1, "every token that was told is kept, and the last one is fed next"
-
-
-def parsed(event: str) -> dict:
-    return json.loads(event.removeprefix("data: "))
 
 
 @pytest.mark.slow
@@ -370,17 +360,3 @@ def info(server: Server, name: str) -> dict:
 def state(server: Server, name: str) -> dict:
     """A session's tensors."""
     return load(httpx2.get(f"{server.url}/v1/sessions/{name}/state", timeout=30).content)
-
-
-@pytest.mark.slow
-def test_sessions_of_pages_that_are_gone_are_not_begun_again(letters, tmp_path):
-    """A server that was killed had them in its last checkpoint."""
-    kept = tmp_path / "kept"
-    with Sessions(txl_runtime.load(letters, "cpu", threads=1)) as sessions:
-        for name in ("ada", "tab-0123456789abcdef-text"):
-            sessions.submit(Request([97, 98]), name)
-        while sessions.round():
-            pass
-        assert sessions.save(kept) == 2
-    with serving(letters, "--checkpoint-dir", kept) as server:
-        assert [each["name"] for each in httpx2.get(f"{server.url}/v1/sessions").json()["data"]] == ["ada"]

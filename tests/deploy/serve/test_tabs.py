@@ -53,7 +53,6 @@ class Tab:
 
     def leave(self) -> None:
         """The client goes, and the server has noticed it."""
-
         self._server.loop.call_soon_threadsafe(self._gone.set)
         self.ended()
 

@@ -88,13 +88,11 @@ def test_a_table_of_any_length_takes_time_as_its_length(tables, edit):
     large = copy.deepcopy(tables)
     edit(large, MANY)
     data = json.dumps(large).encode()[: MOST_BYTES + 1]
-    began = time.process_time()
+    began, said = time.process_time(), ""
     try:
         decode_manifest(data, "manifest.json")
     except BundleError as error:
         said = str(error)
-    else:
-        said = ""
     assert time.process_time() - began < 1 + 0.4 * len(data) / 1e6
     assert len(said) < 600
 
@@ -126,25 +124,10 @@ def test_a_number_of_thousands_of_digits_is_refused(tables, field):
         decode_manifest(data, "manifest.json")
 
 
-ODD_NAMES = [
-    "CON",
-    "nul.txt",
-    "com1",
-    "a/LPT9.onnx",
-    "dot.",
-    "space ",
-    "a./b",
-    "a<b",
-    'a"b',
-    "a|b",
-    "a?",
-    "a*b",
-    "a\nb",
-    "a\x7f",
-]
+RESERVED = ["CON", "nul.txt", "com1", "a/LPT9.onnx", "dot.", "space ", "a./b"]
 
 
-@pytest.mark.parametrize("name", ODD_NAMES)
+@pytest.mark.parametrize("name", [*RESERVED, *(f"a{sign}b" for sign in '<"|?*\n\x7f')])
 def test_a_file_name_that_some_system_cannot_have_is_refused(tables, name):
     assert "not every system can have" in refusal(listing(tables, name))
 
@@ -194,16 +177,8 @@ def beside(tables: Tables) -> Tables:
     """The tables with one more state, which every step returns whole, beside the memory rows."""
     mixed = copy.deepcopy(tables)
     shape = [mixed["batch_size"], 3]
-    mixed["states"].append(
-        {
-            "name": "total",
-            "input": "total.in",
-            "output": "total.out",
-            "shape": shape,
-            "update": "replace",
-            "initial": 1.0,
-        }
-    )
+    names = {"name": "total", "input": "total.in", "output": "total.out"}
+    mixed["states"].append(names | {"shape": shape, "update": "replace", "initial": 1.0})
     for program in mixed["programs"]:
         if program["update"] in ("ring", "rolled"):
             for side, name in (("inputs", "total.in"), ("outputs", "total.out")):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -102,8 +101,7 @@ def test_memory_of_nan_ends_its_own_session_and_no_other(models, update):
                 tickets.append(sessions.submit(request, f"s{number}"))
                 if poisoned:
                     sessions.put(f"poison {number}", marked(model, np.nan))
-                    poison = sessions.submit(replace(request, seconds=None), f"poison {number}")
-                    tickets.append(poison)
+                    tickets.append(sessions.submit(request, f"poison {number}"))
             while sessions.round():
                 pass
             for ticket in tickets:

@@ -301,15 +301,6 @@ def test_cancelling_while_decoding_leaves_the_last_token_pending(model_of):
         assert sessions.info("anna").pending is None
 
 
-def test_a_request_that_waits_behind_another_can_be_cancelled(model_of):
-    with Sessions(model_of("counting")) as sessions:
-        first, second = (sessions.submit(Request([1], 3), "anna") for _ in range(2))
-        second.cancel()
-        assert second.events() == [Finished("cancelled", 0)]
-        run(sessions)
-        assert first.done
-
-
 def test_a_request_ends_when_its_time_is_over(model_of):
     clock = Clock()
     with Sessions(model_of("counting"), clock=clock) as sessions:
@@ -370,7 +361,9 @@ def test_closing_a_session_ends_its_requests_and_leaves_nothing(model_of):
 
 def test_cancelling_a_session_ends_its_requests_and_leaves_it(model_of):
     with Sessions(model_of("counting")) as sessions:
-        tickets = [sessions.submit(Request([1], 30, Sampling(seed=1)), "anna") for _ in range(2)]
+        *tickets, waiting = (sessions.submit(Request([1], 30, Sampling(seed=1)), "anna") for _ in range(3))
+        waiting.cancel()
+        assert waiting.events() == [Finished("cancelled", 0)]
         sessions.round()
         assert sessions.cancel("anna") == 2
         assert [ticket.events()[-1] for ticket in tickets] == [Finished("cancelled", 1), Finished("cancelled", 0)]

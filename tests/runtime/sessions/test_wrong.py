@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,36 +15,29 @@ from txl_runtime.sessions import Finished, Request, Sampling, Sessions
 # --- what goes wrong ----------------------------------------------------------------------------------------------
 
 
-class Failing:
-    """A loop whose runs fail when they are told to."""
+def failing(error: BaseException) -> Callable[..., Any]:
+    def fail(*_: Any) -> Any:
+        raise error
 
-    def __init__(self, loop: Any) -> None:
-        self._loop, self.error = loop, None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loop, name)
-
-    def run(self, *given: Any) -> Any:
-        if self.error is not None:
-            error, self.error = self.error, None
-            raise error
-        return self._loop.run(*given)
+    return fail
 
 
 @pytest.mark.parametrize("rounds", [0, 1])
 @pytest.mark.parametrize("error", [BackendError("the device is gone"), ValueError("of a fault")], ids=str)
-def test_an_engine_s_error_ends_the_requests_of_that_round_and_leaves_their_states(model_of, error, caplog, rounds):
+def test_an_engine_s_error_ends_the_requests_of_that_round_and_leaves_their_states(
+    model_of, error, caplog, rounds, monkeypatch
+):
     """A round of the long prompt, or one of those that decode."""
     with Sessions(model_of("counting")) as sessions:
-        loop = sessions._segments.stream.loop = Failing(sessions._segments.stream.loop)
         decoding = [sessions.submit(Request([1], 9, Sampling(seed=1)), f"s{number}") for number in range(2)]
         sessions.round()
         prompt = sessions.submit(Request([1] * 9, 3, Sampling(seed=2)), "prompt")
         for _ in range(rounds):
             sessions.round()
         states = [sessions.take(f"s{number}") for number in range(2)]
-        loop.error = error
-        sessions.round()
+        with monkeypatch.context() as patch:
+            patch.setattr(sessions._segments.stream.loop, "run", failing(error))
+            sessions.round()
         hurt, spared = (decoding, [prompt]) if rounds else ([prompt], decoding)
         assert all(ticket.done for ticket in hurt)
         for ticket in hurt:
@@ -87,19 +81,18 @@ def test_a_session_of_nan_ends_alone(model_of, options, tokens):
         assert_same(gathered(again.events()), expected)
 
 
-def test_memory_that_was_left_half_replaced_is_not_believed(model_of):
+def test_memory_that_was_left_half_replaced_is_not_believed(model_of, monkeypatch):
     """An interrupt in the middle of a state's way to a row."""
     with Sessions(model_of("counting"), rows=2) as sessions:
         for name in "abc":
             sessions.submit(Request([1], 2, Sampling(seed=1)), name)
         run(sessions)
         parked = next(name for name in "abc" if sessions.info(name).place == "host")
-        stream = sessions._rows._stream
-        loop, stream.loop = stream.loop, Interrupted(stream.loop)
+        monkeypatch.setattr(sessions._rows._stream.loop, "put", failing(KeyboardInterrupt()))
         tickets = {name: sessions.submit(Request([1], 2, Sampling(seed=1)), name) for name in "abc"}
         with pytest.raises(KeyboardInterrupt):
             run(sessions)
-        stream.loop = loop
+        monkeypatch.undo()
         run(sessions)
         assert tickets[parked].events()[-1] == Finished("length", 1 + 1 + 1), "what was on its way is where it was"
         again = {name: sessions.submit(Request([1], 2), name) for name in "abc"}
@@ -110,20 +103,19 @@ def test_memory_that_was_left_half_replaced_is_not_believed(model_of):
         assert len(sessions.names()) == 2
 
 
-def test_nothing_comes_of_memory_that_an_engine_left_half_replaced(model_of):
+def test_nothing_comes_of_memory_that_an_engine_left_half_replaced(model_of, monkeypatch):
     with Sessions(model_of("counting"), rows=2) as sessions:
         for name in "abc":
             sessions.submit(Request([1], 2, Sampling(seed=1)), name)
         run(sessions)
         (parked,) = (name for name in "abc" if sessions.info(name).place == "host")
         stays = next(name for name in "abc" if sessions.info(name).place == "row")
-        stream = sessions._rows._stream
-        loop, stream.loop = stream.loop, Interrupted(stream.loop, BackendError("the device is gone"))
+        monkeypatch.setattr(sessions._rows._stream.loop, "put", failing(BackendError("the device is gone")))
         hurt = sessions.submit(Request([1], 9), stays)
         late = sessions.submit(Request([1], 1), parked)
         before = sessions.take(parked)
         assert sessions.round()
-        stream.loop = loop
+        monkeypatch.undo()
         assert "the device is gone" in str(late.error)
         assert not hurt.events(), "nothing ran on what was left"
         with pytest.raises(TxlError, match=f"session '{stays}' is lost, because the stream was left half changed"):
@@ -132,19 +124,6 @@ def test_nothing_comes_of_memory_that_an_engine_left_half_replaced(model_of):
         run(sessions)
         assert [event.reason for event in hurt.events()] == ["error"]
         assert parked in sessions
-
-
-class Interrupted:
-    """A loop that is interrupted when a state is put."""
-
-    def __init__(self, loop: Any, error: BaseException | None = None) -> None:
-        self._loop, self._error = loop, error or KeyboardInterrupt()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loop, name)
-
-    def put(self, row: int, state: Any) -> None:
-        raise self._error
 
 
 # --- states -------------------------------------------------------------------------------------------------------
