@@ -20,7 +20,7 @@ import pytest
 import torch
 import txl_export
 import txl_runtime
-from oracle import config_of, facts_of
+from oracle import state_and_config as case
 from support import ORACLE
 from torch import Tensor, nn
 from txl_export.checkpoints import read_checkpoint
@@ -53,12 +53,6 @@ PLACES = {
     "crit": "ProjectedAdaptiveLogSoftmax",
     "word_emb.lut": nn.Embedding,
 }
-
-
-def case(name: str) -> tuple[Weights, dict[str, Any]]:
-    values = dict(np.load(ORACLE / f"{name}.npz"))
-    state = {key[3:]: torch.from_numpy(values[key]) for key in values if key.startswith("sd/")}
-    return state, dict(config_of(facts_of(name)))
 
 
 @contextlib.contextmanager
@@ -393,12 +387,6 @@ def test_cutoffs_have_to_ascend_within_the_vocabulary(family, cutoffs):
     state, config = case(family)
     with pytest.raises(CheckpointError, match=r"do not ascend between 0 and|>= 1"):
         read_checkpoint(state, config=config | {"cutoffs": cutoffs})
-
-
-def test_nvidia_s_own_weights_have_to_be_there():
-    state, config = case("nvidia/n12_adp_div2")
-    with pytest.raises(CheckpointError, match=r"crit\.out_layers_weights\.0 is missing"):
-        read_checkpoint(state, config=config | {"tie_weight": False})
 
 
 def test_hugging_face_ties_all_projections_but_the_first_unless_told():
