@@ -496,6 +496,12 @@ STATELESS: dict[str, Case] = {
         ("denoised",),
         a=linear(),
     ),
+    "fusion": _net(
+        lambda self, x, y: self.a(x) * x + (1 - self.a(x)) * y,
+        {"x": normal(B, D), "other": normal(B, D)},
+        ("fused",),
+        a=linear(),
+    ),
     "blend with sides in the names": _net(
         lambda self, a, b: (
             torch.sigmoid(self.a(a + b)) * a + (1 - torch.sigmoid(self.a(a + b))) * b,

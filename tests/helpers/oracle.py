@@ -32,6 +32,13 @@ def config_of(facts: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
+def state_and_config(case: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The state dict of a case, and its config."""
+    values = dict(np.load(ORACLE / f"{case}.npz"))
+    state = {name[3:]: torch.from_numpy(values[name]) for name in values if name.startswith("sd/")}
+    return state, dict(config_of(facts_of(case)))
+
+
 def refuses_kv(case: str) -> bool:
     """Whether the model has absolute positions and a memory, which only hidden memory can follow."""
     config = config_of(facts_of(case))
@@ -40,15 +47,14 @@ def refuses_kv(case: str) -> bool:
 
 def source_of(case: str) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """The checkpoint or state of a case, the config it needs, and the options that its run was set to."""
-    facts, values = facts_of(case), dict(np.load(ORACLE / f"{case}.npz"))
+    facts = facts_of(case)
     names = {"memory_length": "mem_len", "clamp_length": "clamp_len", "same_length": "same_length"}
     options = {ours: facts["opts"][own] for ours, own in names.items() if facts.get("opts", {}).get(own) is not None}
     stem = ORACLE / case
     checkpoint: Any = next((p for p in (stem.with_name(stem.name + end) for end in OWN_FILES) if p.exists()), None)
     if checkpoint is not None:
         return checkpoint, {}, options
-    state = {name[3:]: torch.from_numpy(values[name]) for name in values if name.startswith("sd/")}
-    return state, config_of(facts), options
+    return *state_and_config(case), options
 
 
 def export_case(case: str, memory: str, folder: Path, **more: Any) -> tuple[Any, dict[str, Any], Any]:

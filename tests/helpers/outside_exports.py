@@ -46,8 +46,6 @@ class Lstm(Wrong):
         x = self.norm(x) if self.right("normaliser lost") else x
         if not self.right("hidden state wiped"):
             h = torch.zeros_like(h)
-        if not self.right("cell state wiped"):
-            c = torch.zeros_like(c)
         if not self.right("layers upside down"):
             h, c = h.flip(0), c.flip(0)
         if not self.right("half precision inside"):
@@ -63,8 +61,6 @@ class Lstm(Wrong):
             _, (after, cell) = self.rnn(x[:, :-1], (h, c))
         if not self.right("state of the first layer"):
             after = after[:1].repeat(2, 1, 1)
-        if not self.right("an activation twice"):
-            y = torch.tanh(y)
         if not self.right("states swapped"):
             after, cell = cell, after
         return self.head(y), after, cell
@@ -110,8 +106,6 @@ class Convolutions(Wrong):
 
     def forward(self, x: Tensor, cache_a: Tensor, cache_b: Tensor) -> Any:
         before = torch.cat([cache_a, x], -1) if self.right("zeros before") else functional.pad(x, (2, 0))
-        if not self.right("padding on the wrong side"):
-            before = torch.cat([x, cache_a], -1)
         y = self.one(before)
         if self.right("batch norm in training mode"):
             y = self.norm(y)
@@ -119,10 +113,7 @@ class Convolutions(Wrong):
             y = (y - y.mean((0, 2), keepdim=True)) / (y.var((0, 2), keepdim=True, unbiased=False) + 1e-5).sqrt()
         y = torch.relu(y)
         after = torch.cat([cache_b, y], -1)
-        cut = before[..., -2:] if self.right("cache from the wrong end") else before[..., :2]
-        if not self.right("window off by one"):
-            cut = before[..., -3:-1]
-        return self.two(after), cut, after[..., -2:]
+        return self.two(after), before[..., -2:], after[..., -2:]
 
 
 class Window(Wrong):
@@ -147,10 +138,7 @@ class Window(Wrong):
         scores = (self.query(x) @ keys.transpose(1, 2) / 2).masked_fill(~open_to, -1e9)
         y = torch.softmax(scores, -1) @ values
         count = seen + (0 if not self.right("counter stuck") else 1 if not self.right("counter by one") else length)
-        kept = slice(-W, None) if self.right("window from the wrong end") else slice(0, W)
-        if not self.right("values a step late"):
-            return y, keys[:, kept], values[:, -W - 1 : -1], count
-        return y, keys[:, kept], values[:, kept], count
+        return y, keys[:, -W:], values[:, -W:], count
 
 
 class Growing(Wrong):
@@ -424,11 +412,6 @@ def other_weights(model: onnx.ModelProto) -> None:
     """Those of another training: a matrix is a hundredth larger."""
     tensor = max(model.graph.initializer, key=lambda one: np.prod(one.dims))
     tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * np.float32(1.01), tensor.name))
-
-
-def other_epsilon(model: onnx.ModelProto) -> None:
-    """A normalisation's epsilon is that of another framework."""
-    next(one for one in _node(model.graph, "LayerNormalization").attribute if one.name == "epsilon").f = 1e-2
 
 
 def batch_of_one(model: onnx.ModelProto) -> None:

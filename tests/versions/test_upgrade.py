@@ -19,7 +19,6 @@ from txl_export.families.registry import facts_of_bundle
 from txl_report import write_report
 from txl_report.facts.gathering import gather
 from txl_report.facts.plain import Missing
-from txl_runtime import BundleError
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.device.engines.files import checked_engines
 from txl_runtime.device.engines.sidecar import COMPOSED, differences
@@ -30,9 +29,6 @@ FROZEN = FIXTURES / "release_0_8"
 NAMES = sorted(path.parent.name for path in FROZEN.glob("*/manifest.json"))
 WRITTEN = "6dd067331ba7d9923e2e4f640876b0cf7b3b8bc384bb79f86a662e4c0f3ffb3a"
 """Of all files that the release wrote: they are never written again."""
-REFUSED: dict[str, str] = {}
-"""Bundles that are refused by now because they are not safe: what the one line says of exporting again."""
-SERVED = [name for name in NAMES if name not in REFUSED]
 
 
 def test_the_files_are_those_that_the_release_wrote():
@@ -48,19 +44,13 @@ def test_the_files_are_those_that_the_release_wrote():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_bundle_gives_what_it_gave_and_a_snapshot_goes_on_unless_it_is_not_safe(name: str):
+def test_a_bundle_gives_what_it_gave_and_a_snapshot_goes_on(name: str):
     recorded = dict(np.load(FROZEN / f"{name}.npz"))
-    if name in REFUSED:
-        with pytest.raises(BundleError, match=REFUSED[name]) as caught:
-            exercise(FROZEN / name, recorded)
-        assert "export" in str(caught.value)
-        assert "\n" not in str(caught.value)
-        return
     rules = sorted(path.name.split(".")[1] for path in FROZEN.glob(f"{name}.*.state"))
     assert sorted(exercise(FROZEN / name, recorded)) == [f"{name} {rule}" for rule in rules]
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_page_can_be_made_of_a_bundle_and_of_what_was_measured(name: str, tmp_path: Path):
     measured = {"bench": FROZEN / f"{name}.bench.json", "verify": FROZEN / f"{name}.verify.json"}
     there = {option: path for option, path in measured.items() if path.exists()}
@@ -70,11 +60,6 @@ def test_a_page_can_be_made_of_a_bundle_and_of_what_was_measured(name: str, tmp_
     assert isinstance(facts.speed, Missing) == ("bench" not in there)
     write_report(FROZEN / name, tmp_path / "page.html", describe=facts_of_bundle, **there)
     Page((tmp_path / "page.html").read_text())
-
-
-def test_what_was_measured_is_not_forgotten():
-    names = sorted(path.name for kind in ("bench", "verify") for path in FROZEN.glob(f"*.{kind}.json"))
-    assert names == ["policy-16.bench.json", "tokens.bench.json", "tokens.verify.json"]
 
 
 @pytest.mark.parametrize("checkpoint", [None, "tokens.pt"])

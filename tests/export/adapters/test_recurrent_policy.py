@@ -268,20 +268,20 @@ def test_an_algorithm_or_a_runner_gives_its_policy(name: str) -> None:
     ("change", "message"),
     [
         ({"kind": "RNN"}, "kind is 'RNN', expected one of LSTM, GRU"),
-        ({"kind": None, "layers": None}, "build the policy as your training did and call txl_export.adapt"),
-        (
-            {"kind": None, "layers": None},
-            "the config has obs, hidden, actions, episode_start_input, lacks layers, kind,",
-        ),
         ({"layers": 0}, "layers is 0 in the config, expected a whole number from 1"),
         ({"obs": "6"}, "obs is '6' in the config, expected a whole number from 1"),
-        ({"kind": None, "layers": None}, 'of sb3-contrib it is RecurrentPPO.load("model.zip").policy'),
     ],
 )
 def test_a_config_that_builds_nothing_is_refused(change: Named, message: str) -> None:
-    config = {key: value for key, value in {**PLAIN, **change}.items() if value is not None}
     with pytest.raises(TxlError, match=re.escape(message)):
-        load_adapted(NAME, config, {"x": torch.zeros(1)})
+        load_adapted(NAME, {**PLAIN, **change}, {"x": torch.zeros(1)})
+
+
+def test_a_config_of_nothing_known_says_what_to_do() -> None:
+    with pytest.raises(TxlError, match="the config has obs, hidden, actions, lacks layers, kind,") as refused:
+        load_adapted(NAME, {"obs": 6, "hidden": 8, "actions": 3}, {"x": torch.zeros(1)})
+    assert "build the policy as your training did and call txl_export.adapt" in str(refused.value)
+    assert 'of sb3-contrib it is RecurrentPPO.load("model.zip").policy' in str(refused.value)
 
 
 def test_what_is_no_recurrent_policy_is_refused() -> None:

@@ -139,12 +139,6 @@ def run(model: Model, tokens: list[Tensor]) -> tuple[list[Tensor], list[list[Ten
     return logprobs, memories
 
 
-@functools.cache
-def computed(name: str) -> tuple[list[Tensor], list[list[Tensor]]]:
-    case = load(name)
-    return run(case.model, case.tokens)
-
-
 def worst(found: list[Tensor], expected: list[Tensor]) -> float:
     assert [tuple(tensor.shape) for tensor in found] == [tuple(tensor.shape) for tensor in expected]
     return max(
@@ -160,16 +154,11 @@ def test_every_code_base_has_a_case_and_no_case_is_forgotten():
 
 @pytest.mark.parametrize("name", CASES)
 def test_log_probabilities_and_memories_are_the_originals(name):
-    case, (logprobs, memories) = load(name), computed(name)
+    case = load(name)
+    logprobs, memories = run(case.model, case.tokens)
     assert worst(logprobs, case.logprobs) <= TOLERANCE
     for found, expected in zip(memories, case.memories, strict=True):
         assert worst(found, expected) <= TOLERANCE
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_probabilities_sum_to_one(name):
-    for logprobs in computed(name)[0]:
-        assert float(logprobs.logsumexp(dim=-1).abs().max()) <= 1e-12
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -316,35 +305,23 @@ def distances_reversed(model: Model) -> Model:
 
 MISTAKES = [
     ("k50_attn1", "distances reversed", distances_reversed),
-    ("k50_attn1", "a clamp", dialect(clamp_length=12)),
     ("k60_attn2_mem0", "a memory", lambda model: replace(model, memory_length=1)),
-    ("k60_attn2_mem0", "a clamp", dialect(clamp_length=3)),
     ("k70_attn3", "distances reversed", distances_reversed),
-    ("k70_attn3", "zeros start", dialect(memory_start="zeros")),
     ("k30_adp_div2", "clusters reversed", clusters_reversed),
-    ("n12_adp_div2", "clusters reversed", clusters_reversed),
-    ("h12_adp_div2", "clusters reversed", clusters_reversed),
     ("k30_adp_div2", "projection 0 tied", shared_projection),
-    ("h12_adp_div2", "projection 0 tied", shared_projection),
     ("k01_base", "zeros start", dialect(memory_start="zeros")),
     ("h01_base", "empty start", dialect(memory_start="empty")),
     ("k03_same_length", "window M - 1", dialect(window=7)),
     ("k03_same_length", "window M + 1", dialect(window=9)),
-    ("k03_same_length", "no window", dialect(window=None)),
-    ("h03_same_length", "window M + 1", dialect(window=9)),
     ("x10_remixl", "window M + 1", dialect(window=9)),
     ("x01_cntxl_prompt", "window L - 1", dialect(window=5, segment_window=False)),
     ("x01_cntxl_prompt", "window L + 1", dialect(window=7, segment_window=False)),
-    ("x01_cntxl_prompt", "no window", dialect(segment_window=False)),
     ("k01_base", "a window", dialect(window=8)),
     ("k05_clamp4", "clamp - 1", dialect(clamp_length=3)),
     ("k05_clamp4", "clamp + 1", dialect(clamp_length=5)),
-    ("k05_clamp4", "no clamp", dialect(clamp_length=None)),
     ("k01_base", "no embedding scale", config(embedding_scale=1.0)),
-    ("x20_fastai_xl", "embedding scale", config(embedding_scale=4.0)),
     ("x01_cntxl_prompt", "embedding scale", config(embedding_scale=4.0)),
     ("k01_base", "u and v swapped", swapped("content_bias", "position_bias")),
-    ("x01_cntxl_prompt", "u and v swapped", swapped("content_bias", "position_bias")),
     ("x01_cntxl_prompt", "q and k swapped", swapped("query", "key")),
     ("x20_fastai_xl", "k and v swapped", swapped("key", "value")),
     ("k02_pre_lnorm", "norm after the block", config(pre_lnorm=False)),

@@ -10,7 +10,7 @@ import pytest
 import torch
 import txl_export
 import txl_runtime
-from oracle import config_of, facts_of
+from oracle import state_and_config
 from support import ORACLE, random_state, save_checkpoint, small_config
 from txl_export.checkpoints import read_checkpoint
 from txl_export.checkpoints.overrides import Overrides, ask_overrides, recorded_overrides
@@ -57,11 +57,7 @@ def test_each_override_says_what_the_file_has_and_what_is_used() -> None:
     ],
 )
 def test_what_a_family_has_anyway_changes_nothing(case: str, order: str, start: str) -> None:
-    import numpy as np
-
-    values = dict(np.load(ORACLE / f"{case}.npz"))
-    state = {name[3:]: torch.from_numpy(values[name]) for name in values if name.startswith("sd/")}
-    config = config_of(facts_of(case))
+    state, config = state_and_config(case)
     plain, _ = read_checkpoint(state, config=config)
     same = ask_overrides(start, order, plain.config.embedding_scale)
     asked, source = read_checkpoint(state, config=config, overrides=same)

@@ -19,10 +19,9 @@ import numpy as np
 import pytest
 import torch
 import txl_export
-import txl_runtime
-from oracle import config_of, facts_of
+from oracle import state_and_config as case
 from support import ORACLE
-from torch import Tensor, nn
+from torch import nn
 from txl_export.checkpoints import read_checkpoint
 from txl_export.checkpoints.imported import ConfigNeededError, Imported
 from txl_export.families.transformer_xl.family import prepare
@@ -53,12 +52,6 @@ PLACES = {
     "crit": "ProjectedAdaptiveLogSoftmax",
     "word_emb.lut": nn.Embedding,
 }
-
-
-def case(name: str) -> tuple[Weights, dict[str, Any]]:
-    values = dict(np.load(ORACLE / f"{name}.npz"))
-    state = {key[3:]: torch.from_numpy(values[key]) for key in values if key.startswith("sd/")}
-    return state, dict(config_of(facts_of(name)))
 
 
 @contextlib.contextmanager
@@ -395,12 +388,6 @@ def test_cutoffs_have_to_ascend_within_the_vocabulary(family, cutoffs):
         read_checkpoint(state, config=config | {"cutoffs": cutoffs})
 
 
-def test_nvidia_s_own_weights_have_to_be_there():
-    state, config = case("nvidia/n12_adp_div2")
-    with pytest.raises(CheckpointError, match=r"crit\.out_layers_weights\.0 is missing"):
-        read_checkpoint(state, config=config | {"tie_weight": False})
-
-
 def test_hugging_face_ties_all_projections_but_the_first_unless_told():
     state, config = case("hf/h12_adp_div2")
     plain = read_checkpoint(state, config=config)[0]
@@ -439,45 +426,3 @@ def test_a_bundle_is_verified_against_the_file_it_came_from(tmp_path, own, other
     assert parity.document()["reference"].startswith("the checkpoint")
     with pytest.raises(CheckError, match="verify against the checkpoint it came from"):
         txl_export.verify(bundle, checkpoint=ORACLE / other, segments=1)
-
-
-# ---- the window of same_length, through the bundle
-
-
-def one_layer(name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """A case cut down to its first layer, so that nothing beyond one window can be heard of."""
-    state, config = case(name)
-    kept = {key: tensor for key, tensor in state.items() if not re.search(r"(^|\.)layers\.[1-9]", key)}
-    return kept, config | {"n_layer": 1}
-
-
-BEYOND = [("nvidia/n01_base", 1, 1), *((name, 0, n) for name in ("kimiyoung/k01_base", "hf/h01_base") for n in (4, 1))]
-
-
-@pytest.mark.parametrize(
-    ("name", "beyond", "length"),
-    [
-        ("nvidia/n01_base", 1, 4),
-        *(pytest.param(*case, marks=pytest.mark.slow(keep=3)) for case in BEYOND),
-    ],
-)
-def test_same_length_hears_of_m_keys_and_of_one_more_in_nvidia_s_code(tmp_path, name, beyond, length):
-    memory = 8
-    state, config = one_layer(name)
-    bundle = txl_export.export(
-        state, tmp_path / "model.txl", config=config, segment_length=length, memory_length=memory, clamp_length=0,
-        same_length=True, verify=False,
-    ).path  # fmt: skip
-    model = txl_runtime.load(bundle)
-    assert model.manifest.dialect.window == memory + beyond
-    tokens = np.arange(24)[None] * 7 % 60
-
-    def last(poked: int | None) -> Any:
-        heard = tokens.copy()
-        if poked is not None:
-            heard[0, -1 - poked] = 59 - heard[0, -1 - poked]
-        return model.stream().feed(heard)[0, -1]
-
-    farthest = memory + beyond - 1
-    assert np.abs(last(farthest) - last(None)).max() > 1e-4
-    assert (last(farthest + 1) == last(None)).all()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from txl_export.checkpoints import read_config
 from txl_export.checkpoints.files.budget import Budget
 from txl_export.checkpoints.files.unpickling import Unpickler
@@ -22,7 +22,6 @@ from fuzz.targets.places import folder, written
 from txl_deploy.commands.generate import _ids
 from txl_deploy.commands.options import parse_aliases
 
-INDEX = {"metadata": {"total_size": 8}, "weight_map": {"a": "part-1.safetensors", "b": "part-2.safetensors"}}
 CONFIG = {"model_type": "transfo-xl", "n_layer": 1, "vocab_size": 6, "cutoffs": [2, 4]}
 LISTS = (0, 1, -1, 2, 3, 59, 60, 2**31, 2**63, -(2**63), 2**64, 1.5, True, None, "1", [], [1], [[1]], float("nan"))
 
@@ -64,24 +63,14 @@ def _config(choices: Choices) -> None:
 
 
 def _hugging_face(choices: Choices) -> None:
-    """A folder whose config and list of shards are changed."""
+    """A folder whose config and vocabulary are changed."""
     path = folder() / "hf"
     path.mkdir(exist_ok=True)
-    for old in path.iterdir():
-        old.unlink()
-    _shard(path, "part-1.safetensors", "a")
-    _shard(path, "part-2.safetensors", "b")
+    save_file({"a": torch.zeros(1)}, path / "model.safetensors")
     (path / "config.json").write_text(json.dumps(edited(CONFIG, choices, 3)), "utf-8")
-    name = choices.pick(("model.safetensors.index.json", "pytorch_model.bin.index.json"))
-    text = choices.rest() if choices.number(3) == 3 else json.dumps(edited(INDEX, choices, 4)).encode()
-    (path / name).write_bytes(text)
+    (path / "vocab.txt").write_bytes(choices.rest())
     unwrapped, _ = read_folder(path)
     assert all(isinstance(tensor, torch.Tensor) for tensor in unwrapped.state.values())
-
-
-def _shard(path: Path, name: str, tensor: str) -> None:
-    header = json.dumps({tensor: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
-    (path / name).write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
 
 
 def _token_file(choices: Choices) -> None:

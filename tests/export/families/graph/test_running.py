@@ -11,9 +11,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from foreign_graphs import STATEFUL, exported
 from onnx import TensorProto, helper, numpy_helper
+from small_graphs import model, value
 from txl_export.families.graph.reading import Foreign, read_foreign
 from txl_export.families.graph.running import EndedError, RunError, Runner
 
@@ -57,16 +59,11 @@ def test_what_onnx_runtime_refuses_is_one_line_and_the_next_run_goes_on(cell):
 
 
 def test_a_graph_that_does_not_open_is_refused_and_the_helper_ends(tmp_path):
-    graph = helper.make_graph(
-        [helper.make_node("Nothing", ["x"], ["y"], domain="of.nobody")],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])],
-    )
-    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("of.nobody", 1)]
-    path = tmp_path / "unknown.onnx"
-    path.write_bytes(helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString())
-    runner = Runner(read_foreign(path))
+    unknown = helper.make_node("Nothing", ["x"], ["y"], domain="of.nobody")
+    graph = model([unknown], [value("x", [1])], [value("y", [1])])
+    graph.opset_import.append(helper.make_opsetid("of.nobody", 1))
+    onnx.save(graph, tmp_path / "unknown.onnx")
+    runner = Runner(read_foreign(tmp_path / "unknown.onnx"))
     with pytest.raises(RunError, match="Nothing"), runner:
         pass
     assert gone(runner)
@@ -92,25 +89,16 @@ def test_an_interrupt_ends_the_helper(cell):
 
 def looping(folder: Path, turns: int) -> Foreign:
     """A graph that multiplies in a loop: as long as it is told."""
-    value = helper.make_tensor_value_info
     body = helper.make_graph(
         [helper.make_node("MatMul", ["s", "s"], ["t"]), helper.make_node("Identity", ["go"], ["on"])],
         "body",
-        [value("i", TensorProto.INT64, []), value("go", TensorProto.BOOL, []), value("s", TensorProto.FLOAT, [64, 64])],
-        [value("on", TensorProto.BOOL, []), value("t", TensorProto.FLOAT, [64, 64])],
+        [value("i", [], TensorProto.INT64), value("go", [], TensorProto.BOOL), value("s", [64, 64])],
+        [value("on", [], TensorProto.BOOL), value("t", [64, 64])],
     )
-    graph = helper.make_graph(
-        [helper.make_node("Loop", ["turns", "", "x"], ["y"], "loop", body=body)],
-        "g",
-        [value("x", TensorProto.FLOAT, [64, 64])],
-        [value("y", TensorProto.FLOAT, [64, 64])],
-        [numpy_helper.from_array(np.array(turns), "turns")],
-    )
-    path = folder / "loop.onnx"
-    path.write_bytes(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9).SerializeToString()
-    )
-    return read_foreign(path)
+    loop = helper.make_node("Loop", ["turns", "", "x"], ["y"], "loop", body=body)
+    times = numpy_helper.from_array(np.array(turns), "turns")
+    onnx.save(model([loop], [value("x", [64, 64])], [value("y", [64, 64])], [times]), folder / "loop.onnx")
+    return read_foreign(folder / "loop.onnx")
 
 
 def test_a_graph_that_does_not_end_is_ended(tmp_path):
@@ -123,18 +111,10 @@ def test_a_graph_that_does_not_end_is_ended(tmp_path):
 
 
 def test_a_graph_that_asks_for_more_memory_than_it_may_is_refused(tmp_path):
-    graph = helper.make_graph(
-        [helper.make_node("Expand", ["x", "shape"], ["y"]), helper.make_node("ReduceSum", ["y"], ["z"])],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])],
-        [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(np.array([2**32]), "shape")],
-    )
-    path = tmp_path / "large.onnx"
-    path.write_bytes(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9).SerializeToString()
-    )
-    with Runner(read_foreign(path)) as runner, pytest.raises((RunError, EndedError)) as refused:
+    nodes = [helper.make_node("Expand", ["x", "shape"], ["y"]), helper.make_node("ReduceSum", ["y"], ["z"])]
+    shape = numpy_helper.from_array(np.array([2**32]), "shape")
+    onnx.save(model(nodes, [value("x", [1])], [value("z", None)], [shape]), tmp_path / "large.onnx")
+    with Runner(read_foreign(tmp_path / "large.onnx")) as runner, pytest.raises((RunError, EndedError)) as refused:
         runner.run({"x": np.zeros(1, np.float32)})
     assert str(refused.value).isprintable()
     assert gone(runner)
