@@ -11,7 +11,7 @@ import pytest
 from txl_runtime.errors import UsageError
 
 from txl_deploy.corpora.documents import Bad
-from txl_deploy.corpora.sources import Corpus
+from txl_deploy.corpora.sources import Corpus, is_corpus
 
 
 def documents(path: Path, **options: object) -> list[tuple[str, object]]:
@@ -39,6 +39,7 @@ def test_a_folder_is_read_by_name(tmp_path: Path) -> None:
     assert np.asarray(found[1][1]).tolist() == [0, 1, 2]
     assert [content for _, content in found[3:]] == [b"line", [1, 2]]
     assert Corpus(tmp_path).left_out == 2
+    assert not is_corpus(tmp_path / "b.txt"), "one text"
     below = documents(tmp_path, recursive=True)
     assert [name for name, _ in below] == ["a.md", "aa.npy", "b.txt", "c/d.txt", "c/e/f", "z.jsonl:1", "z.jsonl:2"]
 
