@@ -20,9 +20,6 @@ from frozen import frozen
 from playing import Playground, playing
 from step_models import recurrent
 from support import call_main, until
-from txl_runtime.installing import pip_line
-
-from txl_deploy.commands import serve as serve_command
 
 CLIENT = """
 import sys, urllib.request
@@ -116,7 +113,6 @@ def test_a_browser_is_opened_with_the_address(letters, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--port", 70000), "port is 70000, expected 0 … 65535; check --port"),
         (("--tabs", 0), "tabs is 0, expected at least 1; check --tabs"),
         (("--rows", 9), "rows are 9, expected 1 … 2"),
         (("--backend", "no"), "backend 'no' is unknown"),
@@ -133,10 +129,3 @@ def test_a_model_that_continues_no_tokens_is_refused(tmp_path, monkeypatch, capf
     code, _, err = call_main(("playground", bundle, "--no-open"), monkeypatch, capfd)
     assert (code, err.count("\n")) == (2, 1)
     assert "the model reads named arrays, or returns no log-probabilities" in err
-
-
-def test_what_is_not_installed_is_named(letters, monkeypatch, capfd):
-    monkeypatch.setattr("txl_deploy.extras.find_spec", lambda name: None if name == "uvicorn" else object())
-    assert "uvicorn" in serve_command.NEEDED
-    code, _, err = call_main(("playground", letters), monkeypatch, capfd)
-    assert (code, err) == (2, f"error: playground needs uvicorn, not installed here; {pip_line('serve')}\n")

@@ -145,18 +145,15 @@ def test_metrics_tell_what_waits_and_what_sessions_take(serve):
     assert found["txl_requests_waiting"] == 0
     asked = Request([1] * 3, max_new_tokens=100, seconds=60)
 
-    async def three():
-        def look(sessions: Sessions) -> int:
-            tickets = [sessions.submit(asked, "a"), sessions.submit(asked, "a"), sessions.submit(asked)]
-            sessions.round()
-            waiting = sessions.waiting
-            for ticket in tickets:
-                ticket.cancel()
-            return waiting
+    def look(sessions: Sessions) -> int:
+        tickets = [sessions.submit(asked, "a"), sessions.submit(asked, "a"), sessions.submit(asked)]
+        sessions.round()
+        waiting = sessions.waiting
+        for ticket in tickets:
+            ticket.cancel()
+        return waiting
 
-        return await server.service.front.call(look)
-
-    assert server.wait(three()) == 2, "one is on the row, one behind it, one without a row"
+    assert server.wait(server.service.front.call(look)) == 2, "one is on the row, one behind it, one without a row"
 
 
 def test_metrics_tell_of_checkpoints_where_there_are_any(serve, tmp_path):

@@ -74,12 +74,13 @@ def test_a_bundle_that_is_none_and_a_port_that_is_taken(letters, tmp_path, monke
     assert (line["event"], line["exit_code"], f"error: {line['problem']}\n") == ("failed", 2, err)
 
 
-def test_what_is_not_installed_is_named(letters, monkeypatch, capfd):
+@pytest.mark.parametrize("verb", ["serve", "playground"])
+def test_what_is_not_installed_is_named(letters, verb, monkeypatch, capfd):
     real = importlib.util.find_spec
     monkeypatch.setattr("txl_deploy.extras.find_spec", lambda name: None if name == "uvicorn" else real(name))
-    code, _, err = call_main(("serve", letters), monkeypatch, capfd)
+    code, _, err = call_main((verb, letters), monkeypatch, capfd)
     assert code == 2
-    assert err == f"error: serve needs uvicorn, not installed here; {pip_line('serve')}\n"
+    assert err == f"error: {verb} needs uvicorn, not installed here; {pip_line('serve')}\n"
 
 
 def test_a_bundle_that_fails_its_self_test_is_not_served(letters, monkeypatch, capfd):

@@ -278,20 +278,17 @@ def test_a_thread_that_fails_tells_everybody(model_of, caplog):
         async with AsyncSessions(sessions) as front:
             handle = await front.submit(Request([1], 10**5))
             sessions.round = _fail
-            handle_batches = [events async for events in handle.batches()]
-            assert handle_batches[-1][-1].reason == "error"
-            assert isinstance(handle.ticket.error, TxlError)
-            assert "the thread of the sessions failed (RuntimeError: of a fault); restart it" in str(
-                handle.ticket.error
-            )
-            started = time.monotonic()
-            while time.monotonic() - started < 30:
-                try:
+            assert (await _last(handle)).reason == "error"
+            error = handle.ticket.error
+            assert isinstance(error, TxlError)
+            assert "the thread of the sessions failed (RuntimeError: of a fault); restart it" in str(error)
+
+            async def until_refused() -> None:
+                while True:
                     await front.submit(Request([1]))
-                except UsageError:
-                    break
+
             with pytest.raises(UsageError, match="the sessions are closed"):
-                await front.submit(Request([1]))
+                await asyncio.wait_for(until_refused(), 30)
 
     asyncio.run(work())
     assert "the thread of the sessions failed" in caplog.text
