@@ -11,6 +11,7 @@ import pytest
 import torch
 import txl_export
 import txl_runtime
+from own_loops import LIMIT, randomised
 from support import package
 from torch import Tensor
 from txl_export.adapters.registry import adapt
@@ -62,23 +63,12 @@ RNNT: dict[str, Any] = {
     "lstm_dropout": 0.1,
 }
 EXACT = 1e-6  # the package's softmax is float32 whatever the dtype
-LIMIT = 1e-4
 PARTS = ("memory", "left_key", "left_value", "past_length")
 
 
 def emformer(**changes: Any) -> Any:
     """The package's own module with weights that make everything matter."""
-    module = package("torchaudio.models").Emformer(**BASE | changes).eval()
-    return randomised(module)
-
-
-def randomised(module: Any) -> Any:
-    draws = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            values = torch.randn(parameter.shape, generator=draws) * 0.3
-            parameter.copy_(1 + values * 0.6 if name.endswith("weight") and parameter.dim() == 1 else values)
-    return module
+    return randomised(package("torchaudio.models").Emformer(**BASE | changes))
 
 
 class Own:
@@ -159,7 +149,7 @@ def test_segment_by_segment_is_what_the_package_computes_for_the_whole_utterance
 @pytest.mark.parametrize("bank", [0, 2])
 def test_a_transcriber_joins_frames_as_the_package_does(bank: int) -> None:
     config = RNNT | {"transformer_max_memory_size": bank}
-    model = randomised(package("torchaudio.models").emformer_rnnt_model(**config).eval())
+    model = randomised(package("torchaudio.models").emformer_rnnt_model(**config))
     spec, random = adapt("emformer", model), np.random.default_rng(4)
     assert spec.module is model.transcriber
     assert spec.inputs == adapt("emformer", model.transcriber).inputs
@@ -226,7 +216,7 @@ def test_two_hundred_segments_with_resets_of_single_sequences(name: str, tmp_pat
     models, random = package("torchaudio.models"), np.random.default_rng(6)
     config = RNNT | {"transformer_max_memory_size": 0, "transformer_left_context_length": 7}
     whole = name not in OPTIONS
-    module = randomised(models.emformer_rnnt_model(**config).eval()).transcriber if whole else emformer(**OPTIONS[name])
+    module = randomised(models.emformer_rnnt_model(**config)).transcriber if whole else emformer(**OPTIONS[name])
     core = getattr(module, "transformer", module)
     txl_export.export(
         adapt("emformer", module),

@@ -12,6 +12,7 @@ import pytest
 import torch
 import txl_export
 import txl_runtime
+from own_loops import LIMIT, randomised
 from support import package
 from txl_export.adapters import mamba
 from txl_export.adapters.registry import adapt, load_adapted
@@ -27,7 +28,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "padded vocabulary, muP": {"vocab_size": 21, "pad_vocab_size_multiple": 8, "mup": True, "mup_base_width": 4},
     "features": {"expand_factor": 3, "n_layers": 3, "inner_layernorms": True, "bias": True},
 }
-LIMIT = 1e-4
 
 
 @pytest.fixture
@@ -49,13 +49,7 @@ def packages_own(config: dict[str, Any], lm: Any) -> Any:
     own, given = package("mambapy.mamba"), dict(config)
     ends = {name: given.pop(name) for name in ("vocab_size", "pad_vocab_size_multiple") if name in given}
     core = own.MambaConfig(**given)
-    module = lm(core, **ends) if ends else own.Mamba(core)
-    draws = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            values = torch.randn(parameter.shape, generator=draws) * 0.3
-            parameter.copy_(1 + values * 0.6 if "norm" in name else parameter * 0 + values)
-    return module.eval()
+    return randomised(lm(core, **ends) if ends else own.Mamba(core))
 
 
 class Own:

@@ -98,9 +98,10 @@ def test_segments_that_would_keep_memories_which_are_none_are_refused() -> None:
         Eager(spec)({"tokens": torch.zeros(2, 3, dtype=torch.int32)}, fresh_states(spec, 2))
 
 
+@pytest.mark.filterwarnings("ignore:.*sdp_kernel:FutureWarning")
 def test_what_cannot_be_carried_is_refused() -> None:
     with pytest.raises(UsageError, match="memory_not_causal is False, expected True"):
-        adapt("recurrent-memory", module({"memory_not_causal": False}))
+        adapt("recurrent-memory", module({"memory_not_causal": False, "use_flash_attn": True}))
 
 
 def test_a_wrapper_around_it_is_looked_through() -> None:

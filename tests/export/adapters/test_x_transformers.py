@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from growing import bundle_error, step_error
+from own_loops import LIMIT, randomised
 from support import package
 from torch import Tensor, nn
 from txl_export.adapters.registry import adapt
@@ -19,7 +20,6 @@ from txl_export.families.own_module.plan import make_plan
 from txl_runtime.errors import UsageError
 from txl_runtime.listener import Silent
 
-LIMIT = 1e-4
 EXACT = 1e-6  # the package computes softmaxes in float32 whatever the dtype
 SEGMENTS = (3, 1, 4, 2, 4, 1, 4)
 ROTARY = {"rotary_pos_emb": True}
@@ -29,14 +29,8 @@ Options = Mapping[str, Any]
 
 
 def module(wrapper: Options, layers: Options) -> Any:
-    """The package's module, its weights N(0, 0.3) and its norms near one."""
     package("x_transformers")
-    built = build({**WRAPPER, **wrapper, "attn_layers": {**LAYERS, **layers}})
-    draws = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in built.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=draws) * 0.3)
-    return built.eval()
+    return randomised(build({**WRAPPER, **wrapper, "attn_layers": {**LAYERS, **layers}}))
 
 
 def own(wrapper: Any, names: list[str], given: Tensor, carried: Any) -> tuple[Tensor, dict[str, Tensor], Any]:
@@ -132,7 +126,6 @@ def test_what_padding_would_change_has_exact_lengths(
 @pytest.mark.parametrize(
     ("wrapper", "layers", "told"),
     [
-        ({"max_mem_len": 0}, ROTARY, "max_mem_len of this TransformerWrapper is 0, expected at least 1"),
         ({}, {"polar_pos_emb": True}, "of its options look at polar_pos_emb"),
         ({}, {**ROTARY, "num_residual_streams": 2}, "look at num_residual_streams"),
         ({}, {**ROTARY, "add_value_residual": True}, "look at add_value_residual"),

@@ -99,18 +99,24 @@ def test_a_plain_pickle_of_weights_and_config_is_read(tmp_path, protocol):
         read_weights(path)
 
 
+def classes(monkeypatch, package, kinds):
+    """Classes of a package that is not there, by the last part of their names, each with its base."""
+    made = {}
+    for name, base in kinds.items():
+        module, own = f"{package}.{name.partition('.')[0]}", name.partition(".")[2]
+        made[own] = type(own, (base,), {"__module__": module})
+        for home in (package.partition(".")[0], package, module):
+            monkeypatch.setitem(sys.modules, home, sys.modules.get(home, ModuleType(home)))
+        setattr(sys.modules[module], own, made[own])
+    return made
+
+
 @pytest.mark.parametrize("protocol", range(2, 6))
 def test_a_config_that_ruamel_read_from_yaml_is_plain_data(tmp_path, monkeypatch, protocol):
     """Its maps, lists and numbers are classes that know their lines as well; trainers pickle them as they are."""
     kinds = {"comments.CommentedMap": OrderedDict, "comments.CommentedSeq": list, "scalarfloat.ScalarFloat": float}
-    made = []
-    for name, kind in kinds.items():
-        home, own = f"ruamel.yaml.{name.partition('.')[0]}", name.partition(".")[2]
-        made.append(type(own, (kind,), {"__module__": home}))
-        for package in ("ruamel", "ruamel.yaml", home):
-            monkeypatch.setitem(sys.modules, package, sys.modules.get(package, ModuleType(package)))
-        setattr(sys.modules[home], own, made[-1])
-    whole, rows, rate = made[0](embed_dim=8), made[1]([4, 2]), made[2](0.5)
+    seen, listed, number = classes(monkeypatch, "ruamel.yaml", kinds).values()
+    whole, rows, rate = seen(embed_dim=8), listed([4, 2]), number(0.5)
     for value in (whole, rows, rate):
         value._yaml_line_col = {"line": 3, "data": whole}
     whole.update(rows=rows, rate=rate)
@@ -132,13 +138,8 @@ class Node:
 @pytest.mark.parametrize("write", [pickle.dump, torch.save])
 def test_a_config_of_omegaconf_is_plain_data_though_its_nodes_know_what_they_stand_in(tmp_path, monkeypatch, write):
     """As Lightning stores what `save_hyperparameters` was given."""
-    made = {}
-    for name in ("dictconfig.DictConfig", "listconfig.ListConfig", "nodes.AnyNode"):
-        home, own = f"omegaconf.{name.partition('.')[0]}", name.partition(".")[2]
-        made[own] = type(own, (Node,), {"__module__": home})
-        for package in ("omegaconf", home):
-            monkeypatch.setitem(sys.modules, package, sys.modules.get(package, ModuleType(package)))
-        setattr(sys.modules[home], own, made[own])
+    names = ("dictconfig.DictConfig", "listconfig.ListConfig", "nodes.AnyNode")
+    made = classes(monkeypatch, "omegaconf", dict.fromkeys(names, Node))
     config = made["DictConfig"](None, {}, "_content")
     sizes = made["ListConfig"](config, [], "_content")
     sizes._content += [made["AnyNode"](sizes, 4), made["AnyNode"](sizes, "${dim}")]

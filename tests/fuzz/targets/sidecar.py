@@ -1,4 +1,4 @@
-"""The JSON beside an engine, and the report beside a bundle."""
+"""The JSON beside an engine."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 import txl_runtime
 from copying import copying, loss, repeating
 from frozen import frozen
+from resealing import reseal
 from step_models import recurrent
 from txl_report.facts.plain import Missing
 from txl_report.measuring import measure_context
@@ -106,8 +106,6 @@ def test_a_text_that_is_too_short_says_how_long_it_has_to_be(model: txl_runtime.
 def test_models_that_have_no_context_to_measure(tmp_path: Path) -> None:
     found = measure_context(txl_runtime.load(recurrent().write(tmp_path / "recurrent"), threads=1), text(50))
     assert "takes token ids alone" in found.reason
-    path = copying(3).write(tmp_path / "copying")
-    manifest = json.loads((path / "manifest.json").read_text())
-    (path / "manifest.json").write_text(json.dumps(manifest | {"joint": True, "streams": "lockstep"}))
+    path = reseal(copying(3).write(tmp_path / "copying"), joint=True, streams="lockstep")
     found = measure_context(txl_runtime.load(path, threads=1), repeating(2_000))
     assert "influence one another" in found.reason

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 import txl_runtime
 from copying import copying, loss, repeating
 from frozen import frozen
+from resealing import reseal
 from step_models import VOCABULARY, counting, growing, recurrent
 from txl_report.facts.plain import Missing
 from txl_report.measuring import measure_text
@@ -215,9 +215,7 @@ def test_models_without_losses(tmp_path: Path) -> None:
 
 
 def test_sequences_that_influence_one_another_are_told(tmp_path: Path) -> None:
-    path = copying(3).write(tmp_path / "copying.txl")
-    manifest = json.loads((path / "manifest.json").read_text())
-    (path / "manifest.json").write_text(json.dumps(manifest | {"joint": True, "streams": "lockstep"}))
+    path = reseal(copying(3).write(tmp_path / "copying.txl"), joint=True, streams="lockstep")
     model = txl_runtime.load(path, threads=1)
     found = measure_text(model, repeating(49))
     assert found.sequences == 3

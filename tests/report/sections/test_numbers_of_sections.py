@@ -44,20 +44,13 @@ def test_tokens_whose_bytes_are_one_character_are_one_piece():
     assert shown == ["a", "é", "\udce2", "b", "\udce2", "", "\udca0", "ñ"]
 
 
-def test_a_model_without_memory_is_not_said_to_have_filled_one():
-    found = measures()
-    assert found.text is not None
-    text = dataclasses.replace(found.text, memory_length=0, warm_up=0)
-    said = str(memory_section("bundle", text, "a text", "--text FILE").blocks)
-    assert "to fill the memory" not in said
-    assert "to fill the memory" in str(memory_section("bundle", found.text, "a text", "--text FILE").blocks)
-
-
-def test_pieces_that_are_read_side_by_side_each_fill_their_own_memory():
+def test_what_fills_the_memory_is_told_of_each_piece_and_of_no_model_without_one():
     found = measures().text
     assert found is not None
-    text = dataclasses.replace(found, sequences=3, warm_up=8, memory_length=7)
-    assert ", after 8 in each of 3 pieces to fill the memory" in str(memory_section("b", text, "t", None).blocks)
+    alone = dataclasses.replace(found, memory_length=0, warm_up=0)
+    assert "to fill the memory" not in str(memory_section("b", alone, "t", None).blocks)
+    pieces = dataclasses.replace(found, sequences=3, warm_up=8, memory_length=7)
+    assert ", after 8 in each of 3 pieces to fill the memory" in str(memory_section("b", pieces, "t", None).blocks)
 
 
 def test_every_chain_is_drawn_and_named(verified: Verification):
@@ -181,7 +174,8 @@ def test_the_curve_without_memory_stands_beside_the_one_with_it(error: float | N
     (figure, *_) = charts_of(dataclasses.replace(found, by_position=positions, of_bytes=False))
     assert [name for _, name in figure.chart.legend] == ["with the whole memory", "with no memory"]
     assert "with the whole memory from 4.00 to 4.00, with no memory from 8.00 to 8.00" in figure.chart.drawing
-    assert figure.table.rows[0] == ("0", "100", *said("1.3863", error, "4.00"), *said("2.0794", error, "8.00"))
+    spread = "–" if error is None else "0.10"
+    assert figure.table.rows[0] == ("0", "100", "1.3863", spread, "4.00", "2.0794", spread, "8.00")
     assert figure.chart.drawing.count('class="band') == (0 if error is None else 2)
     assert ("± one standard error" in figure.note) == (error is not None)
     (figure, *_) = charts_of(dataclasses.replace(found, by_position=positions, of_bytes=True))
@@ -200,20 +194,13 @@ def test_perplexities_by_memory_length_have_bars_of_their_errors():
     (_, figure) = charts_of(dataclasses.replace(found, by_memory=lengths, of_bytes=False))
     drawing = fromstring(figure.chart.drawing)
     bars = [line.attrib for line in drawing.iter("line") if line.attrib["class"] == "spread s1"]
-    low, high = (float(figure.chart.up.split("begins at ")[1].partition(",")[0]), max(ticks_of(figure)))
+    ticks = re.findall('class="up"[^>]*>([^<]*)<', figure.chart.drawing)
+    low, high = float(figure.chart.up.split("begins at ")[1].partition(",")[0]), max(map(float, ticks))
     assert [100 - float(bars[0][end].rstrip("%")) for end in ("y1", "y2")] == pytest.approx(
         [100 * (5 * math.exp(by) - low) / (high - low) for by in (-0.1, 0.1)], abs=0.1
     )
     assert len(bars) == 4
     assert "bar at each point is ± one standard error" in figure.note
-
-
-def said(nll: str, error: float | None, perplexity: str) -> tuple[str, str, str]:
-    return nll, "–" if error is None else "0.10", perplexity
-
-
-def ticks_of(figure: Figure) -> list[float]:
-    return [float(found) for found in re.findall('class="up"[^>]*>([^<]*)<', figure.chart.drawing)]
 
 
 def charts_of(found: TextMeasures) -> list[Figure]:

@@ -146,13 +146,7 @@ FILES = {
     ),
     "safetensors: no JSON": (struct.pack("<Q", 4) + b"{abc" + bytes(16), "not a valid safetensors file"),
     "safetensors: data behind the file": (safetensors_bytes({"a": described(last=1 << 40)}), "not a valid"),
-    "safetensors: a wrong size": (safetensors_bytes({"a": described(shape=(1 << 40,))}), "not a valid"),
-    "safetensors: a negative size": (safetensors_bytes({"a": described(shape=(-4,))}), "not a valid"),
-    "safetensors: an unknown type": (safetensors_bytes({"a": described(dtype="Q9")}), "not a valid"),
-    "safetensors: overlapping": (
-        safetensors_bytes({"a": described(), "b": described()}),
-        "not a valid safetensors file",
-    ),
+    "safetensors: overlapping": (safetensors_bytes({"a": described(), "b": described()}), "not a valid"),
 }
 
 

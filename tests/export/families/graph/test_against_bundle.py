@@ -11,6 +11,7 @@ import onnx
 import pytest
 import txl_export
 from onnx import TensorProto, helper, numpy_helper
+from small_graphs import model, value
 from step_models import B, Graph, StepModel, state
 from txl_export.families.graph import standing_in
 from txl_export.families.graph.against_bundle import SEGMENTS
@@ -23,7 +24,7 @@ WEIGHTS = np.random.default_rng(0).normal(size=(FEATURES, WIDTH)).astype(np.floa
 
 def bundle(path: Path) -> Path:
     """h' = 0.9 h + x W, and h' is returned."""
-    model = StepModel(
+    step = StepModel(
         inputs=(Input(name="x", dtype="float32", shape=("B", FEATURES), role="feature"),),
         outputs=(Output(name="y", dtype="float32", shape=("B", WIDTH)),),
         states=(state("h", (B, WIDTH), 0),),
@@ -33,8 +34,8 @@ def bundle(path: Path) -> Path:
     kept = graph.add("Mul", ["state.h.in", graph.constant(0.9, np.float32)])
     graph.add("Add", [kept, graph.add("MatMul", ["x", graph.constant(WEIGHTS)])], "y")
     graph.add("Identity", ["y"], "state.h.out")
-    model.add("step-1", 1, graph)
-    return model.write(path)
+    step.add("step-1", 1, graph)
+    return step.write(path)
 
 
 def outside(
@@ -59,15 +60,10 @@ def outside(
         nodes.insert(1, helper.make_node("Div", ["rate", "usual"], ["scale"]))
     constants = [("kept", kept), ("weights", weights), *([("usual", 16000)] if rate else [("scale", 1)])]
     inputs = [(x, [batch, FEATURES]), (h, [batch, WIDTH])]
-    graph = helper.make_graph(
-        nodes,
-        "elsewhere",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs]
-        + ([helper.make_tensor_value_info("sr", TensorProto.INT64, [])] if rate else []),
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [batch, WIDTH]) for name in (y, after)],
-        [numpy_helper.from_array(np.array(value, np.float32), name) for name, value in constants],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    given = [value(name, shape) for name, shape in inputs] + [value("sr", [], TensorProto.INT64)] * rate
+    returned = [value(name, [batch, WIDTH]) for name in (y, after)]
+    tensors = [numpy_helper.from_array(np.array(one, np.float32), name) for name, one in constants]
+    onnx.save(model(nodes, given, returned, tensors, opset=17), path)
     return path
 
 

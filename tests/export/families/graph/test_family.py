@@ -471,14 +471,14 @@ class Forgets(torch.nn.Module):
         return self.head(self.layers(x)[0])
 
 
-def forgetful(path: Path, model: torch.nn.Module, fixed: bool = False) -> Path:
+def forgetful(path: Path, model: torch.nn.Module, fixed: bool = False, positions: int = 16) -> Path:
     torch.manual_seed(0)
     open_axes = {name: {0: "batch", 1: "time"} for name in ("x", "y")}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            model.eval(), (torch.randn(1, 16, 4),), path, input_names=["x"], output_names=["y"], opset_version=17,
-            dynamic_axes=None if fixed else open_axes, dynamo=False,
+            model.eval(), (torch.randn(1, positions, 4),), path, input_names=["x"], output_names=["y"],
+            opset_version=17, dynamic_axes=None if fixed else open_axes, dynamo=False,
         )  # fmt: skip
     return path
 
@@ -514,12 +514,8 @@ def test_a_file_that_forgets_something_else_as_well_is_not_let_through(tmp_path)
 
 
 def test_a_file_of_one_position_a_call_is_proven_over_several_of_them(tmp_path):
-    model, path = Forgets("GRU", 1, 0), tmp_path / "f.onnx"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            model.eval(), (torch.randn(1, 1, 4),), path, input_names=["x"], output_names=["y"], dynamo=False
-        )
+    model = Forgets("GRU", 1, 0)
+    path = forgetful(tmp_path / "f.onnx", model, fixed=True, positions=1)
     manifest = txl_export.export(path, tmp_path / "b", open=True).manifest
     assert (manifest.segment_lengths, manifest.given[0].shape) == ((1,), ("B", "L", 4))
     stream, x = txl_runtime.load(tmp_path / "b", "cpu").stream(), torch.randn(1, 12, 4)
