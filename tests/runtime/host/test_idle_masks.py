@@ -32,7 +32,7 @@ MASKED = {
     "0.8/policy-16": {"step-1": BOTH[1:], "step-4": BOTH[1:]},
     "0.8/adapted": {"step-1": BOTH, "step-64": BOTH},
 }
-OTHERS = ["growing", "lockstep", "stages", "table", "ring", "rolled", "0.8/growing", "0.8/stages"]
+OTHERS = ["growing", "lockstep", "stages", "table", "ring", "0.8/growing", "0.8/stages"]
 
 
 def both_forms(path: Path) -> tuple[Model, Model]:
