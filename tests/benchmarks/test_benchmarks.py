@@ -56,7 +56,7 @@ def test_a_benchmark_runs_and_writes_its_tables(name: str, tmp_path: Path) -> No
     assert document["options"]["quick"] is True
 
 
-@pytest.mark.slow(keep=1)
+@pytest.mark.slow(keep=0)
 @pytest.mark.parametrize("name", OF_RTX)
 def test_a_benchmark_of_engines_builds_every_form(name: str, tmp_path: Path) -> None:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has no wheel for this platform or Python")

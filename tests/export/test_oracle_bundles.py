@@ -15,7 +15,7 @@ def test_the_cases_are_there() -> None:
     assert len(CASES) == 25, "the oracle's files belong into tests/fixtures/oracle"
 
 
-@pytest.mark.slow(keep=12)
+@pytest.mark.slow(keep=8)
 @pytest.mark.parametrize("memory", ["kv", "hidden"])
 @pytest.mark.parametrize("case", LANGUAGE_MODELS)
 def test_the_bundle_computes_what_the_original_computed(case: str, memory: str, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from txl_deploy.bench.competitors.agreement import agree
 pytestmark = pytest.mark.device
 
 
-@pytest.mark.slow(keep=1)
+@pytest.mark.slow(keep=0)
 @pytest.mark.filterwarnings("ignore")  # the compiler's own deprecations
 @pytest.mark.parametrize("bundle", ["ring", "0.8/clusters", "zeros"])
 def test_all_forms_of_a_bundle_agree_with_it(bundle: str, tmp_path: Path) -> None:

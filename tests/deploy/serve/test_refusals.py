@@ -13,6 +13,7 @@ from safetensors.numpy import load, save
 from step_models import counting
 from support import until
 
+from txl_deploy.serve import bodies
 from txl_deploy.serve.bodies import BODY_BYTES
 from txl_deploy.serve.errors import ApiError
 from txl_deploy.serve.orders import read_order
@@ -152,6 +153,17 @@ def test_large_bodies_are_refused(served):
     error = served.refused(400, json={"prompt": "a" * (PROMPT_TOKENS + 1)})
     assert "the prompt has 262145 tokens, expected at most 262144; send it in parts" in error["message"]
     assert error["param"] == "prompt"
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(served, monkeypatch):
+    monkeypatch.setattr(bodies, "BODY_SECONDS", 0.05)
+
+    async def parts():
+        yield b'{"prompt"'
+        await asyncio.Event().wait()
+
+    error = served.refused(408, content=parts(), headers=JSON)
+    assert (error["type"], error["message"][:35]) == ("timeout_error", "the body took more than 0.05 s, exp")
 
 
 def test_paths_and_methods_that_are_none(served):

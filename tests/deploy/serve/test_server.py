@@ -282,13 +282,8 @@ def test_a_client_that_goes_gives_its_row_back(beside):
 
 
 @pytest.mark.slow
-def test_a_body_that_never_ends_is_not_waited_for(beside):
+def test_a_body_that_is_too_large_is_not_waited_for(beside):
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    with connected(beside) as client:
-        client.sendall(head + b'content-length: 100\r\n\r\n{"prompt"')
-        answer = whole(client)
-    assert answer.startswith(b"HTTP/1.1 408")
-    assert b"timeout_error" in answer
     with connected(beside) as client:
         client.sendall(head + b"content-length: 100000000\r\n\r\n{")
         assert whole(client).startswith(b"HTTP/1.1 413")

@@ -45,7 +45,7 @@ def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cas
     return found
 
 
-@pytest.mark.slow(keep=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRITTEN)
 def test_the_bundle_of_a_users_file_carries_what_the_package_computed(name: str, tmp_path: Path) -> None:
     case = Case(name)
@@ -65,7 +65,7 @@ def test_the_adapters_module_computes_what_the_package_computed(case: Case) -> N
     assert max(differences(run_module(case), case, None)) <= EXACT.get(case.name, 1e-6)
 
 
-@pytest.mark.slow(keep=2)
+@pytest.mark.slow
 def test_its_bundle_carries_what_the_package_computed(case: Case, tmp_path: Path) -> None:
     made = export_case(case, tmp_path / "bundle.txl")
     assert made.manifest.streams == "independent"

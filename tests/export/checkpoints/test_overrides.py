@@ -103,7 +103,7 @@ def test_a_bundle_holds_its_overrides_and_verify_repeats_them(tmp_path: Path) ->
         txl_export.verify(path, checkpoint=checkpoint(), segments=1)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(keep=0)
 def test_an_override_changes_what_is_computed(tmp_path: Path) -> None:
     file = save_checkpoint(tmp_path / "model.pt", small_config())
     tokens = [[3, 1, 4, 1]]

@@ -40,7 +40,7 @@ ADAPTIVE = {
     "batch_size": 2,
     "verify": False,
 }
-precisions = pytest.mark.parametrize("precision", [pytest.param("fp16", marks=pytest.mark.slow), "bf16"])
+precisions = pytest.mark.parametrize("precision", [pytest.param("fp16", marks=pytest.mark.slow(keep=0)), "bf16"])
 TEXT = (np.arange(3000) * 7 % 60).astype(np.int32)
 
 

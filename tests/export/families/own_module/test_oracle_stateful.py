@@ -52,7 +52,7 @@ def test_a_forgotten_reset_shows_in_outputs_and_states(name: str) -> None:
         )
 
 
-@pytest.mark.slow(keep=8)
+@pytest.mark.slow(keep=6)
 @pytest.mark.parametrize("name", CASES)
 def test_the_bundle_carries_outputs_and_every_state_through_all_segments(name: str) -> None:
     case = Case(name)

@@ -151,7 +151,7 @@ def test_a_step_that_would_be_another_is_refused_by_the_user_s_file() -> None:
         users("xlnet_counted").spec(xlnet_model(mem_len=7, same_length=True))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(keep=0)
 @pytest.mark.parametrize("name", LIVE)
 def test_the_bundle_goes_with_the_package_over_200_segments(name: str, tmp_path: Path) -> None:
     file, make, call, lengths = LIVE[name]
