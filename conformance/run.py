@@ -425,4 +425,7 @@ def _show(asked: Conformance, found: list[Tally], claimed: set[str], right: bool
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

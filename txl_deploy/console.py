@@ -51,15 +51,10 @@ stdout = _Plain()
 
 
 class Bar(progress.Progress):
-    """A bar on standard error, where its cursor moves; what is said meanwhile stands above it, results pass by.
+    """A bar on standard error, where its cursor moves; what is said meanwhile stands above it, results pass by."""
 
-    Args:
-        columns: behind the title and the bar.
-        beside: characters that all but the title take; a narrow terminal cuts the title.
-    """
-
-    def __init__(self, *columns: progress.ProgressColumn, beside: int) -> None:
-        room = Column(no_wrap=True, overflow="ellipsis", max_width=max(stderr.width - beside, 8))
+    def __init__(self, *columns: progress.ProgressColumn) -> None:
+        room = Column(no_wrap=True, overflow="ellipsis", max_width=max(stderr.width - 30, 8))  # which the others take
         title = progress.TextColumn("{task.description}", markup=False, table_column=room)
         draws = stderr.is_terminal and not stderr.is_dumb_terminal and stderr.file.isatty()
         bar = progress.BarColumn(table_column=Column(min_width=4))
@@ -88,7 +83,7 @@ class Display:
         whole = Column(no_wrap=True)
         counted = progress.TaskProgressColumn(table_column=whole), progress.TimeRemainingColumn(table_column=whole)
         columns = counted if of_bytes else (progress.MofNCompleteColumn(table_column=whole),)
-        self._progress = Bar(*columns, progress.TimeElapsedColumn(table_column=whole), beside=30)
+        self._progress = Bar(*columns, progress.TimeElapsedColumn(table_column=whole))
         self._task: Any = None
 
     def __enter__(self) -> Display:

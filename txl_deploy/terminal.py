@@ -21,6 +21,8 @@ _SIZE = re.compile("0*[1-9][0-9]{0,10}")
 
 def settle() -> None:
     """Let the standard streams take every letter, and make the width of the terminal one that text fits into."""
+    if sys.stdout is None or sys.stderr is None:
+        os._exit(2)  # they were closed by who started this, so nobody can be told
     Messages.stream = sys.stderr
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

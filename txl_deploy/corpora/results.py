@@ -78,10 +78,9 @@ class Results:
                     f"{path}: is there already, expected a new file; --resume goes on, --force begins anew"
                 )
             kept = self._read(header) if resume else 0
-            self._file.truncate(kept)
-            if not kept:
-                self._file.write(msgspec.json.encode(header) + b"\n")
-                self._file.flush()
+            self._begin = b"" if kept else msgspec.json.encode(header) + b"\n"
+            if kept:
+                self._file.truncate(kept)
         except BaseException:
             self._file.close()
             raise
@@ -89,7 +88,9 @@ class Results:
     def __enter__(self) -> Results:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.add([])
         self._file.close()
 
     def add(self, scores: Sequence[Scores]) -> None:
@@ -98,8 +99,11 @@ class Results:
         Raises:
             OSError: the disk takes no more; what was written of a line is cut off when the run goes on.
         """
-        self._file.write(b"".join(msgspec.json.encode(each) + b"\n" for each in scores))
+        if self._begin:  # only now what stood there goes: a run that fails before it has a result keeps it
+            self._file.truncate(0)
+        self._file.write(self._begin + b"".join(msgspec.json.encode(each) + b"\n" for each in scores))
         self._file.flush()
+        self._begin = b""
         for each in scores:
             self.finished.add(each.index)
             self.totals.add(each)

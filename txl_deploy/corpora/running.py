@@ -43,7 +43,7 @@ def score_corpus(
         What all results add up to, those of earlier runs too.
 
     Raises:
-        TxlError: something cannot be read, or a document cannot be scored; what was scored before it is kept.
+        TxlError: something cannot be read, or a document cannot be scored; what was written before it is kept.
     """
     manifest, totals, results = model.manifest, Totals(), None
     require_tokens(manifest, "score")
@@ -74,7 +74,7 @@ def score_corpus(
 
         def refuse(bad: Bad, kind: type[TxlError] = UsageError) -> None:
             if not skip_bad:
-                raise kind(f"{bad.why}; what was scored so far is kept" if results else bad.why)
+                raise kind(f"{bad.why}; what was written is kept, for --resume --skip-bad" if results else bad.why)
             display.warn(bad.why)
             keep([left_out(bad)])
 

@@ -101,18 +101,20 @@ class Corpus:
         """
         told = hashlib.sha256()
         for file in self.files:
+            opened = False
             try:
                 with regular(file).open("rb") as stream:
+                    opened = True
                     told.update(f"{self.name(file)}\0{_size(file)}\0".encode())
                     while piece := stream.read(1 << 20):
                         told.update(piece)
             except (OSError, UsageError) as error:
-                if file.suffix == HOLDING:
+                if opened or file.suffix == HOLDING:
                     raise _broken_off(file, 0, error) from None
                 told.update(f"{self.name(file)}\0unreadable\0".encode())
         return told.hexdigest()
 
-    def documents(self, done: Done = lambda index, weight: False) -> Iterator[Document | Bad]:
+    def documents(self, done: Done) -> Iterator[Document | Bad]:
         """All documents but those that are done, in the corpus's order.
 
         Raises:

@@ -25,7 +25,7 @@ from txl_deploy.serve.orders import Order, boundary, read_order
 from txl_deploy.serve.service import Noted, Service, noted_of, service_of
 
 REQUEST_SECONDS = 600
-"""From a request's headers to the end of its answer."""
+"""From a request's headers to the end of what is computed for it; sending takes as long as its client does."""
 ENDED = {
     "timeout": (408, f"the request took more than {REQUEST_SECONDS} s, the most; ask for less"),
     "closed": (503, "the session or the server was closed before the end; try again"),

@@ -44,11 +44,6 @@ auto count(const Range &range, const Value &value) {
     return std::count(std::begin(range), std::end(range), value);
 }
 
-template <typename Range, typename Value, typename Row, typename Member>
-auto count(const Range &range, const Value &value, Member Row::*member) {
-    return std::count_if(std::begin(range), std::end(range), [&](const Row &row) { return row.*member == value; });
-}
-
 template <typename Range>
 auto max(const Range &range) {  // of a range that is not empty
     return *std::max_element(std::begin(range), std::end(range));

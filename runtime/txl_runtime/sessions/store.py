@@ -98,12 +98,6 @@ class Recent:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._used = clock, OrderedDict[str, float]()
 
-    def __len__(self) -> int:
-        return len(self._used)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._used
-
     def __iter__(self) -> Iterator[str]:
         """The least recently used first."""
         return iter(self._used)

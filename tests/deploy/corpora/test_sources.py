@@ -16,7 +16,7 @@ from txl_deploy.corpora.sources import Corpus, is_corpus
 
 def documents(path: Path, **options: object) -> list[tuple[str, object]]:
     """Name and content, or name and reason."""
-    found = list(Corpus(path, **options).documents())  # type: ignore[arg-type]
+    found = list(Corpus(path, **options).documents(lambda index, weight: False))  # type: ignore[arg-type]
     assert [each.index for each in found] == list(range(len(found)))
     return [(each.id, each.why if isinstance(each, Bad) else each.content) for each in found]
 
@@ -131,7 +131,7 @@ def test_a_file_of_documents_that_cannot_be_read_ends_the_run(tmp_path: Path, ki
     else:
         (tmp_path / "a.jsonl").symlink_to("nowhere")
     corpus = Corpus(tmp_path)
-    for read in (corpus.identity, lambda: list(corpus.documents())):
+    for read in (corpus.identity, lambda: list(corpus.documents(lambda index, weight: False))):
         with pytest.raises(UsageError, match=r"a\.jsonl: .*(is a pipe|No such file)"):
             read()
 

@@ -62,4 +62,4 @@ def test_names_in_the_order_of_their_use():
     assert recent.idle(2) == []
     recent.forget("b")
     recent.forget("nobody")
-    assert (len(recent), "b" in recent, "c" in recent) == (2, False, True)
+    assert (len(list(recent)), "b" in recent, "c" in recent) == (2, False, True)
