@@ -161,7 +161,7 @@ def imports(module: str) -> Iterator[tuple[str, bool]]:
 
 @cache
 def all_imports() -> dict[str, list[tuple[str, bool]]]:
-    """Of every module, in the one process that runs these tests: it takes seconds."""
+    """Every module's imports, found in the one process that runs these tests: it takes seconds."""
     return {module: sorted(set(imports(module))) for module in MODULES}
 
 

@@ -23,7 +23,7 @@ from txl_deploy.terminal import Messages
 _WHOLE = 12
 """Characters up to which the cells of a table keep their column's width; what is longer may be cut."""
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What a terminal obeys: control characters, ends of lines, changes of direction; and what is no text at all."""
+"""Signs that a terminal obeys: control characters, ends of lines, changes of direction; and what is no text at all."""
 
 
 def plain(text: str, kept: str = "") -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
 import sys
 
 import pytest
@@ -195,3 +196,11 @@ def test_a_bar_keeps_its_time_and_count_in_a_narrow_terminal(columns: int, monke
         assert "━" in last
         assert "verify" in last
         assert len(last) <= columns
+
+
+@pytest.mark.skipif(os.name == "nt", reason="closes a descriptor by its number")
+@pytest.mark.parametrize("closed", [1, 2])
+def test_a_command_whose_standard_stream_is_closed_ends_at_once(closed):
+    line = f"exec {sys.executable} -m txl_deploy --version {closed}>&-"
+    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "")

@@ -66,5 +66,5 @@ class Unit:
 
     @property
     def scored(self) -> int:
-        """How many results there are."""
+        """The number of results."""
         return max(len(self.ids) - 1, 0)

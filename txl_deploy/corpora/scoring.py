@@ -19,9 +19,9 @@ from txl_deploy.corpora.documents import Unit
 SEGMENTS_PER_CALL = 16
 """Of the longest, per call: what is held does not depend on a document's length."""
 MOST_DOCUMENTS = 4096
-"""Of a window, which is read ahead and sorted by length, so that few rows wait for the longest of a batch."""
+"""Documents of a window, which is read ahead and sorted by length, so that few rows wait for the longest of a batch."""
 ENOUGH_TOKENS, MOST_TOKENS = 1 << 20, 1 << 26
-"""Of a window: with which it is large enough, if there are documents for every row; and with which it ends anyway."""
+"""Tokens with which a window is large enough, if it has documents for every row; and with which it ends anyway."""
 Told = Callable[[Sequence[Unit], float], None]
 """Hears which share of a batch has been scored since it was told before."""
 Scored = tuple[list[Unit], list[float | str]]

@@ -152,7 +152,7 @@ def _broken_off(file: Path, documents: int, error: Exception) -> UsageError:
 
 
 def _document(decoder: msgspec.json.Decoder[Any], line: bytes, named: str | None, at: Document) -> Document | Bad:
-    """What a line holds; `at` says its place."""
+    """The document of a line; `at` says its place."""
     try:
         fields = decoder.decode(line)
         id = msgspec.json.decode(fields.get("id", b"null"), type=str | int | None)

@@ -54,7 +54,7 @@ class Service:
 
 @dataclass
 class Noted:
-    """What metrics are told of one request beside its path and status, and the log of its id and time.
+    """Facts of one request, beside its path and status: metrics get all of them, the log its id and time.
 
     Attributes:
         id: of the request, as its answer's header says.

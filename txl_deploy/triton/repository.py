@@ -104,7 +104,7 @@ def package_python(
 
 
 def _checked(manifest: Manifest, sequences: int | None, idle_seconds: float) -> int:
-    """How many sequences may be at once.
+    """The number of sequences that may be at once.
 
     Raises UsageError where the model, or one of the numbers, cannot be served.
     """

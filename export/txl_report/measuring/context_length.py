@@ -126,7 +126,7 @@ def _run(stream: Stream, ids: Ids, starts: Sequence[int], most: int, length: int
 
 
 def gains_of(losses: Values) -> Values:
-    """What every length but the longest gains by Δ more tokens: [lengths - 1]."""
+    """Gains of every length but the longest by Δ more tokens: [lengths - 1]."""
     count = max(1, round(SHARE * losses.shape[1]))
     hardest = np.argsort(-losses[:-1], axis=1, kind="stable")[:, :count]
     before, after = (np.take_along_axis(part, hardest, axis=1) for part in (losses[:-1], losses[1:]))

@@ -75,7 +75,7 @@ def _identity(found: os.stat_result) -> Identity:
 
 
 def undisturbed(path: Path, make: Callable[[Folder], Made]) -> Made:
-    """What is made of a bundle's folder that nobody replaced meanwhile.
+    """Make something of a bundle's folder, and refuse it where the folder was replaced meanwhile.
 
     Raises:
         BundleError: there is no such folder, or it was replaced or removed meanwhile.

@@ -109,6 +109,9 @@ def test_a_bad_document_stops_with_nothing_lost(run: Run, ids: Path) -> None:
     assert f"{ids}:3: holds id 99, expected 0 … 40" in stopped.document["error"]
     assert "what was written is kept, for --resume --skip-bad" in stopped.stderr
     assert Path("out.jsonl").read_bytes() == b""
+    Path("old.jsonl").write_text("results of a week")
+    assert run("score", KV, ids, "-o", "old.jsonl", "--force").code == 2
+    assert Path("old.jsonl").read_text() == "results of a week", "it goes with the first new result"
     done = run("score", KV, ids, "-o", "out.jsonl", "--resume", "--skip-bad", "--json")
     assert done.code == 0
     rows = results(Path("out.jsonl"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -134,6 +135,18 @@ def test_a_file_of_documents_that_cannot_be_read_ends_the_run(tmp_path: Path, ki
     for read in (corpus.identity, lambda: list(corpus.documents(lambda index, weight: False))):
         with pytest.raises(UsageError, match=r"a\.jsonl: .*(is a pipe|No such file)"):
             read()
+
+
+def test_a_disk_that_fails_in_the_middle_of_a_text_gives_no_identity(tmp_path: Path) -> None:
+    """Else one fault of a network disk would be in the results' first line, and no later run would match it."""
+    (tmp_path / "a.txt").write_text("one")
+    failing = mock.mock_open()
+    failing.return_value.read.side_effect = OSError(5, "Input/output error")
+    with (
+        mock.patch.object(Path, "open", failing),
+        pytest.raises(UsageError, match=r"a\.txt: breaks off .*Input/output error"),
+    ):
+        Corpus(tmp_path).identity()
 
 
 def test_the_identity_is_of_names_and_contents_and_of_no_place(tmp_path: Path) -> None:
