@@ -95,10 +95,11 @@ def _read(file: IO[bytes], waiting: queue.SimpleQueue[bytes]) -> None:
 
 
 def _loaded(program: str) -> Callable[[bytes], bytes]:
-    names: dict[str, Any] = {"__name__": "bounded", "__file__": program}
+    module: Any = type(sys)("bounded")
+    sys.modules["bounded"] = module  # where msgspec and dataclasses look for the types that a class names
     with open(program, "rb") as file:  # noqa: PTH123 - as above
-        exec(compile(file.read(), program, "exec", dont_inherit=True), names)  # noqa: S102 - a file of this project's
-    found: Callable[[bytes], bytes] = names["answer"]
+        exec(compile(file.read(), program, "exec", dont_inherit=True), vars(module))  # noqa: S102 - the project's own
+    found: Callable[[bytes], bytes] = module.answer
     return found
 
 

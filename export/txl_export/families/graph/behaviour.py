@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from txl_runtime.sandbox.process import EndedError
 from txl_runtime.types import Array, Arrays
 
 from txl_export.families.graph.pairing import State
-from txl_export.families.graph.running import EndedError, RunError, Runner
+from txl_export.families.graph.running import RunError, Runner
 from txl_export.families.graph.trying import Inputs, other_than
 
 STEPS = 256

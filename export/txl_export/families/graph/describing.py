@@ -11,11 +11,12 @@ from pathlib import Path
 
 from txl_runtime.errors import CheckpointError, brief, printable
 from txl_runtime.listener import Listener
+from txl_runtime.sandbox.process import EndedError
 
 from txl_export.families.graph.behaviour import Axes, Behaviour, Lasting, open_sizes, positions
 from txl_export.families.graph.pairing import State, Undecided, pair
 from txl_export.families.graph.reading import Foreign, Port, parse, read_foreign
-from txl_export.families.graph.running import SECONDS, EndedError, RunError, Runner
+from txl_export.families.graph.running import SECONDS, RunError, Runner
 from txl_export.families.graph.structure import Recurrence, Structure, Window, read_structure
 from txl_export.families.graph.trying import Inputs
 

@@ -22,6 +22,7 @@ from txl_runtime.bundle.tables import Precision
 from txl_runtime.errors import BackendError, UsageError, some
 from txl_runtime.listener import Listener
 from txl_runtime.model import load as load_bundle
+from txl_runtime.sandbox.process import EndedError
 
 from txl_export.families.graph.capturing import capturing
 from txl_export.families.graph.chaining import check_opened, divisible
@@ -30,7 +31,7 @@ from txl_export.families.graph.fixing import drop_unread, fix, lengthen, load, s
 from txl_export.families.graph.hidden import Hidden, open_hidden
 from txl_export.families.graph.leapp import is_leapp, read_leapp
 from txl_export.families.graph.reading import Foreign, read_foreign
-from txl_export.families.graph.running import EndedError, RunError, Runner
+from txl_export.families.graph.running import RunError, Runner
 from txl_export.families.graph.stepping import Choices, find_step, segment_axes
 from txl_export.families.own_module.family import FOR_CHECKPOINTS, PreparedStep, with_data
 from txl_export.families.own_module.plan import Plan, make_plan

@@ -16,9 +16,10 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 from txl_runtime.errors import BackendError, UsageError
+from txl_runtime.sandbox.process import EndedError
 from txl_runtime.types import Array
 
-from txl_export.families.graph.running import EndedError, RunError, Runner
+from txl_export.families.graph.running import RunError, Runner
 from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec, StepSpec
 
 Call = Callable[[dict[str, Array]], Mapping[str, Array]]

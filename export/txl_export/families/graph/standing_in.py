@@ -18,11 +18,12 @@ from txl_runtime.errors import BackendError, CheckError, UsageError
 from txl_runtime.host.backend import HostBackend
 from txl_runtime.host.engine import Engine
 from txl_runtime.model import Model
+from txl_runtime.sandbox.process import EndedError
 from txl_runtime.types import Array, Arrays, Call
 
 from txl_export.families.graph.matching import Wiring
 from txl_export.families.graph.reading import Foreign
-from txl_export.families.graph.running import EndedError, RunError, Runner
+from txl_export.families.graph.running import RunError, Runner
 from txl_export.families.own_module.identity import parameter_count
 from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.plan import Plan
