@@ -51,13 +51,13 @@ ROOMS: dict[str, set[str]] = {
     "update_rules": ANYWHERE,
     "ladder": ANYWHERE,
     "starting": set(),
-    "sandbox": {"starting"},
+    "sandbox": {"starting"} | ANYWHERE,
     "bundle": ANYWHERE,
     "guard": {"bundle"} | ANYWHERE,
     "streaming": {"bundle"} | ANYWHERE,
-    "host": {"streaming", "guard", "bundle", "update_rules"} | ANYWHERE,
+    "host": {"streaming", "guard", "bundle", "update_rules", "sandbox"} | ANYWHERE,
     "device": {"streaming", "guard", "bundle", "update_rules"} | ANYWHERE,
-    "model": {"streaming", "bundle", "host", "device"} | ANYWHERE,
+    "model": {"streaming", "bundle", "host", "device", "sandbox"} | ANYWHERE,
     "sessions": {"model", "streaming", "bundle"} | ANYWHERE,
     "selftest": {"model", "ladder"} | ANYWHERE,
 }
@@ -79,13 +79,14 @@ DOORS = {
     "bundle.manifest": {"bundle.transformer_xl"},
     "bundle.reading": {"bundle.vocabulary"},
     "device.choosing": {"device.onnxruntime_cuda", "device.engines.opening"},
+    "host.backend": {"host.trial"},
     "model": {"device.choosing", "streaming.ranking"},
     "streaming.snapshot": {"bundle.writing", "streaming.state_files"},
     "streaming.stream": {"streaming.generation", "streaming.sampling", "streaming.texts"},
 }
 """Imports inside functions: the doors of what an application enters only where it asks for it. These are a
-Transformer-XL's config, vocabularies, a device, states in files, drawing tokens, text, and ranking. No other function
-imports."""
+Transformer-XL's config, vocabularies, a device, states in files, a trial, drawing tokens, text, and ranking. No other
+function imports."""
 
 MODELS = re.compile(
     r"x.transformers|gtrxl|emformer|mamba|rwkv|compressive|xlnet|memformer|infini.?(trans|att)|memorizing|block.recurrent|labml|\brllib"
@@ -367,7 +368,7 @@ def test_what_is_public_is_what_is_listed(package):
 
 def test_whoever_loads_a_bundle_finds_the_options_that_the_page_has():
     parameters = inspect.signature(txl_runtime.load).parameters
-    assert [*parameters] == ["path", "backend", "threads", "verify_files", "update", "lean", "budget", "forms"]
+    assert [*parameters] == ["path", "backend", "threads", "verify_files", "update", "lean", "budget", "forms", "trial"]
 
 
 def test_a_model_says_what_it_is():

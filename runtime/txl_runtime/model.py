@@ -26,6 +26,7 @@ from txl_runtime.streaming.stream import Stream
 
 if TYPE_CHECKING:
     from txl_runtime.bundle.vocabulary import Vocabulary
+    from txl_runtime.sandbox.process import Bounds
     from txl_runtime.streaming.snapshot import StreamState
     from txl_runtime.streaming.state import RowState
 
@@ -54,6 +55,7 @@ class Model:
         update: str | None = None,
         lean: bool = False,
         forms: str = "fast",
+        trial: bool | Bounds = False,
     ) -> None:
         if not isinstance(backend, str) or backend not in BACKENDS:
             raise BackendError(f"backend {shown(backend)} is unknown, expected one of {', '.join(BACKENDS)}")
@@ -63,6 +65,8 @@ class Model:
             )
         if not isinstance(forms, str) or forms not in FORMS:
             raise UsageError(f"forms is {shown(forms)}, expected one of {', '.join(FORMS)}")
+        if trial is not False and backend not in ("auto", "cpu"):
+            raise UsageError(f"backend is {backend} with a trial, which runs on the CPU alone, expected cpu; give that")
         lean, held = check_flag(lean, "lean"), bundle.manifest.updates
         if update is not None and (not isinstance(update, str) or update not in held):
             raise UsageError(f"update is {shown(update)}, this bundle has programs for {', '.join(held)}; use one")
@@ -70,7 +74,7 @@ class Model:
         self._streams = WeakSet[Stream]()
         self._initial = initial_values(bundle)
         self.backend: Backend
-        self.backend, self.backend_notes = _open(backend, bundle, update, threads, lean, forms)
+        self.backend, self.backend_notes = _open(backend, bundle, update, threads, lean, forms, trial)
         for name, note in self.backend_notes.items():
             logger.info("backend %s is not taken: %s", name, note)
 
@@ -193,6 +197,7 @@ def load(
     lean: bool = False,
     budget: int | None = None,
     forms: str = "fast",
+    trial: bool | Bounds = False,
 ) -> Model:
     """Load a bundle.
 
@@ -211,19 +216,25 @@ def load(
             TXL_DEPLOY_BUDGET says, or half a gigabyte and 64 bytes for each byte of weights. Weights are not counted.
         forms: fast, what the CPU runs fastest: steps whose states of idle sequences the loop keeps itself, the same to
             the bit; or plain, the graphs as they lie in the bundle.
+        trial: for a stranger's bundle: open its graphs in a bounded process before they are opened here, and run each
+            combination of sizes there when it comes for the first time, before it runs here. The CPU alone does that.
+            True for 512 MiB and 64 bytes for each byte of the weight file, 30 s of processor time and 5 minutes by the
+            clock; `txl_runtime.sandbox.process.Bounds(memory, processor_seconds, seconds)` for others. Only Linux
+            keeps the first two.
 
     Raises:
         BundleError: the bundle is missing, altered, inconsistent or too new, it was replaced meanwhile, or its
-            steps would take more than the budget; the message says how much.
+            steps would take more than the budget; the message says how much. Or a trial ended: here while it is
+            opened, and in whatever runs a segment.
         BackendError: the engine is not installed or cannot run it.
-        UsageError: the bundle has no programs of that update rule.
+        UsageError: the bundle has no programs of that update rule, or a trial is asked of another backend.
     """
     started, verify_files = time.monotonic(), check_flag(verify_files, "verify_files")
     if budget is not None and (not is_whole(budget) or budget < 1):
         raise UsageError(f"budget is {shown(budget)}, expected bytes that a step may take, or None for the default")
     model = undisturbed(
         bundle_path(path),
-        lambda folder: Model(read_bundle(folder, verify_files, budget), backend, threads, update, lean, forms),
+        lambda folder: Model(read_bundle(folder, verify_files, budget), backend, threads, update, lean, forms, trial),
     )
     seconds = time.monotonic() - started
     logger.info("loaded %s in %.2f s: %r, %s", path, seconds, model, model.backend.description)
@@ -231,11 +242,19 @@ def load(
 
 
 def _open(
-    name: str, bundle: Bundle, update: str | None, threads: int | None, lean: bool, forms: str
+    name: str,
+    bundle: Bundle,
+    update: str | None,
+    threads: int | None,
+    lean: bool,
+    forms: str,
+    trial: bool | Bounds,
 ) -> tuple[Backend, dict[str, str]]:
     """The backend that was asked for, or the best that opens the bundle; and why others were not taken."""
     notes: dict[str, str] = {}
-    if name != "cpu":
+    if trial is not False:
+        notes = {} if name == "cpu" else dict.fromkeys(BACKENDS[2:], "a trial runs on the CPU alone")
+    elif name != "cpu":
         from txl_runtime.device import choosing
 
         if name != "auto":
@@ -244,6 +263,6 @@ def _open(
         if device is not None:
             return device, notes
     try:
-        return open_host(bundle, update, threads, lean, forms), notes
+        return open_host(bundle, update, threads, lean, forms, trial), notes
     except BackendError as error:
         raise BackendError("; ".join([str(error), *(f"{name}: {reason}" for name, reason in notes.items())])) from None

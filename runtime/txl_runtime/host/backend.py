@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import Bundle
@@ -13,6 +15,9 @@ from txl_runtime.host.onnxruntime_cpu import OnnxRuntimeCpu
 from txl_runtime.streaming.loop import Backend, Loop
 from txl_runtime.streaming.state import Initial
 from txl_runtime.update_rules import usable_updates
+
+if TYPE_CHECKING:
+    from txl_runtime.sandbox.process import Bounds
 
 
 @dataclass
@@ -37,21 +42,34 @@ class HostBackend(Backend):
         self.engine.release_pages()
 
 
-def open_host(bundle: Bundle, update: str | None, threads: int | None, lean: bool, forms: str) -> HostBackend:
+def open_host(
+    bundle: Bundle,
+    update: str | None,
+    threads: int | None,
+    lean: bool,
+    forms: str,
+    trial: bool | Bounds = False,
+) -> HostBackend:
     """Open a bundle on the CPU.
 
     Args:
         bundle: to open.
         update: the rule asked for; None for the best that this ONNX Runtime has.
-        threads, lean, forms: see `txl_runtime.load`.
+        threads, lean, forms, trial: see `txl_runtime.load`.
 
     Raises:
         BackendError: the engine is not installed, or cannot run the bundle.
-        BundleError: a graph is not what the manifest says.
+        BundleError: a graph is not what the manifest says, or a trial ended.
     """
     rule = update or usable_updates(bundle.manifest.updates)[0]
     segments = tuple(program for program in bundle.manifest.programs if program.update == rule)
     softmax = tuple(program for program in bundle.manifest.programs if not program.segment_length)
     used = (*segments, *(softmax if segments[0].kind == "hidden" else ()))
-    engine = OnnxRuntimeCpu(bundle, used, threads, lean, forms)
+    opener = partial(OnnxRuntimeCpu, bundle, used, threads, lean, forms)
+    if trial is False:
+        engine: Engine = opener()
+    else:
+        from txl_runtime.host.trial import Tried
+
+        engine = Tried(bundle, used, lean, forms, None if trial is True else trial, opener)
     return HostBackend(engine, rule, segments, engine.description)

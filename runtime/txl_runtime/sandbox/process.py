@@ -12,6 +12,7 @@ from typing import IO
 
 from msgspec import Struct
 
+from txl_runtime.errors import UsageError, brief
 from txl_runtime.sandbox import child
 from txl_runtime.starting import APART, environment, signal_of
 
@@ -23,11 +24,22 @@ class Bounds(Struct, frozen=True):
         memory: bytes beyond what the process holds before its first request; kept on Linux alone.
         processor_seconds: of one request, whole seconds; kept on Linux alone.
         seconds: by the clock, of one request.
+
+    Raises:
+        UsageError: one is no positive number, or too large for the system.
     """
 
     memory: int
     processor_seconds: int = 30
     seconds: float = 300.0
+
+    def __post_init__(self) -> None:
+        for name, whole in (("memory", True), ("processor_seconds", True), ("seconds", False)):
+            value, most = getattr(self, name), 2**53 if name == "memory" else 2**31
+            fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+            if not fits or not 0 < value <= most:
+                said = f"a {'whole ' if whole else ''}number above 0, at most {most}"
+                raise UsageError(f"bounds: {name} is {brief(repr(value))}, expected {said}; give that")
 
 
 class EndedError(Exception):

@@ -1,0 +1,151 @@
+"""A stranger's bundle on the CPU: each combination of sizes runs in a bounded process before it runs here.
+
+A combination is a program with the shapes that it is bound to, e.g. `step` with tokens [2, 64] and a state [2, 8, 32].
+A graph may ask for more memory or time than there is, or end the process of ONNX Runtime by a defect; then the bounded
+process ends, and this one says so in one line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable
+
+import msgspec
+import numpy as np
+
+from txl_runtime import errors
+from txl_runtime.bundle.reading import Bundle
+from txl_runtime.bundle.tables import Program, TensorSpec
+from txl_runtime.errors import BundleError, some
+from txl_runtime.host import trial_child
+from txl_runtime.host.engine import Engine
+from txl_runtime.host.trial_child import Answer, Combination, Opening, Request, Tensor
+from txl_runtime.sandbox.process import Bounded, Bounds, EndedError
+from txl_runtime.streaming.programs import start_shape
+from txl_runtime.types import Array, Arrays, Call
+
+MEMORY, EACH = 2**29, 64
+"""Bytes that a trial may take unless its caller says otherwise: MEMORY, and EACH for each byte of the weight file."""
+SEQUENCE = 128
+"""Bytes of what a stream counts of a sequence: about 79."""
+SMALL = 2**16
+"""Bytes up to which whole numbers are tried as they are: what a step counts, which a graph may divide by."""
+Key = tuple[str, tuple[tuple[str, tuple[int, ...]], ...]]
+"""A combination: the program's name, and the shapes of its inputs and outputs by name."""
+
+
+class Tried(Engine):
+    """An engine whose combinations of sizes are tried first. See `Engine`.
+
+    What was tried is bound and run by the engine itself, so that a step costs what it costs without a trial.
+
+    Args:
+        bundle: whose programs they are.
+        programs: to open.
+        lean, forms: see `txl_runtime.load`.
+        bounds: of the trial; None for the defaults.
+        opener: opens the programs here, after the trial opened them.
+
+    Attributes:
+        tried: how the trial of each combination went.
+
+    Raises:
+        BundleError: the programs ask for more than the bounds, or the trial ended while it opened them.
+        BackendError: the engine is not installed or cannot run the bundle.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        programs: Collection[Program],
+        lean: bool,
+        forms: str,
+        bounds: Bounds | None,
+        opener: Callable[[], Engine],
+    ) -> None:
+        self._bundle, self._states = bundle, {state.input for state in bundle.manifest.states}
+        self._bounds = bounds or Bounds(MEMORY + EACH * bundle.manifest.weight_bytes)
+        self.tried: dict[Key, Answer] = {}
+        self._check_declared(programs)
+        self._process = Bounded(trial_child.__file__, self._bounds)
+        names = tuple(program.name for program in programs)
+        opened = self._asked(Opening(str(bundle.folder.place), names, lean, forms), "opening its graphs")
+        if opened.manifest != trial_child.digest(bundle.manifest):
+            raise BundleError(f"{bundle.path}: was replaced while being loaded, expected it to stay; load it again")
+        self._engine = opener()
+        self.description = f"{self._engine.description}, each size after a trial"
+        self.least_rows = self._engine.least_rows
+
+    def bind(self, program: Program, inputs: Arrays, outputs: Arrays) -> Call:
+        self._try(program, inputs, outputs)
+        return self._engine.bind(program, inputs, outputs)
+
+    def kept(self, program: Program) -> Collection[str]:
+        return self._engine.kept(program)
+
+    def run(self, program: Program, inputs: Arrays) -> Arrays:
+        self._try(program, inputs, None)
+        return self._engine.run(program, inputs)
+
+    def release_pages(self) -> None:
+        self._engine.release_pages()
+
+    def _try(self, program: Program, inputs: Arrays, outputs: Arrays | None) -> None:
+        """Run a combination in the bounded process, if it comes for the first time.
+
+        Raises:
+            BundleError: the trial ended, or the engine refused it.
+        """
+        sides = [*inputs.items(), *(outputs or {}).items()]
+        key = program.name, tuple((name, array.shape) for name, array in sides)
+        if key not in self.tried:
+            taken = {name: self._tensor(name, array) for name, array in inputs.items()}
+            given = None if outputs is None else {name: _zeros(array) for name, array in outputs.items()}
+            sizes = some([f"{name} {list(array.shape)}" for name, array in inputs.items()])
+            asked = Combination(program.name, taken, given)
+            self.tried[key] = self._asked(asked, f"program {program.name} with {sizes}")
+
+    def _tensor(self, name: str, array: Array) -> Tensor:
+        told = array.dtype.kind == "i" and array.nbytes <= SMALL and name not in self._states
+        return msgspec.structs.replace(_zeros(array), data=array.tobytes() if told else b"")
+
+    def _asked(self, request: Request, what: str) -> Answer:
+        try:
+            answer = msgspec.msgpack.decode(self._process.ask(msgspec.msgpack.encode(request)), type=Answer)
+        except EndedError as error:
+            raise self._refused(f"in a trial, {what}: {error}") from None
+        if answer.kind and isinstance(request, Opening):
+            said = answer.error.replace(str(self._bundle.folder.place), str(self._bundle.path))
+            kind: type[errors.TxlError] = getattr(errors, answer.kind)
+            raise kind(said)
+        if answer.kind:
+            raise self._refused(f"in a trial, {answer.error}")
+        return answer
+
+    def _check_declared(self, programs: Iterable[Program]) -> None:
+        """Refuse states and results that would be too large, before anything of their size is made here."""
+        manifest, most = self._bundle.manifest, self._bounds.memory
+        for program in programs:
+            size = sum(map(_bytes, (*program.inputs, *program.outputs))) + SEQUENCE * manifest.batch_size
+            if size > most:
+                raise self._refused(f"program {program.name} declares {size} bytes of inputs and outputs")
+        starts = ((start_shape(state) or (), state.dtype) for state in manifest.states)
+        if (size := sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in starts)) > most:
+            raise self._refused(f"states begin with {size} bytes")
+
+    def _refused(self, found: str) -> BundleError:
+        b = self._bounds
+        return BundleError(
+            f"{self._bundle.path}: {found}, expected at most {b.memory} bytes, {b.processor_seconds} s of processor "
+            f"time and {b.seconds:.0f} s; give larger bounds (`load(trial=Bounds(...))`) if you trust it"
+        )
+
+
+def _zeros(array: Array) -> Tensor:
+    return Tensor(array.dtype.str, array.shape)
+
+
+def _bytes(spec: TensorSpec) -> int:
+    """Bytes of a tensor; without those of rows that its program leaves open."""
+    sizes = (size for size in spec.shape if size != "rows")
+    return math.prod(map(int, sizes)) * np.dtype(spec.dtype).itemsize

@@ -1,0 +1,130 @@
+"""The child's side of a trial: the program of `sandbox.process.Bounded` that `trial.Tried` asks.
+
+It opens a bundle's programs by the same engine as its starter, with one thread, and runs combinations of sizes on
+zeros: the check of graphs holds that sizes follow from shapes and constants alone, so zeros need what any numbers do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from txl_runtime.bundle.folder import undisturbed
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.reading import Bundle, read_bundle
+from txl_runtime.errors import TxlError, one_line
+from txl_runtime.host.onnxruntime_cpu import OnnxRuntimeCpu
+from txl_runtime.types import Array
+
+
+class Tensor(Struct, frozen=True):
+    """An array to allocate; zeros without data."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes = b""
+
+
+class Opening(Struct, frozen=True, tag=True):
+    """The first request: the bundle's folder, the names of programs to open, and `lean` and `forms` of `load`."""
+
+    path: str
+    programs: tuple[str, ...]
+    lean: bool
+    forms: str
+
+
+class Combination(Struct, frozen=True, tag=True):
+    """A program with arrays to run it on; without outputs, where it leaves their sizes open."""
+
+    program: str
+    inputs: dict[str, Tensor]
+    outputs: dict[str, Tensor] | None
+
+
+class Answer(Struct, frozen=True):
+    """How a request went.
+
+    Attributes:
+        kind, error: the class of `txl_runtime.errors` and its message; "" where all went well.
+        manifest: what was opened, as `digest` says it.
+        memory: bytes that this process took at most, so far; 0 where the system does not say.
+        seconds: of processor time that the request took.
+    """
+
+    kind: str = ""
+    error: str = ""
+    manifest: str = ""
+    memory: int = 0
+    seconds: float = 0.0
+
+
+Request: TypeAlias = Opening | Combination
+OPENED: dict[str, tuple[Bundle, OnnxRuntimeCpu]] = {}
+"""The one bundle that this process has, under ""."""
+
+
+def digest(manifest: Manifest) -> str:
+    """SHA-256 of what a manifest says, the hashes of all files among it."""
+    return hashlib.sha256(msgspec.json.encode(manifest)).hexdigest()
+
+
+def answer(request: bytes) -> bytes:
+    """Do one request; both are MessagePack, of a `Request` and an `Answer`."""
+    asked = msgspec.msgpack.decode(request, type=Request)
+    begun = time.process_time()
+    manifest = kind = said = ""
+    try:
+        if isinstance(asked, Opening):
+            manifest = _open(asked)
+        else:
+            _run(asked)
+    except TxlError as error:
+        kind, said = type(error).__name__, str(error)
+    except MemoryError:
+        raise  # it ends the process, whose starter says so
+    except Exception as error:  # ONNX Runtime and NumPy raise their own kinds
+        kind, said = "BundleError", one_line(error)
+    return msgspec.msgpack.encode(Answer(kind, said, manifest, _peak(), time.process_time() - begun))
+
+
+def _open(asked: Opening) -> str:
+    bundle = undisturbed(Path(asked.path), lambda folder: read_bundle(folder, verify_files=False))
+    programs = [program for program in bundle.manifest.programs if program.name in asked.programs]
+    OPENED[""] = bundle, OnnxRuntimeCpu(bundle, programs, 1, asked.lean, asked.forms)
+    return digest(bundle.manifest)
+
+
+def _run(asked: Combination) -> None:
+    bundle, engine = OPENED[""]
+    program = next(program for program in bundle.manifest.programs if program.name == asked.program)
+    inputs = {name: _array(tensor) for name, tensor in asked.inputs.items()}
+    if asked.outputs is None:
+        engine.run(program, inputs)
+        return
+    outputs = {name: _array(tensor) for name, tensor in asked.outputs.items()}
+    for state in bundle.manifest.states_of(program.update):
+        if state.in_place and state.output in outputs:
+            outputs[state.output] = inputs[state.input]
+    engine.bind(program, inputs, outputs)()
+
+
+def _array(tensor: Tensor) -> Array:
+    if tensor.data:
+        return np.frombuffer(tensor.data, tensor.dtype).reshape(tensor.shape)
+    return np.zeros(tensor.shape, tensor.dtype)
+
+
+def _peak() -> int:
+    if sys.platform == "linux":
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return 0
