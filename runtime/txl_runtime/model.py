@@ -191,7 +191,6 @@ def load(
     verify_files: bool = True,
     update: str | None = None,
     lean: bool = False,
-    budget: int | None = None,
     forms: str = "fast",
 ) -> Model:
     """Load a bundle.
@@ -207,23 +206,18 @@ def load(
         update: rolled or ring, which of a bundle's programs to run; None for the best the backend has (a ring, with
             ONNX Runtime from 1.25 on).
         lean: leave the weights where the file is mapped into memory instead of keeping a copy laid out for speed.
-        budget: bytes that a step may take, states and values together, before anything is computed. None for what
-            TXL_DEPLOY_BUDGET says, or half a gigabyte and 64 bytes for each byte of weights. Weights are not counted.
         forms: fast, what the CPU runs fastest: steps whose states of idle sequences the loop keeps itself, the same to
             the bit; or plain, the graphs as they lie in the bundle.
 
     Raises:
-        BundleError: the bundle is missing, altered, inconsistent or too new, it was replaced meanwhile, or its
-            steps would take more than the budget; the message says how much.
+        BundleError: the bundle is missing, altered, inconsistent or too new, or it was replaced meanwhile.
         BackendError: the engine is not installed or cannot run it.
         UsageError: the bundle has no programs of that update rule.
     """
     started, verify_files = time.monotonic(), check_flag(verify_files, "verify_files")
-    if budget is not None and (not is_whole(budget) or budget < 1):
-        raise UsageError(f"budget is {shown(budget)}, expected bytes that a step may take, or None for the default")
     model = undisturbed(
         bundle_path(path),
-        lambda folder: Model(read_bundle(folder, verify_files, budget), backend, threads, update, lean, forms),
+        lambda folder: Model(read_bundle(folder, verify_files), backend, threads, update, lean, forms),
     )
     seconds = time.monotonic() - started
     logger.info("loaded %s in %.2f s: %r, %s", path, seconds, model, model.backend.description)
