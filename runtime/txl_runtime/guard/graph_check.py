@@ -411,8 +411,8 @@ def _returned(op: str, form: Form, inputs: Sequence[Value | None], given: Mappin
     ragged = any(value.ragged for value in there)
     if ragged and op not in ALIKE and (op not in INTO or there[0].ragged):
         raise FedSizeError("a value whose sizes follow from data", f"{', '.join(sorted(ALIKE | INTO))} alone")
-    fixed = all(value.fixed for value in there) or (op in ("Shape", "Size") and not ragged)
-    return Value(fixed, op == "NonZero" or (ragged and op not in INTO))
+    fixed = all(value.fixed for value in there) or op in ("Shape", "Size")
+    return Value(fixed, not fixed if op == "NonZero" else ragged and op not in INTO)
 
 
 def _constant(given: Mapping[str, Any]) -> Value:
@@ -429,7 +429,7 @@ def _constant(given: Mapping[str, Any]) -> Value:
 
 def _check_divisor(value: Value) -> None:
     """Refuse constants that end ONNX Runtime's process: -2^31 / -1 is no number of 32 bits."""
-    if value.numbers is not None and np.isin(value.numbers, (0, -1)).any():
+    if value.numbers is not None and np.isin(value.numbers.astype(np.int64), (0, -1)).any():
         raise RefusedError("whole numbers that are divided by 0 or -1", "a number above 0")
 
 
