@@ -195,7 +195,6 @@ def load(
     verify_files: bool = True,
     update: str | None = None,
     lean: bool = False,
-    budget: int | None = None,
     forms: str = "fast",
     trial: bool | Bounds = False,
 ) -> Model:
@@ -212,8 +211,6 @@ def load(
         update: rolled or ring, which of a bundle's programs to run; None for the best the backend has (a ring, with
             ONNX Runtime from 1.25 on).
         lean: leave the weights where the file is mapped into memory instead of keeping a copy laid out for speed.
-        budget: bytes that a step may take, states and values together, before anything is computed. None for what
-            TXL_DEPLOY_BUDGET says, or half a gigabyte and 64 bytes for each byte of weights. Weights are not counted.
         forms: fast, what the CPU runs fastest: steps whose states of idle sequences the loop keeps itself, the same to
             the bit; or plain, the graphs as they lie in the bundle.
         trial: for a stranger's bundle: open its graphs in a bounded process before they are opened here, and run each
@@ -223,18 +220,15 @@ def load(
             keeps the first two.
 
     Raises:
-        BundleError: the bundle is missing, altered, inconsistent or too new, it was replaced meanwhile, or its
-            steps would take more than the budget; the message says how much. Or a trial ended: here while it is
-            opened, and in whatever runs a segment.
+        BundleError: the bundle is missing, altered, inconsistent or too new, it was replaced meanwhile, or a trial
+            ended: while it is opened, and later in whatever runs a segment of new sizes.
         BackendError: the engine is not installed or cannot run it.
         UsageError: the bundle has no programs of that update rule, or a trial is asked of another backend.
     """
     started, verify_files = time.monotonic(), check_flag(verify_files, "verify_files")
-    if budget is not None and (not is_whole(budget) or budget < 1):
-        raise UsageError(f"budget is {shown(budget)}, expected bytes that a step may take, or None for the default")
     model = undisturbed(
         bundle_path(path),
-        lambda folder: Model(read_bundle(folder, verify_files, budget), backend, threads, update, lean, forms, trial),
+        lambda folder: Model(read_bundle(folder, verify_files), backend, threads, update, lean, forms, trial),
     )
     seconds = time.monotonic() - started
     logger.info("loaded %s in %.2f s: %r, %s", path, seconds, model, model.backend.description)

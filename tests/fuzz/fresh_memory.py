@@ -1,9 +1,8 @@
 """Random graphs in two processes whose fresh memory differs: `python -m fuzz.fresh_memory --count 50000`.
 
-What the graph check lets through is run by ONNX Runtime twice, with other bytes in memory that nobody has written to.
-Where the results differ, it read what it was not given. A process that dies, and a result of another size than the
-check has found, are findings as well. Prints counts, and every finding with the seed that makes it; exit code 1 where
-there is one.
+ONNX Runtime runs what the graph check lets through twice, with different bytes in memory that nobody has written to.
+Where the results differ, it read what it was not given. A process that dies is none: the trial of a stranger's bundle
+is there for that. Prints counts, and every finding with the seed that makes it; exit code 1 where there is one.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-from txl_runtime.guard.graph_check import Budget, Walk, check_positions
+from txl_runtime.guard.graph_check import Walk
 from txl_runtime.guard.protobuf import RefusedError
 
 from fuzz.odd_nodes import Odd, make
-from fuzz.targets.operators import MOST, _overflows
 
 FILLS = ("85", "170")
 """Of MALLOC_PERTURB_, by which glibc fills memory that it hands out."""
-BATCH = 1000
+BATCH, MEMORY, SECONDS = 1000, 2**31, 5
+"""Graphs of a process, its bytes of address space, and its seconds of processor time for each graph."""
 
 
 def main() -> None:
@@ -48,15 +47,14 @@ def main() -> None:
 def attack(seeds: Sequence[int], constants: float) -> tuple[collections.Counter[str], list[str]]:
     """Make the graphs of seeds and run what passes: counts, and findings in words."""
     counts, found = collections.Counter[str](), list[str]()
-    batch: list[tuple[int, Odd, Any]] = []
+    batch: list[tuple[int, Odd]] = []
 
     def flush() -> None:
-        for at, (kind, told) in enumerate(compared([(odd.data(True), odd.feeds) for _, odd, _ in batch])):
-            seed, odd, values = batch[at]
+        for at, (kind, told) in enumerate(compared([(odd.data(True), odd.feeds) for _, odd in batch])):
+            seed, odd = batch[at]
             counts[kind] += 1
-            wrong = told if kind == "finding" else "" if kind != "ran" else _sizes_that_differ(odd, values, told)
-            if wrong:
-                found.append(f"seed {seed}, {odd.name}: {wrong}")
+            if kind == "finding":
+                found.append(f"seed {seed}, {odd.name}: {told}")
                 print(found[-1], flush=True)
         batch.clear()
 
@@ -67,34 +65,19 @@ def attack(seeds: Sequence[int], constants: float) -> tuple[collections.Counter[
             counts["not written"] += 1
             continue
         try:
-            walk = Walk(odd.data(False), "step", odd.most, "", Budget(0))
-            check_positions(walk, odd.data(False), "step", 0, "", Budget(0))
-            values = walk.values
+            Walk(odd.data(False), "step", "", 0)
         except RefusedError:
             counts["refused by the check"] += 1
             continue
-        large = max((value.most for value in values.values()), default=0) > MOST
-        if large or any(_overflows(node, values) for node in odd.graph.node):
-            counts["large, or divided by what may be -1"] += 1
-            continue
-        batch.append((seed, odd, values))
+        batch.append((seed, odd))
         if len(batch) == BATCH:
             flush()
     flush()
     return counts, found
 
 
-def _sizes_that_differ(odd: Odd, values: Any, shapes: Any) -> str:
-    for name, shape in zip(odd.outputs, shapes, strict=True):
-        value = values[name]
-        fits = int(np.prod(shape)) <= value.most and (len(shape) == len(value.dims) or value.loose)
-        if not fits or (value.exact and tuple(shape) != value.dims):
-            return f"{name} has {shape}, found {value}"
-    return ""
-
-
 def compared(graphs: Sequence[tuple[bytes, dict[str, Any]]]) -> Iterator[tuple[str, Any]]:
-    """Run graphs in both processes: "ran" with shapes, "refused" by ONNX Runtime, or "finding" with what it is."""
+    """Run graphs in both processes: "ran", "refused" by ONNX Runtime, "died", or "finding" and what it is."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "graphs.npz"
         arrays = {f"{i}/{name}": array for i, (_, feeds) in enumerate(graphs) for name, array in feeds.items()}
@@ -102,8 +85,8 @@ def compared(graphs: Sequence[tuple[bytes, dict[str, Any]]]) -> Iterator[tuple[s
         np.savez(place, **arrays, **files)
         first, second = (_all_of(place, len(graphs), fill) for fill in FILLS)
     for one, other in zip(first, second, strict=True):
-        if one == other and one[0] in ("ran", "refused"):
-            yield one[0], one[2] if one[0] == "ran" else None
+        if "died" in (one[0], other[0]) or (one == other and one[0] in ("ran", "refused")):
+            yield "died" if "died" in (one[0], other[0]) else one[0], None
         else:
             yield "finding", f"{one} in one process, {other} in the other"
 
@@ -129,6 +112,8 @@ def _all_of(place: Path, count: int, fill: str) -> list[list[Any]]:
 
 def _run(place: str, log: str, start: str) -> None:
     """The other process: run the graphs from one on, and write a line of each."""
+    import resource  # which Windows lacks
+
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 4, 1
     graphs, feeds = dict[str, bytes](), collections.defaultdict[str, dict[str, Any]](dict)
@@ -140,7 +125,11 @@ def _run(place: str, log: str, start: str) -> None:
             else:
                 graphs[number] = array.tobytes()
     with Path(log).open("w", encoding="utf-8") as lines:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         for at in range(int(start), len(graphs)):
+            used = resource.getrusage(resource.RUSAGE_SELF)
+            seconds = int(used.ru_utime + used.ru_stime) + SECONDS
+            resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
             print(json.dumps(_result(graphs[str(at)], feeds[str(at)], options)), file=lines, flush=True)
 
 
@@ -158,7 +147,7 @@ def _result(data: bytes, feeds: dict[str, Any], options: Any) -> list[Any]:
     for array in found:
         whole = np.where(np.isnan(array), np.array(np.nan, array.dtype), array) if array.dtype.kind == "f" else array
         total.update(whole.tobytes())
-    return ["ran", total.hexdigest(), [list(array.shape) for array in found]]
+    return ["ran", total.hexdigest()]
 
 
 if __name__ == "__main__":

@@ -15,10 +15,8 @@ import onnx
 from onnx import TensorProto, helper
 from txl_runtime.guard.forms import MICROSOFT
 
+from fuzz.chains import Chain
 from fuzz.choices import Choices
-from fuzz.mutations import changed
-from fuzz.run import CORPUS
-from fuzz.targets import operators
 
 TYPES = {
     helper.np_dtype_to_tensor_dtype(np.dtype(name)): np.dtype(name)
@@ -42,7 +40,6 @@ class Odd:
         constants: as they are in the file.
         outputs: names of what the nodes return.
         feeds: arrays by the names of inputs.
-        most: the sizes of the inputs, the largest where they are open.
     """
 
     name: str
@@ -51,7 +48,6 @@ class Odd:
     outputs: list[str]
     version: int = 21
     feeds: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
-    most: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def data(self, returned: bool) -> bytes:
         """The file, with or without the graph's outputs."""
@@ -76,8 +72,8 @@ def make(seed: int, constants: float) -> Odd:
 
 
 def _chain(draws: random.Random) -> Odd:
-    """One or two operators of the fuzz target, whose constants may be written in another way."""
-    chain = operators.Chain(Choices(changed(draws, _corpus(), 1 << 12)))
+    """One or two operators, whose constants may be written in another way."""
+    chain = Chain(Choices(draws.randbytes(100)))
     for _ in range(draws.choice((1, 1, 1, 2))):
         chain.add()
     graph = helper.make_graph(chain.nodes, "g", chain._inputs, [])
@@ -91,17 +87,7 @@ def _chain(draws: random.Random) -> Odd:
             constants.append(tensor.SerializeToString())
     names = [name for node in chain.nodes for name in node.output if name]
     kinds = "+".join(node.op_type for node in chain.nodes)
-    return Odd(kinds, graph, constants, names, chain._version, chain.feeds, chain.most)
-
-
-_SEEDS: list[bytes] = []
-
-
-def _corpus() -> list[bytes]:
-    if not _SEEDS:
-        _SEEDS.extend(file.read_bytes() for file in sorted((CORPUS / "operators").iterdir()))
-        _SEEDS.extend(operators.seeds())
-    return _SEEDS
+    return Odd(kinds, graph, constants, names, chain._version, chain.feeds)
 
 
 def _constant(draws: random.Random) -> Odd:
@@ -131,8 +117,7 @@ def _constant(draws: random.Random) -> Odd:
         for name, array in feeds.items()
     ]
     graph = helper.make_graph([node], "g", inputs, [])
-    most = {name: array.shape for name, array in feeds.items()}
-    return Odd(f"constant of {op}", graph, constants, ["o"], draws.randint(18, 23), feeds, most)
+    return Odd(f"constant of {op}", graph, constants, ["o"], draws.randint(18, 23), feeds)
 
 
 def _blocks(draws: random.Random) -> Odd:
@@ -167,9 +152,7 @@ def _blocks(draws: random.Random) -> Odd:
     feeds = {"a": values.standard_normal((rows, k)).astype(real)}
     given = helper.make_tensor_value_info("a", helper.np_dtype_to_tensor_dtype(real), [rows, k])
     constants = [onnx.numpy_helper.from_array(array, name).SerializeToString() for name, array in arrays.items()]
-    return Odd(
-        "MatMulNBits", helper.make_graph([node], "g", [given], []), constants, ["o"], 21, feeds, {"a": (rows, k)}
-    )
+    return Odd("MatMulNBits", helper.make_graph([node], "g", [given], []), constants, ["o"], 21, feeds)
 
 
 def _tensor(draws: random.Random, name: str, kind: int, dims: Sequence[int], numbers: Sequence[int]) -> bytes:

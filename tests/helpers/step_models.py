@@ -86,7 +86,8 @@ class StepModel:
         save_file(self.tensors or {"nothing": np.zeros(1, np.float32)}, path / "weights.safetensors")
         for name, graph in self.graphs.items():
             onnx.checker.check_model(graph, full_check=True)
-            (path / name).write_bytes(graph.SerializeToString())
+            declared = onnx.shape_inference.infer_shapes(graph, data_prop=True)  # as exporters do
+            (path / name).write_bytes(declared.SerializeToString())
         files = {
             file.name: {"size": file.stat().st_size, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
             for file in sorted(path.iterdir())

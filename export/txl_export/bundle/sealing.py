@@ -10,7 +10,7 @@ from txl_runtime.bundle.encoding import file_sha256
 from txl_runtime.bundle.manifest import FORMAT_VERSION, Manifest
 from txl_runtime.bundle.reading import MANIFEST, open_bundle
 from txl_runtime.bundle.tables import FileRecord
-from txl_runtime.guard.graph_check import Budget, check_graph, imported_opset
+from txl_runtime.guard.graph_check import check_graph, imported_opset
 from txl_runtime.guard.protobuf import RefusedError
 
 
@@ -32,9 +32,8 @@ def seal(folder: Path, manifest: Manifest) -> Manifest:
     sealed = completed(msgspec.structs.replace(manifest, format_version=FORMAT_VERSION, files=files, programs=programs))
     (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(sealed)))
     bundle = open_bundle(folder)
-    budget = Budget(bundle.manifest.weight_bytes)
     for file, program in {program.file: program for program in bundle.manifest.programs}.items():
-        check_graph(bundle.read(file), file, program, bundle.manifest, "report this", budget)
+        check_graph(bundle.read(file), file, program, bundle.manifest, "report this")
     return bundle.manifest
 
 

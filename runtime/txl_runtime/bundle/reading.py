@@ -33,15 +33,13 @@ ENGINES = "engines/"
 class Bundle:
     """A folder whose manifest has been read and whose files, all but engines, have been checked.
 
-    Nothing is read that the manifest does not list, nor that is not what the bundle was opened with. `budget` is what
-    its steps may take, in bytes.
+    Nothing is read that the manifest does not list, nor that is not what the bundle was opened with.
     """
 
     path: Path
     manifest: Manifest
     folder: Folder = field(repr=False, compare=False)
     verify_files: bool = True
-    budget: int | None = None
 
     def file(self, name: str) -> Path:
         """Path of a file the manifest lists."""
@@ -188,7 +186,7 @@ def bundle_path(path: str | Path) -> Path:
     return folder
 
 
-def read_bundle(folder: Folder, verify_files: bool = True, budget: int | None = None) -> Bundle:
+def read_bundle(folder: Folder, verify_files: bool = True) -> Bundle:
     """As `open_bundle`, of a folder that may be replaced meanwhile."""
     path = folder.place / MANIFEST
     try:
@@ -201,7 +199,7 @@ def read_bundle(folder: Folder, verify_files: bool = True, budget: int | None = 
     except OSError as error:
         raise BundleError(f"{path}: {error.strerror}, expected a readable manifest; copy the bundle again") from None
     manifest = decode_manifest(data, str(path))
-    bundle = Bundle(folder.path, manifest, folder, verify_files, budget)
+    bundle = Bundle(folder.path, manifest, folder, verify_files)
     for name in manifest.files:
         if not name.startswith(ENGINES) or name in manifest.used_files:
             bundle.check(name)

@@ -28,7 +28,7 @@ from txl_runtime.device.gpu import gpu_name, platform_name
 from txl_runtime.device.interface import Executable, Launch
 from txl_runtime.errors import BackendError, BundleError, one_line
 from txl_runtime.guard.external_data import values_read
-from txl_runtime.guard.graph_check import Budget, check_graph, imported_opset
+from txl_runtime.guard.graph_check import check_graph, imported_opset
 from txl_runtime.installing import pip_line
 from txl_runtime.update_rules import usable_updates, wanted_version
 
@@ -103,7 +103,6 @@ class OrtSessions:
         self._ort, self._bundle, self._place = ort, bundle, place
         self._wanted, self._providers, self._missed = providers[0][0], providers, missed
         self._sessions: dict[str, Any] = {}
-        self._budget = Budget(bundle.manifest.weight_bytes, bundle.budget)
         self.version = str(ort.__version__)
 
     def executable(self, program: Program, graph: bytes) -> OrtExecutable:
@@ -114,7 +113,7 @@ class OrtSessions:
             BundleError: the graph cannot be loaded, or it is not the program's.
         """
         where = f"{self._bundle.path}: {program.name}"
-        check_graph(graph, where, program, self._bundle.manifest, ADVICE, self._budget)
+        check_graph(graph, where, program, self._bundle.manifest, ADVICE)
         session = self._open(program, graph)
         inputs, outputs = (
             [Binding(str(item.name), _dtype(item.type), tuple(item.shape)) for item in side]

@@ -1,16 +1,17 @@
 """The forms that the operators of a graph may have: one table, which is data, and which every reader of bundles shares.
 
 An operator passes in a form of this table and in no other. A form is here because PyTorch's exporter or a pass of ours
-writes it, or because it was run beside ONNX Runtime and computed the same sizes without ending the process
-(`tests/fuzz/targets/operators.py`). All operators compute the same from the same every time, end, and do nothing else:
-no loops, branches, sequences, text, random numbers or files.
+writes it, or because it was run by ONNX Runtime (`tests/runtime/guard/test_forms.py`). All operators compute the same
+from the same every time, end, and do nothing else: no loops, branches, sequences, text, random numbers or files.
+MatMulIntegerToFloat has no bias, because ONNX Runtime up to 1.25 reads behind the end of one that is too short.
 
-A line of the table reads: rule, inputs, operators. The rule is the one of `plain_sizes` or `module_sizes` by which the
-sizes of the results follow. Of the inputs, x has to be there, ? may be missing, and a last x* is one or more; behind >
-stands how many results there may be, where that is not one (* is any number). Behind an operator stand its attributes,
-each with its type: b is 0 or 1, i a whole number of 32 bits, f a number, s text, t a tensor; a capital says that there
-are several. Behind ! the attribute has to be there; behind = stand the only values that it may have. An attribute that
-is not there has the value that the standard gives it, which is one of these.
+A line of the table reads: inputs, operators; e.g. `xm>* Split(axis:i)`: a value, perhaps sizes, any number of results.
+Of the inputs, x and n have to be there, ? and m may be missing, and a last x* is one or more. The numbers of n and m
+decide sizes of results, so they may follow from shapes and constants alone, never from what a model is fed. Behind >
+stands how many results there may be, where that is not one. Behind an operator stand its attributes, each with its
+type: b is 0 or 1, i a whole number of 32 bits, f a number, s text, t a tensor; a capital says that there are several.
+Behind ! the attribute has to be there; behind = stand the only values that it may have. An attribute that is not there
+has the value that the standard gives it, which is one of these.
 """
 
 from __future__ import annotations
@@ -26,79 +27,79 @@ ANY = 2**10
 """Inputs or results of an operator that may have any number of them."""
 
 _STANDARD = """
-broadcast x Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Ceil Celu(alpha:f) Cos Cosh Elu(alpha:f) Erf Exp Floor
-broadcast x Gelu(approximate:s=none|tanh) HardSigmoid(alpha:f beta:f) HardSwish IsNaN LeakyRelu(alpha:f) Log Mish
-broadcast x IsInf(detect_negative:b detect_positive:b)
-broadcast x Neg Not Reciprocal Relu Round Selu(alpha:f gamma:f) Shrink(bias:f lambd:f)
-broadcast x Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Swish(alpha:f) Tan Tanh ThresholdedRelu(alpha:f)
-broadcast xx Add And BitShift(direction:s!=LEFT|RIGHT) BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual
-broadcast xx Less LessOrEqual Mod(fmod:b) Mul Or PRelu Pow Sub Xor
-broadcast xxx Where
-broadcast x* Max Mean Min Sum
-broadcast x?? Clip
-same x Cast(to:i! saturate:b round_mode:s=up|down|nearest) EyeLike(dtype:i k:i) Identity
-same x LogSoftmax(axis:i) Softmax(axis:i)
-same x? Trilu(upper:b)
-same xx CastLike(saturate:b) CumSum(exclusive:b reverse:b) RMSNormalization(axis:i epsilon:f stash_type:i)
-same xxx GroupNormalization(epsilon:f num_groups:i! stash_type:i) InstanceNormalization(epsilon:f)
-same xxx ScatterElements(axis:i reduction:s=none|add|mul|max|min) ScatterND(reduction:s=none|add|mul|max|min)
-same xx? TensorScatter(axis:i mode:s=linear|circular)
-same xx?>3 LayerNormalization(axis:i epsilon:f stash_type:i)
-same xxxxx BatchNormalization(epsilon:f momentum:f training_mode:b=0)
-quantised xx? DequantizeLinear(axis:i) QuantizeLinear(axis:i saturate:b)
-reduce x? ReduceL1(keepdims:b noop_with_empty_axes:b) ReduceL2(keepdims:b noop_with_empty_axes:b)
-reduce x? ReduceLogSum(keepdims:b noop_with_empty_axes:b) ReduceLogSumExp(keepdims:b noop_with_empty_axes:b)
-reduce x? ReduceMax(keepdims:b noop_with_empty_axes:b) ReduceMean(keepdims:b noop_with_empty_axes:b)
-reduce x? ReduceMin(keepdims:b noop_with_empty_axes:b) ReduceProd(keepdims:b noop_with_empty_axes:b)
-reduce x? ReduceSum(keepdims:b noop_with_empty_axes:b) ReduceSumSquare(keepdims:b noop_with_empty_axes:b)
-arg x ArgMax(axis:i keepdims:b select_last_index:b) ArgMin(axis:i keepdims:b select_last_index:b)
-conv xx? Conv(auto_pad:s=NOTSET|SAME_UPPER|SAME_LOWER|VALID dilations:I group:i kernel_shape:I pads:I strides:I)
-conv_transpose xx? ConvTranspose(auto_pad:s=NOTSET|SAME_UPPER|SAME_LOWER|VALID dilations:I group:i kernel_shape:I \
+x Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Ceil Celu(alpha:f) Cos Cosh Elu(alpha:f) Erf Exp Floor
+x Gelu(approximate:s=none|tanh) HardSigmoid(alpha:f beta:f) HardSwish IsNaN LeakyRelu(alpha:f) Log Mish
+x IsInf(detect_negative:b detect_positive:b)
+x Neg Not Reciprocal Relu Round Selu(alpha:f gamma:f) Shrink(bias:f lambd:f)
+x Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Swish(alpha:f) Tan Tanh ThresholdedRelu(alpha:f)
+xx Add And BitShift(direction:s!=LEFT|RIGHT) BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual
+xx Less LessOrEqual Mod(fmod:b) Mul Or PRelu Pow Sub Xor
+xxx Where
+x* Max Mean Min Sum
+x?? Clip
+x Cast(to:i! saturate:b round_mode:s=up|down|nearest) EyeLike(dtype:i k:i) Identity
+x LogSoftmax(axis:i) Softmax(axis:i)
+x? Trilu(upper:b)
+xx CastLike(saturate:b) CumSum(exclusive:b reverse:b) RMSNormalization(axis:i epsilon:f stash_type:i)
+xxx GroupNormalization(epsilon:f num_groups:i! stash_type:i) InstanceNormalization(epsilon:f)
+xxx ScatterElements(axis:i reduction:s=none|add|mul|max|min) ScatterND(reduction:s=none|add|mul|max|min)
+xx? TensorScatter(axis:i mode:s=linear|circular)
+xx?>3 LayerNormalization(axis:i epsilon:f stash_type:i)
+xxxxx BatchNormalization(epsilon:f momentum:f training_mode:b=0)
+xx? DequantizeLinear(axis:i) QuantizeLinear(axis:i saturate:b)
+xm ReduceL1(keepdims:b noop_with_empty_axes:b) ReduceL2(keepdims:b noop_with_empty_axes:b)
+xm ReduceLogSum(keepdims:b noop_with_empty_axes:b) ReduceLogSumExp(keepdims:b noop_with_empty_axes:b)
+xm ReduceMax(keepdims:b noop_with_empty_axes:b) ReduceMean(keepdims:b noop_with_empty_axes:b)
+xm ReduceMin(keepdims:b noop_with_empty_axes:b) ReduceProd(keepdims:b noop_with_empty_axes:b)
+xm ReduceSum(keepdims:b noop_with_empty_axes:b) ReduceSumSquare(keepdims:b noop_with_empty_axes:b)
+x ArgMax(axis:i keepdims:b select_last_index:b) ArgMin(axis:i keepdims:b select_last_index:b)
+xx? Conv(auto_pad:s=NOTSET|SAME_UPPER|SAME_LOWER|VALID dilations:I group:i kernel_shape:I pads:I strides:I)
+xx? ConvTranspose(auto_pad:s=NOTSET|SAME_UPPER|SAME_LOWER|VALID dilations:I group:i kernel_shape:I \
   output_padding:I pads:I strides:I)
-pool x AveragePool(auto_pad:s=NOTSET|SAME_UPPER|SAME_LOWER|VALID ceil_mode:b count_include_pad:b dilations:I \
+x AveragePool(auto_pad:s=NOTSET|SAME_UPPER|SAME_LOWER|VALID ceil_mode:b count_include_pad:b dilations:I \
   kernel_shape:I! pads:I strides:I)
-pool x>2 MaxPool(auto_pad:s=NOTSET|SAME_UPPER|SAME_LOWER|VALID ceil_mode:b dilations:I kernel_shape:I! pads:I \
+x>2 MaxPool(auto_pad:s=NOTSET|SAME_UPPER|SAME_LOWER|VALID ceil_mode:b dilations:I kernel_shape:I! pads:I \
   storage_order:b strides:I)
-global_pool x GlobalAveragePool GlobalMaxPool
-recurrent xxx???>2 GRU(clip:f direction:s=forward|reverse|bidirectional hidden_size:i layout:b=0 linear_before_reset:b)
-recurrent xxx???>2 RNN(clip:f direction:s=forward|reverse|bidirectional hidden_size:i)
-recurrent xxx?????>3 LSTM(clip:f direction:s=forward|reverse|bidirectional hidden_size:i input_forget:b layout:b=0)
-concat x* Concat(axis:i!)
-constant - Constant(value:t value_float:f value_floats:F value_int:i value_ints:I)
-constant_of_shape x ConstantOfShape(value:t)
-col2im xxx Col2Im(dilations:I pads:I strides:I)
-depth_to_space x DepthToSpace(blocksize:i! mode:s=DCR|CRD) SpaceToDepth(blocksize:i!)
-einsum x* Einsum(equation:s!)
-expand xx Expand
-flatten x Flatten(axis:i)
-gather xx Gather(axis:i)
-gather_elements xx GatherElements(axis:i)
-gather_nd xx GatherND(batch_dims:i)
-gemm xx? Gemm(alpha:f beta:f transA:b transB:b)
-grid_sample xx GridSample(align_corners:b mode:s=linear|nearest|cubic|bilinear|bicubic \
+x GlobalAveragePool GlobalMaxPool
+xxx???>2 GRU(clip:f direction:s=forward|reverse|bidirectional hidden_size:i layout:b=0 linear_before_reset:b)
+xxx???>2 RNN(clip:f direction:s=forward|reverse|bidirectional hidden_size:i)
+xxx?????>3 LSTM(clip:f direction:s=forward|reverse|bidirectional hidden_size:i input_forget:b layout:b=0)
+x* Concat(axis:i!)
+- Constant(value:t value_float:f value_floats:F value_int:i value_ints:I)
+n ConstantOfShape(value:t)
+xnn Col2Im(dilations:I pads:I strides:I)
+x DepthToSpace(blocksize:i! mode:s=DCR|CRD) SpaceToDepth(blocksize:i!)
+x* Einsum(equation:s!)
+xn Expand
+x Flatten(axis:i)
+xx Gather(axis:i)
+xx GatherElements(axis:i)
+xx GatherND(batch_dims:i)
+xx? Gemm(alpha:f beta:f transA:b transB:b)
+xx GridSample(align_corners:b mode:s=linear|nearest|cubic|bilinear|bicubic \
   padding_mode:s=zeros|border|reflection)
-matmul xx MatMul
-nonzero x NonZero
-one_hot xxx OneHot(axis:i)
-pad xx?? Pad(mode:s=constant|reflect|edge|wrap)
-range xxx Range
-reshape xx Reshape(allowzero:b)
-resize x??? Resize(antialias:b coordinate_transformation_mode:s=half_pixel|asymmetric|align_corners|pytorch_half_pixel|\
+xx MatMul
+x NonZero
+xnx OneHot(axis:i)
+xn?m Pad(mode:s=constant|reflect|edge|wrap)
+nnn Range
+xn Reshape(allowzero:b)
+xmmm Resize(antialias:b coordinate_transformation_mode:s=half_pixel|asymmetric|align_corners|pytorch_half_pixel|\
 half_pixel_symmetric cubic_coeff_a:f exclude_outside:b extrapolation_value:f keep_aspect_ratio_policy:s=stretch \
   mode:s=nearest|linear|cubic nearest_mode:s=round_prefer_floor|round_prefer_ceil|floor|ceil)
-shape x Shape(end:i start:i)
-size x Size
-slice xxx?? Slice
-split x?>* Split(axis:i num_outputs:i)
-squeeze x? Squeeze
-tile xx Tile
-top_k xx>2 TopK(axis:i largest:b sorted:b)
-transpose x Transpose(perm:I)
-unsqueeze xx Unsqueeze
+x Shape(end:i start:i)
+x Size
+xnnmm Slice
+xm>* Split(axis:i num_outputs:i)
+xm Squeeze
+xn Tile
+xn>2 TopK(axis:i largest:b sorted:b)
+x Transpose(perm:I)
+xn Unsqueeze
 """
 _MICROSOFT = """
-matmul_blocks xxx? MatMulNBits(K:i! N:i! accuracy_level:i bits:i!=4|8 block_size:i!=16|32|64|128|256)
-matmul xxxx??? MatMulIntegerToFloat
+xxx? MatMulNBits(K:i! N:i! accuracy_level:i bits:i!=4|8 block_size:i!=16|32|64|128|256)
+xxxx?? MatMulIntegerToFloat
 """
 _PLAIN = """
 Abs Add And Cast Clip Concat ConstantOfShape Div Equal Erf Exp Expand Gather GatherElements Gelu Gemm Greater
@@ -114,7 +115,7 @@ class Form(Struct, frozen=True):
     """How an operator may stand in a graph.
 
     Attributes:
-        rule: of the sizes of its results.
+        sizes: the inputs whose numbers decide sizes, by their places.
         inputs: for each input whether it has to be there; where the last may be repeated, the others follow it.
         most_inputs: how many there may be.
         most_results: the same of results.
@@ -123,7 +124,7 @@ class Form(Struct, frozen=True):
         values: the only values of an attribute, by its name; an attribute that is not named here may have any.
     """
 
-    rule: str
+    sizes: tuple[int, ...]
     inputs: tuple[bool, ...]
     most_inputs: int
     most_results: int
@@ -164,17 +165,19 @@ class Form(Struct, frozen=True):
 def _read(text: str) -> dict[str, Form]:
     found = {}
     for line in text.strip().splitlines():
-        rule, sides, operators = line.split(" ", 2)
+        sides, operators = line.split(" ", 1)
         inputs, _, results = sides.partition(">")
-        needed = tuple(kind == "x" for kind in inputs.strip("-*"))
+        kinds = inputs.strip("-*")
+        sizes = tuple(place for place, kind in enumerate(kinds) if kind in "nm")
+        needed = tuple(kind in "xn" for kind in kinds)
         most = ANY if inputs.endswith("*") else len(needed)
         for name, inside in re.findall(r"(\w+)(?:\(([^)]*)\))?", operators):
             entries = re.findall(r"(\w+):(\w)(!?)(?:=(\S+))?", inside)
-            kinds = {key: kind for key, kind, _, _ in entries}
+            types = {key: kind for key, kind, _, _ in entries}
             required = tuple(key for key, _, mark, _ in entries if mark)
             values = {key: tuple(allowed.split("|")) for key, _, _, allowed in entries if allowed}
             returned = ANY if results == "*" else int(results or 1)
-            found[name] = Form(rule, needed, most, returned, kinds, required, values)
+            found[name] = Form(sizes, needed, most, returned, types, required, values)
     return found
 
 

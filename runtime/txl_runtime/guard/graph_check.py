@@ -1,26 +1,26 @@
-"""A graph, checked before an engine sees it: what it may hold, and how much memory and work it can ask for.
+"""A graph's structure, checked before an engine sees it.
 
-An ONNX file is nested protocol buffers. Operators and attributes are those of a closed list (`forms`), parameters
-lie in the bundle's weight file, and how large every value can be follows from the graph's inputs (`plain_sizes`). Time
-is linear in the file's size and in the number of values, and so is memory. What else may be wrong, the engine says.
+An ONNX file is nested protocol buffers. Operators and attributes are those of a closed list (`forms`), parameters lie
+in the bundle's weight file, constants have one encoding and numbers of their type. Sizes follow from shapes and
+constants: `Expand(x, Shape(y))` may stand there, `Expand(x, y)` may not. So what one step takes, every step of the same
+sizes takes, and `load(trial=True)` can try it. Time and memory are linear in the file's size. What else may be wrong,
+the engine says.
 """
 
 from __future__ import annotations
 
-import marshal
-import os
-import struct
-from collections.abc import Callable, Container, Mapping
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Program
-from txl_runtime.errors import BundleError, UsageError
-from txl_runtime.guard import module_sizes, plain_sizes  # noqa: F401 - they enter their rules
+from txl_runtime.errors import BundleError
 from txl_runtime.guard.forms import FORMS, IR_VERSIONS, MICROSOFT, OPSETS, PLAIN, Form
-from txl_runtime.guard.lives import Lives
 from txl_runtime.guard.protobuf import RefusedError, Table, fields, signed, table, varints
-from txl_runtime.guard.values import ITEMS, RULES, SLOW, SMALL, Node, Value, sized
 
 MODEL = table("1v 2b 3b 4b 5v 6b 7b", "8b 14b")
 GRAPH = table("2b 10b", "1b 5b 11b 12b 13b")
@@ -37,70 +37,42 @@ RANGES = {2: (0, 2**8), 3: (-(2**7), 2**7), 4: (0, 2**16), 5: (-(2**15), 2**15),
 RANGES |= {10: (0, 2**16), 16: (0, 2**16), 7: (-(2**63), 2**63), 12: (0, 2**32), 13: (-(2**63), 2**63)}
 """From where to where the numbers of a type go that are written as whole ones of 64 bits; the rest is cut off by one
 reader and not by another. All 64 bits are a number of types 7 and 13."""
-WIDE = frozenset(("ArgMax", "ArgMin", "NonZero", "Shape", "Size", "TopK"))
-"""What returns numbers of 8 bytes."""
-SOURCE = {"CastLike": 1, "OneHot": 2, "Where": 1}
-"""Which input has the type of what is returned, where it is not the first."""
-NODES, SIDES, OPENING = 2**14, 2**10, 2**24
-"""Nodes, and a node's inputs or results; nodes times the values that there are at once and those of different sizes,
-which is what ONNX Runtime's opening takes time for."""
-BASE, EACH = 2**29, 64
-"""Bytes that a step may take without a budget: BASE, and EACH for each byte of weights."""
-WORK, WORK_EACH = 2**34, 2**7
-"""Products that a step may sum: WORK, and WORK_EACH for each byte that it may take beside BASE."""
+DTYPES = {2: "u1", 3: "i1", 4: "u2", 5: "i2", 6: "i4", 7: "i8", 12: "u4", 13: "u8"}
+"""NumPy's names of the types of whole numbers."""
+ITEMS = {1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 12: 4, 13: 8, 16: 2}
+"""Bytes of one number of each type that a tensor may have, by ONNX's numbers."""
+NODES, SIDES, AXES = 2**14, 2**10, 16
+"""Nodes and constants, a node's inputs or results, and a constant's axes."""
+ALIKE = frozenset(("Cast", "Identity", "Slice", "Squeeze", "Transpose", "Unsqueeze"))
+"""What the result of a `NonZero` may go through: they return at most as many numbers as they take."""
+INTO = frozenset(("ScatterElements", "ScatterND"))
+"""They return as many numbers as their first input has, however many places there are."""
 
 
-class Budget:
-    """What a step of a bundle may take, all of its programs together.
+class FedSizeError(RefusedError):
+    """A size follows from what a model is fed, so no trial shows how large it gets."""
+
+
+class Value(NamedTuple):
+    """What is known of a value.
 
     Attributes:
-        weights: bytes of the weight file.
-        most: bytes; unless they are given, those that the environment says, or else BASE and EACH.
-        held: the arrays that a step is given and that it returns, by name and sizes: programs share what is alike.
-        taken: bytes of these, and of what there is at once within each graph.
+        fixed: its numbers follow from shapes and constants.
+        ragged: how many numbers it has follows from what a model is fed, as behind `NonZero`.
+        constant: of a constant of the file, ONNX's number of its type, else 0.
+        dims: its sizes, of a constant.
+        numbers: of a constant of whole numbers that lies in the graph, else None.
     """
 
-    def __init__(self, weights: int, most: int | None = None) -> None:
-        asked = os.environ.get("TXL_DEPLOY_BUDGET", "")
-        if (
-            most is None
-            and asked
-            and not (asked.isascii() and asked.isdecimal() and asked.strip("0") and len(asked) < 20)
-        ):
-            raise UsageError(f"TXL_DEPLOY_BUDGET is {asked[:40]!a}, expected the bytes that a step may take; unset it")
-        self.weights, self.most = weights, most or int(asked or BASE + EACH * weights)
-        self.held, self.taken = set[tuple[str, tuple[int, ...]]](), 0
-
-    @property
-    def work(self) -> int:
-        """Products that each graph may sum."""
-        return WORK + WORK_EACH * max(self.most - BASE, 0)
-
-    def take(self, size: int, work: int) -> None:
-        """Enter what more a step takes.
-
-        Raises:
-            DearError: it is more than it may.
-        """
-        self.taken += size
-        needed = max(self.taken, BASE + -(-(work - WORK) // WORK_EACH) if work > self.work else 0)
-        if needed > self.most:
-            raise DearError(
-                f"steps of {self.taken} bytes and {work} products", f"at most {self.most} and {self.work}", needed
-            )
-
-
-class DearError(RefusedError):
-    """A step takes more than it may; the third part is the budget with which it may."""
+    fixed: bool
+    ragged: bool = False
+    constant: int = 0
+    dims: tuple[int, ...] = ()
+    numbers: NDArray[Any] | None = None
 
 
 def check_graph(
-    data: bytes,
-    where: str,
-    program: Program,
-    manifest: Manifest,
-    advice: str = "export the model again",
-    budget: Budget | None = None,
+    data: bytes, where: str, program: Program, manifest: Manifest, advice: str = "export the model again"
 ) -> Walk:
     """Check a program's graph.
 
@@ -108,9 +80,8 @@ def check_graph(
         data: the file.
         where: its path, for the message.
         program: whose graph it is.
-        manifest: of its bundle, which says how large inputs can be, and what file the parameters lie in.
+        manifest: of its bundle, which says what file the parameters lie in.
         advice: what to do about a graph that is refused.
-        budget: what its bundle's steps may take; this graph's part is entered.
 
     Returns:
         What was found in it.
@@ -118,39 +89,13 @@ def check_graph(
     Raises:
         BundleError: it may not be given to an engine.
     """
-    sizes: dict[str, tuple[int, ...]] = {}
-    for user in (program, *(other for other in manifest.programs if other.file == program.file)):
-        for name, dims in _most(user, manifest).items():
-            sizes[name] = tuple(map(max, dims, sizes.get(name, dims)))
-    budget = budget or Budget(manifest.weight_bytes)
     try:
-        walk = Walk(data, program.kind, sizes, manifest.weights, budget)
+        walk = Walk(data, program.kind, manifest.weights, manifest.weight_bytes)
         _check_opset(imported_opset(data), program, manifest)
-        rows = any("rows" in spec.shape for spec in program.inputs)
-        check_positions(walk, data, program.kind, 0 if rows else 1, manifest.weights, budget)
         return walk
     except RefusedError as refused:
-        found, expected, *needed = refused.args
-        if needed:
-            advice = f"if you trust it, load it with budget={needed[0]}, or with TXL_DEPLOY_BUDGET={needed[0]} set"
+        found, expected = refused.args
         raise BundleError(f"{where}: has {found}, expected {expected}; {advice}") from None
-
-
-def check_positions(walk: Walk, data: bytes, kind: str, least: int, weights: str, budget: Budget) -> None:
-    """Refuse what ends ONNX Runtime's process: a normalization over no positions, such as one of [2, 8, 0].
-
-    Args:
-        walk: of the file, which has passed.
-        data, kind, weights, budget: see `Walk`.
-        least: what is open may be as small: with one sequence, an honest graph has all its other sizes.
-    """
-    if not any(op == "InstanceNormalization" for op, _, _ in walk.nodes):
-        return
-    small = Walk(data, kind, walk.sizes, weights, Budget(budget.weights, budget.most), least)
-    for op, read, _ in small.nodes:
-        value = small.values.get(read[0]) if op == "InstanceNormalization" else None
-        if value is not None and (not value.exact or 0 in value.dims[2:]):
-            raise RefusedError(f"{op} of {read[0][:60]!a}, which may have no positions", "some positions always")
 
 
 def imported_opset(data: bytes) -> dict[str, int]:
@@ -172,19 +117,6 @@ def _check_opset(found: dict[str, int], program: Program, manifest: Manifest) ->
             raise RefusedError(f"operators of {found}", expected)
 
 
-def _most(program: Program, manifest: Manifest) -> dict[str, tuple[int, ...]]:
-    """The sizes of a program's inputs, the largest where they are open: a state's rows, or all rows of a segment."""
-    states = {state.input: state.shape for state in manifest.states_of(program.update)}
-    rows = max(2, manifest.batch_size * max(manifest.segment_lengths))
-    return {
-        spec.name: tuple(
-            size if isinstance(size, int) else states.get(spec.name, (rows,) * len(spec.shape))[axis]
-            for axis, size in enumerate(spec.shape)
-        )
-        for spec in program.inputs
-    }
-
-
 _fields: Callable[[bytes, Table, str], list[tuple[int, Any]]] = (
     fields  # a tag says whether a value is a number or bytes
 )
@@ -202,34 +134,27 @@ class Names(dict[bytes, str]):
 
 
 class Walk:
-    """One pass over a file. What its inputs leave open is at most `sizes`, or with `least` is exactly that.
+    """One pass over a file.
 
     Attributes:
         values: what is known of every value, by name.
+        declared: sizes that the file says of its inputs, its outputs and of values between, by name: numbers, names, or
+            "" where a size is open. Nobody has checked them.
         model, body: the fields of the file and of the graph in it, by their numbers, in their order.
         nodes: of every node its operator, and the names of what it reads and what it returns.
         returned: the names of the graph's outputs.
+
+    Args:
+        data: the file.
+        kind: of the program; only "step" may have all operators.
+        weights, weight_bytes: name and size of the file that parameters may lie in.
     """
 
-    def __init__(
-        self,
-        data: bytes,
-        kind: str,
-        sizes: Mapping[str, tuple[int, ...]],
-        weights: str,
-        budget: Budget,
-        least: int | None = None,
-    ) -> None:
-        self._least, self.sizes = least, sizes
-        self._kind, self._weights, self._budget = kind, weights, budget
-        self._types: dict[bytes, tuple[int, tuple[int | str, ...]]] = {}
+    def __init__(self, data: bytes, kind: str, weights: str, weight_bytes: int) -> None:
+        self._kind, self._weights, self._weight_bytes = kind, weights, weight_bytes
+        self._types: dict[bytes, tuple[int | str, ...]] = {}
         self._attributes: dict[bytes, tuple[str, int, Any]] = {}
         self._pairs: dict[bytes, tuple[str, str]] = {}
-        self._alike: dict[tuple[Any, ...], tuple[list[Value], int, int, bool]] = {}
-        self._made: dict[str, int] = {}
-        self._images, self._shapes = False, set[bytes]()
-        self._lives, self._size, self._known = Lives(), len(data), 0
-        self._same: dict[bytes, Value] = {}
         self._names = Names()
         self._operators = dict[str, dict[str, Form]]()
         self.values: dict[str, Value] = {}
@@ -266,81 +191,33 @@ class Walk:
         if max(len(parts[1]), len(parts[5])) > NODES:
             raise RefusedError(f"{len(parts[1])} nodes and {len(parts[5])} constants", f"at most {NODES}")
         for tensor in parts[5]:
-            name, value = self._tensor(tensor)
-            self._define(name, self._one(value))
-        for entry in parts[11]:
-            name, kind = self._value(entry)
-            value = self._one(self._input(name, kind[1], ITEMS[kind[0]]))
-            self._define(name, value)
-            self._hold(name, value)
-        declared = dict(map(self._value, parts[13]))
-        returned = dict(map(self._value, parts[12]))
-        if len(returned) != len(parts[12]) or len(declared) != len(parts[13]):
+            self._define(*self._tensor(tensor))
+        given, between, returned = (dict(map(self._value, parts[number])) for number in (11, 13, 12))
+        for name in given:
+            self._define(name, Value(fixed=False))
+        if [len(given), len(between), len(returned)] != [len(parts[number]) for number in (11, 13, 12)]:
             raise RefusedError("a value that is declared twice", "each once")
-        declared.update(returned)
+        self.declared = between | returned | given
         self.returned = returned.keys()
-        budget = self._budget
-        work = fixed = fixed_work = 0
         for entry in parts[1]:
-            size, work_here, always = self._node(entry, declared, returned)
-            work += work_here
-            if always:
-                fixed, fixed_work = fixed + size, fixed_work + work_here
-            if fixed > budget.most // 8 or fixed_work > budget.work // 16:
-                raise DearError(
-                    f"values of {fixed} bytes, by {fixed_work} products, that are always the same",
-                    f"at most {budget.most // 8} and {budget.work // 16}",
-                    max(8 * fixed, BASE + -(-(16 * fixed_work - WORK) // WORK_EACH)),
-                )
+            self._node(entry)
         if missing := returned.keys() - self.values.keys():
             raise RefusedError(f"an output {min(missing)[:60]!a} that no node computes", "all of them computed")
-        for name in returned:
-            self._hold(name, self.values[name])
-        size, many = self._lives.most()
-        if len(parts[1]) * (many + len(self._shapes)) > OPENING:
-            raise RefusedError(
-                f"{len(parts[1])} nodes, {many} values at once and {len(self._shapes)} sizes", "fewer of them"
-            )
-        budget.take(fixed + size, work)
-
-    def _hold(self, name: str, value: Value) -> None:
-        """An array that the runtime keeps for a program, as large as it gets."""
-        if (name, value.dims) not in self._budget.held:
-            self._budget.held.add((name, value.dims))
-            self._budget.taken += value.item * value.most  # told with the rest, so that the message has all of it
 
     def _define(self, name: str, value: Value) -> None:
         if name in self.values or not name:
             raise RefusedError(f"two values called {name[:60]!a}, or one without a name", "a name for each")
         self.values[name] = value
 
-    def _one(self, value: Value) -> Value:
-        """One object for all values of which the same is known.
-
-        The keys of the table are bytes, whose hashes nobody can foresee. A file could choose numbers that all have the
-        same hash, and the table would take very long.
-        """
-        return self._same.setdefault(marshal.dumps(tuple(value), 2), value)
-
-    def _result(self, value: Value, **known: Any) -> Value:
-        """What is known of a node's result; how many numbers may be known beside constants follows from the file."""
-        self._known += len(value.content or ())
-        if self._known > 1024 + self._size // 8:
-            known["content"] = None
-        self._shapes.add(marshal.dumps(value.dims, 2))  # bytes, for the same reason
-        if self._known > 2**16 + self._size:
-            raise RefusedError("sizes that are computed of more numbers than the file has bytes", "a few of each")
-        return self._one(value._replace(**known))
-
-    def _value(self, entry: bytes) -> tuple[str, tuple[int, tuple[int | str, ...]]]:
-        """Name, type and sizes of a declared value; a size is a number, a name, or "" where it is left open."""
+    def _value(self, entry: bytes) -> tuple[str, tuple[int | str, ...]]:
+        """Name and sizes of a declared value; a size is a number, a name, or "" where it is left open."""
         parts: dict[int, Any] = dict(_fields(entry, VALUE, "a value"))
         kind = parts.get(2, b"")
         if kind not in self._types:
             self._types[kind] = self._type(kind)
         return self._names[parts.get(1, b"")], self._types[kind]
 
-    def _type(self, kind: bytes) -> tuple[int, tuple[int | str, ...]]:
+    def _type(self, kind: bytes) -> tuple[int | str, ...]:
         tensor: dict[int, Any] = dict(_fields(dict(_fields(kind, TYPE, "a type")).get(1, b""), TENSOR_TYPE, "a type"))
         sizes: list[int | str] = []
         for _, entry in _fields(tensor.get(2, b""), SHAPE, "a shape"):
@@ -352,23 +229,10 @@ class Walk:
                 raise RefusedError(f"a size of {sizes[-1]}", "0 or more")
         if tensor.get(1) not in ITEMS or 2 not in tensor:
             raise RefusedError(f"a value of type {tensor.get(1)}, or without axes", "a tensor of numbers")
-        return tensor[1], tuple(sizes)
+        return tuple(sizes)
 
-    def _input(self, name: str, declared: tuple[int | str, ...], item: int) -> Value:
-        most = self.sizes.get(name)
-        if most is None or len(most) != len(declared):
-            raise RefusedError(f"{name[:60]} of {len(declared)} axes among its inputs", "those of the manifest")
-        least = self._least
-        exact = least is not None or all(isinstance(size, int) for size in declared)
-        most = most if least is None else (least,) * len(most)
-        dims = [size if isinstance(size, int) else most[i] for i, size in enumerate(declared)]
-        return sized(dims, exact)._replace(item=item)
-
-    def _node(
-        self, entry: bytes, declared: Mapping[str, tuple[int, tuple[int | str, ...]]], returned: Container[str]
-    ) -> tuple[int, int, bool]:
-        """Enter what a node returns; how many bytes, how much work, and whether it is always the same."""
-        names, values, made, reads, read = self._names, self.values, self._made, set[int](), list[str]()
+    def _node(self, entry: bytes) -> None:
+        names, values, read = self._names, self.values, list[str]()
         inputs, outputs, attributes, op, domain = list[Value | None](), list[str](), list[bytes](), "", ""
         for number, value in _fields(entry, NODE, "a node"):
             if number == 5:
@@ -380,8 +244,6 @@ class Walk:
                     raise RefusedError(f"a node that reads {text[:60]!a} before it is there", "nodes in their order")
                 inputs.append(values[text] if text else None)
                 read.append(text)
-                if text in made:
-                    reads.add(made[text])
             elif number == 2:
                 outputs.append(text)
             elif number == 4:
@@ -390,37 +252,25 @@ class Walk:
                 domain = text
         if max(len(inputs), len(outputs)) > SIDES:
             raise RefusedError(f"a node of {len(inputs)} inputs and {len(outputs)} results", f"at most {SIDES}")
-        self.nodes.append((f"{domain}.{op}" if domain else op, read, outputs))
-        # A model's layers are alike: what has been found of one node is true of all that differ in names alone. Behind
-        # the first image, engines may lay values out in another way.
-        key = (self._images, domain, op, len(outputs), *attributes, *map(id, inputs))
-        if key not in self._alike:
-            self._alike[key] = self._returned(domain, op, attributes, inputs, outputs)
-        results, size, work, always = self._alike[key]
-        kept = size - sum(
-            found.most * found.item for name, found in zip(outputs, results, strict=True) if name in returned
-        )
-        # What is always the same is there all the time. Sizes may be asked of another value that has the same.
-        node = -1 if always else self._lives.add(sorted(reads), kept, len(outputs))
-        for name, found in zip(outputs, results, strict=True):
-            if name:
-                self._define(name, found)
-                if not always and op not in ("Shape", "Size"):
-                    self._made[name] = node
-                if name in declared and declared[name][1] != found.dims:
-                    self._agree(name, found, declared[name][1])
-        return size, work, always
-
-    def _returned(
-        self, domain: str, op: str, attributes: list[bytes], inputs: list[Value | None], outputs: list[str]
-    ) -> tuple[list[Value], int, int, bool]:
-        """What a node returns, what bytes and work it takes, and whether it is always the same."""
+        name = f"{domain}.{op}" if domain else op
+        self.nodes.append((name, read, outputs))
         form = self._operators.get(domain, {}).get(op)
         if form is None or (self._kind != "step" and op not in PLAIN):
-            name = f"{domain}.{op}" if domain else op
             raise RefusedError(f"the operator {name[:60]!a}", "one of the operators that graphs may have")
-        rule, allowed = RULES[form.rule], form.attributes
-        given = dict[str, Any]()
+        given = self._given(op, form, attributes)
+        try:
+            if problem := form.problem([value is not None for value in inputs], len(outputs), given):
+                raise RefusedError(*problem)
+            found = _returned(op, form, inputs, given)
+        except RefusedError as refused:
+            raise type(refused)(f"{refused.args[0]} at {op} {ascii(outputs[:1])[:60]}", refused.args[1]) from None
+        for output in outputs:
+            if output:
+                self._define(output, found)
+
+    def _given(self, op: str, form: Form, attributes: Sequence[bytes]) -> dict[str, Any]:
+        """The attributes of a node by name."""
+        allowed, given = form.attributes, dict[str, Any]()
         for entry in attributes:
             if entry not in self._attributes:
                 self._attributes[entry] = self._attribute(entry)
@@ -434,38 +284,7 @@ class Walk:
                 if min(numbers, default=0) < -(2**31) or max(numbers, default=0) >= 2**31:
                     raise RefusedError(f"{str(value)[:60]} as {name} of {op}", "numbers of 32 bits")
             given[name] = value
-        if problem := form.problem([value is not None for value in inputs], len(outputs), given):
-            raise RefusedError(f"{problem[0]} at {op} {ascii(outputs[:1])[:60]}", problem[1])
-        node = Node(op, inputs, given, len(outputs))
-        try:
-            found = rule(node)
-        except RefusedError as refused:
-            raise RefusedError(f"{refused.args[0]} at {op} {ascii(outputs[:1])[:60]}", refused.args[1]) from None
-        except (ArithmeticError, LookupError, TypeError, ValueError):
-            raise RefusedError(f"{op} {ascii(outputs[:1])[:60]} of values that it cannot take", "some it can") from None
-        results = found if isinstance(found, list) else [found] * len(outputs)
-        always = all(value is None or value.fixed for value in inputs) or (op in ("Shape", "Size") and node.exact)
-        item = _item(node)
-        results = [self._result(value, fixed=always, loose=node.loose, item=item) for value in results[: len(outputs)]]
-        self._images = self._images or form.rule in ("conv", "pool")
-        numbers = node.memory + sum(self._laid_out(value) for value in results)
-        work = node.work + SLOW * (numbers + sum(value.most for value in inputs if value is not None))
-        return results, numbers * item, work, always
-
-    def _laid_out(self, value: Value) -> int:
-        """Numbers of a value as an engine lays it out: channels of images in blocks of 16."""
-        blocks = len(value.dims) == 4 and self._images and value.dims[1]
-        return value.most * -(-blocks // 16) * 16 // blocks if blocks else value.most
-
-    def _agree(self, name: str, value: Value, declared: tuple[int | str, ...]) -> None:
-        """A declared size has to be the one that was found, or at most the bound."""
-        fits = len(declared) == len(value.dims) and all(
-            not isinstance(size, int) or size == found or (not value.exact and 0 <= size <= found)
-            for size, found in zip(declared, value.dims, strict=False)
-        )
-        if not fits:
-            found = f"{list(value.dims)}{'' if value.exact else ' at most'}"
-            raise RefusedError(f"{name[:60]!a} declared as {ascii(list(declared))[:60]}", found)
+        return given
 
     def _attribute(self, entry: bytes) -> tuple[str, int, Any]:
         """Name, ONNX's number of the type, and the value, which has to be there alone."""
@@ -494,8 +313,8 @@ class Walk:
         return name, type_, self._tensor(value)[1] if type_ == 4 else value
 
     def _tensor(self, entry: bytes) -> tuple[str, Value]:
-        """Name and sizes of a constant, which lies in the graph whole, or in the weight file."""
-        name, kind, dims, places, outside, raw, numbers = "", 0, list[int](), list[Any](), 0, None, list[Any]()
+        """Name and value of a constant, which lies in the graph whole, or in the weight file."""
+        name, kind, dims, places, outside, raw, parts = "", 0, list[int](), list[Any](), 0, None, list[Any]()
         for number, value in _fields(entry, TENSOR, "a constant"):
             if number == 8:
                 name = self._names[value]
@@ -510,47 +329,47 @@ class Walk:
             elif number == 14:
                 outside = value
             elif number in (4, 5, 7, 10, 11):
-                numbers.append((number, value))
+                parts.append((number, value))
         if kind not in ITEMS:
             raise RefusedError(f"a constant of type {kind}", "numbers")
-        found = sized(dims)
-        length = found.most * ITEMS[kind]
-        whole = outside == 1 and raw is None and not numbers and self._outside(places, length)
-        content: tuple[tuple[int, int], ...] | None = None
-        scales = (
-            struct.unpack(f"<{found.most}f", raw)
-            if kind == 1 and found.most <= 16 and raw and len(raw) == length
-            else ()
-        )
-        if not whole and not (outside or places or (raw is not None and numbers)):
-            if raw is not None:
-                whole = len(raw) == length
-                if kind == 9 and raw.strip(b"\0\1"):  # of which an engine's code makes either, or both
-                    raise RefusedError(f"the constant {name[:60]!a} with other truth values than 0 and 1", "those")
-                if kind in (6, 7) and found.most <= SMALL:
-                    step = ITEMS[kind]
-                    raws = [raw[i : i + step] for i in range(0, len(raw), step)]
-                    content = tuple((n, n) for n in (int.from_bytes(part, "little", signed=True) for part in raws))
-            elif all(number == FIELDS.get(kind, 5) for number, _ in numbers):
-                if kind in (1, 11):
-                    whole = sum(len(value) for _, value in numbers) == length
-                    whole = whole and not any(len(value) % ITEMS[kind] for _, value in numbers)
-                else:
-                    several = [varints(value) if isinstance(value, bytes) else [signed(value)] for _, value in numbers]
-                    listed = [number for part in several for number in part]
-                    low, high = RANGES[kind]
-                    if any(not low <= number < high for number in listed):
-                        raise RefusedError(
-                            f"the constant {name[:60]!a} with numbers beyond its type", f"{low} to {high - 1}"
-                        )
-                    whole = len(listed) == found.most
-                    content = tuple((n, n) for n in listed) if kind in (6, 7) and found.most <= SMALL else None
+        # A 0 among the sizes does not help an engine that computes the product of the others.
+        if min(dims, default=0) < 0 or len(dims) > AXES or math.prod(n or 1 for n in dims) > 2**48:
+            raise RefusedError(f"a constant of {ascii(dims)[:60]}", f"at most {AXES} sizes of 0 or more")
+        length = math.prod(dims) * ITEMS[kind]
+        if outside == 1 and raw is None and not parts:
+            whole, numbers = self._outside(places, length), None
+        elif outside or places or (raw is not None and parts):
+            whole, numbers = False, None
+        else:
+            whole, numbers = self._inside(name, kind, length, raw, parts)
         if not whole:
             raise RefusedError(
                 f"the constant {name[:60]!a}, whose numbers are not where or as many as they should be",
                 f"{length} bytes of it, in the graph or in {self._weights}",
             )
-        return name, found._replace(content=content, fixed=True, scales=scales, item=ITEMS[kind])
+        return name, Value(True, constant=kind, dims=tuple(dims), numbers=numbers)
+
+    def _inside(
+        self, name: str, kind: int, length: int, raw: bytes | None, parts: list[Any]
+    ) -> tuple[bool, NDArray[Any] | None]:
+        """Whether the numbers of a constant lie in the graph, as many as there should be; whole ones are returned."""
+        if raw is not None:
+            if kind == 9 and raw.strip(b"\0\1"):  # of which an engine's code makes either, or both
+                raise RefusedError(f"the constant {name[:60]!a} with other truth values than 0 and 1", "those")
+            whole = len(raw) == length
+            return whole, np.frombuffer(raw, f"<{DTYPES[kind]}") if whole and kind in DTYPES else None
+        if any(number != FIELDS.get(kind, 5) for number, _ in parts):
+            return False, None
+        if kind in (1, 11):
+            sizes = [len(value) for _, value in parts]
+            return sum(sizes) == length and not any(size % ITEMS[kind] for size in sizes), None
+        several = [varints(value) if isinstance(value, bytes) else [signed(value)] for _, value in parts]
+        listed = [number for part in several for number in part]
+        low, high = RANGES[kind]
+        if any(not low <= number < high for number in listed):
+            raise RefusedError(f"the constant {name[:60]!a} with numbers beyond its type", f"{low} to {high - 1}")
+        whole = len(listed) * ITEMS[kind] == length
+        return whole, np.array(listed, np.int64) if kind in DTYPES else None
 
     def _outside(self, places: list[bytes], length: int) -> bool:
         """Whether a constant is a range of the weight file."""
@@ -568,17 +387,60 @@ class Walk:
         )
         if found.keys() != {"location", "offset", "length"} or not plain or found["location"] != self._weights:
             return False
-        return int(found["length"]) == length and int(found["offset"]) + length <= self._budget.weights
+        return int(found["length"]) == length and int(found["offset"]) + length <= self._weight_bytes
 
 
-def _item(node: Node) -> int:
-    """Bytes of one number of what a node returns."""
-    to: Any = node.attributes.get("to", node.attributes.get("dtype"))
-    value = node.attributes.get("value")
-    if node.op in WIDE or "value_int" in node.attributes or "value_ints" in node.attributes:
-        return 8
-    if node.op == "MaxPool" and node.results > 1:  # the second are places
-        return 8
-    if to is not None or isinstance(value, Value):
-        return max(4, value.item if isinstance(value, Value) else ITEMS[to])
-    return 4 if node.op in ("Constant", "ConstantOfShape") else max(4, node.value(SOURCE.get(node.op, 0)).item)
+def _returned(op: str, form: Form, inputs: Sequence[Value | None], given: Mapping[str, Any]) -> Value:
+    """What is known of a node's results.
+
+    Raises:
+        FedSizeError: a size follows from what a model is fed.
+        RefusedError: the node ends ONNX Runtime's process, or makes it read beyond what there is.
+    """
+    there = [value for value in inputs if value is not None]
+    if op == "Constant":
+        return _constant(given)
+    for place in form.sizes:
+        value = inputs[place] if place < len(inputs) else None
+        if value is not None and not value.fixed:
+            raise FedSizeError("a size that is computed from data", "one that follows from constants and sizes")
+    if op in ("Div", "Mod"):
+        _check_divisor(there[1])
+    if op == "MatMulNBits":
+        _check_blocks(there, given)
+    ragged = any(value.ragged for value in there)
+    if ragged and op not in ALIKE and (op not in INTO or there[0].ragged):
+        raise FedSizeError("a value whose sizes follow from data", f"{', '.join(sorted(ALIKE | INTO))} alone")
+    fixed = all(value.fixed for value in there) or op in ("Shape", "Size")
+    return Value(fixed, not fixed if op == "NonZero" else ragged and op not in INTO)
+
+
+def _constant(given: Mapping[str, Any]) -> Value:
+    if len(given) != 1:
+        raise RefusedError("a constant of several values or none", "one")
+    ((name, value),) = given.items()
+    if isinstance(value, Value):
+        return value
+    whole = name.startswith("value_int")
+    listed = value if isinstance(value, list) else [value]
+    dims = (len(listed),) if isinstance(value, list) else ()
+    return Value(True, constant=7 if whole else 1, dims=dims, numbers=np.array(listed, np.int64) if whole else None)
+
+
+def _check_divisor(value: Value) -> None:
+    """Refuse constants that end ONNX Runtime's process: -2^31 / -1 is no number of 32 bits."""
+    if value.numbers is not None and np.isin(value.numbers.astype(np.int64), (0, -1)).any():
+        raise RefusedError("whole numbers that are divided by 0 or -1", "a number above 0")
+
+
+def _check_blocks(values: Sequence[Value], given: Mapping[str, Any]) -> None:
+    """Hold weights in blocks to the form that the exporter writes: of others ONNX Runtime reads beyond what there is.
+
+    E.g. K 64, N 8, 4 bits in blocks of 32 are 256 bytes, 16 scales and 8 bytes of zero points.
+    """
+    inner, columns, bits, block = (int(given[name]) for name in ("K", "N", "bits", "block_size"))
+    blocks = -(-inner // block)
+    held = [(1, columns * blocks * (block * bits // 8)), (4, columns * blocks), (1, columns * -(-blocks * bits // 8))]
+    found = [(ITEMS[value.constant] if value.constant else 0, math.prod(value.dims)) for value in values[1:]]
+    if min(inner, columns) < 1 or found != held[: len(found)]:
+        raise RefusedError(f"weights of {found} (bytes, numbers) for {inner} to {columns}", f"{held}, constants")

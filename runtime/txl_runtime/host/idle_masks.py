@@ -14,9 +14,8 @@ from typing import Any, TypeAlias
 
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import StateTensor
-from txl_runtime.guard.graph_check import NODE, Walk
+from txl_runtime.guard.graph_check import NODE, Value, Walk
 from txl_runtime.guard.protobuf import fields, message
-from txl_runtime.guard.values import Value
 
 BODY, NODES = 7, 1
 """The field of a model that is its graph, and that of a graph that is a node."""
@@ -40,7 +39,7 @@ def without_idle_masks(graph: bytes, found: Walk, manifest: Manifest) -> tuple[b
     reads = Counter(name for _, read, _ in found.nodes for name in read)
     new, gone, spare = dict[str, str](), set[int](), set[int]()
     for state in states:
-        mask = _mask(state, made, found.values, valid)
+        mask = _mask(state, made, found, valid)
         value = found.nodes[mask[0]][1][1] if mask and not reads[state.output] else ""
         if value and value not in found.returned and value not in new:
             new[value] = state.output
@@ -66,30 +65,34 @@ def without_idle_masks(graph: bytes, found: Walk, manifest: Manifest) -> tuple[b
     return whole, frozenset(new.values())
 
 
-def _mask(state: StateTensor, made: Made, values: Mapping[str, Value], valid: str) -> list[int]:
+def _mask(state: StateTensor, made: Made, found: Walk, valid: str) -> list[int]:
     """The places of the nodes of the mask that a state's output is, its end first; none where it has to stay.
 
-    What it lets through has to be computed by a node, in the state's shape: a mask also spreads smaller values.
+    What it lets through has to be computed by a node, and declared in the state's shape: a mask also spreads smaller
+    values. Where the file says nothing of its shape, the mask stays; where it says what is false, ONNX Runtime refuses
+    the graph or a run of it, because the output that is bound has the state's shape.
     """
     place, op, read = made.get(state.output, (0, "", []))
     if op != "Where" or read[2] != state.input or read[1] not in made or state.batch_axis is None:
         return []
-    new, old = values[read[1]], values[state.input]
-    if (new.dims, new.exact, new.loose) != (old.dims, old.exact, False):
+    declared = found.declared[state.input]
+    if found.declared.get(read[1]) != declared or "" in declared:
         return []
     chain, rank = [place], len(state.shape)
     place, op, read = made.get(read[0], (0, "", []))
     if op == "Reshape":
-        along = tuple((-1, -1) if axis == state.batch_axis else (1, 1) for axis in range(rank))
-        if values[read[1]].content != along:
+        if _numbers(found.values[read[1]]) != [-1 if axis == state.batch_axis else 1 for axis in range(rank)]:
             return []
         chain.append(place)
         place, op, read = made.get(read[0], (0, "", []))
     elif rank != 1:
         return []
-    zero = values[read[1]] if op == "Greater" and read[0] == valid else None
-    known = zero is not None and zero.content == ((0, 0),) and zero.exact and len(zero.dims) < 2
-    return [*chain, place] if known else []
+    zero = found.values[read[1]] if op == "Greater" and read[0] == valid else None
+    return [*chain, place] if zero is not None and _numbers(zero) == [0] and len(zero.dims) < 2 else []
+
+
+def _numbers(value: Value) -> list[int]:
+    return [] if value.numbers is None else value.numbers.tolist()
 
 
 def _renamed(node: bytes, names: Mapping[str, str]) -> bytes:

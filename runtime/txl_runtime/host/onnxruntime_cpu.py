@@ -17,7 +17,7 @@ from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import Program
 from txl_runtime.errors import BackendError, BundleError, one_line
 from txl_runtime.guard.external_data import external_tensors
-from txl_runtime.guard.graph_check import Budget, check_graph, imported_opset
+from txl_runtime.guard.graph_check import check_graph, imported_opset
 from txl_runtime.host.engine import Engine
 from txl_runtime.host.idle_masks import without_idle_masks
 from txl_runtime.installing import pip_line
@@ -26,8 +26,6 @@ from txl_runtime.update_rules import wanted_version
 
 SMALL = 2**18
 """Products per row up to which a softmax is one thread's: 0.1 ms for 64 rows, and no second pool of threads."""
-EACH_SEQUENCE = 128
-"""Bytes of what a stream counts of a sequence: about 79."""
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 
 # ONNX Runtime's names of the dtypes a program may have.
@@ -66,8 +64,6 @@ class OnnxRuntimeCpu(Engine):
         self._ort = onnxruntime
         self._takes_bytes = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 21)
         self._bundle, self._threads, self._lean, self._forms = bundle, threads, lean, forms
-        self._budget = Budget(bundle.manifest.weight_bytes, bundle.budget)
-        self._budget.taken = EACH_SEQUENCE * bundle.manifest.batch_size
         self._small_softmax = bundle.manifest.softmax_products <= SMALL
         # Lean: one mapping of the weight file for all sessions, which would each make their own.
         weights = bundle.file(bundle.manifest.weights)
@@ -146,7 +142,7 @@ class OnnxRuntimeCpu(Engine):
             options.add_session_config_entry("session.disable_prepacking", "1")
             options.enable_mem_pattern = False  # one block for all that a run needs, as large as it gets
         path, graph = self._bundle.file(program.file), self._bundle.read(program.file)
-        found = check_graph(graph, str(path), program, self._bundle.manifest, budget=self._budget)
+        found = check_graph(graph, str(path), program, self._bundle.manifest)
         self._kept[program.file] = ()
         # An engine that is too old to be told where the weights lie gets the file's path, so the file as it is.
         if self._takes_bytes and self._forms == "fast":

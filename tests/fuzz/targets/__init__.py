@@ -6,7 +6,6 @@ TARGETS = (
     "importers",
     "manifest",
     "graph",
-    "operators",
     "foreign",
     "leapp",
     "weights",

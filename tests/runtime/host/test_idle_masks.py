@@ -13,7 +13,7 @@ from frozen import frozen
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from opcodes import bits, interrupted_at
-from step_models import B, Graph, StepModel, state
+from step_models import BATCH, B, Graph, StepModel, state
 from txl_runtime import BackendError, Model, Stream, TxlError, UsageError, load
 from txl_runtime.bundle.tables import Input, Output
 from txl_runtime.guard.graph_check import GRAPH, MODEL, NODE, check_graph
@@ -25,14 +25,13 @@ from txl_runtime.types import Ids
 
 BOTH = ["state.c.out", "state.h.out"]
 MASKED = {
-    "axes": {"step-1": BOTH, "step-4": BOTH},
     "policy-1": {"step-1": BOTH[1:], "step-4": BOTH[1:]},
     "lookahead": {"step-1": BOTH[1:]},
     "policy-16": {"step-1": BOTH[1:]},
     "0.8/policy-16": {"step-1": BOTH[1:], "step-4": BOTH[1:]},
     "0.8/adapted": {"step-1": BOTH, "step-64": BOTH},
 }
-OTHERS = ["growing", "lockstep", "stages", "table", "ring", "0.8/growing", "0.8/stages"]
+OTHERS = ["axes", "growing", "lockstep", "stages", "table", "ring", "0.8/growing", "0.8/stages"]
 
 
 def both_forms(path: Path) -> tuple[Model, Model]:
@@ -149,7 +148,7 @@ def test_what_has_no_such_mask_is_left_alone(name):
 
 
 @pytest.mark.parametrize("fault", ["nothing is kept", "the first is not", "a neighbour is", "the wrong way", "late"])
-@pytest.mark.parametrize("name", ["axes", "policy-16"])
+@pytest.mark.parametrize("name", ["0.8/adapted", "policy-16"])
 def test_a_loop_that_does_not_keep_them_is_found_out(name, fault, monkeypatch):
     def keep(self: Any, states: Any, rows: int) -> None:
         idle = np.flatnonzero(self.counters.valid[:rows] == 0).tolist()
@@ -181,14 +180,12 @@ def test_a_loop_that_does_not_keep_them_is_found_out(name, fault, monkeypatch):
 
 
 def test_an_interrupt_leaves_the_state_before_or_after_a_segment_with_idle_sequences():
-    fast, _ = both_forms(frozen("axes"))
-    draws = np.random.default_rng(0)
-    inputs = {"obs": draws.normal(size=(3, 1, 5)).astype(np.float32), "starts": np.zeros(3, bool)}
-    stream = fast.stream()
+    fast, _ = both_forms(frozen("policy-16"))
+    inputs = {"obs": np.random.default_rng(0).normal(size=(3, 1, 6)).astype(np.float32)}
+    stream = fast.stream(3)
     stream.run(inputs)
     start = stream.snapshot()
-    before, live = bits(stream), np.array([0, 1, 0, 1][:3], np.int32)
-    live[2] = 1
+    before, live = bits(stream), np.array([0, 1, 1], np.int32)
     stream.run(inputs, live)
     after, number, interrupted = bits(stream), 3, True
     assert before != after
@@ -356,8 +353,8 @@ def test_whatever_the_mask_is_every_bit_is_what_the_graph_gives(odd, seed, tmp_p
     play(fast, plain, seed, 8)
 
 
-def spreading() -> StepModel:
-    """The last sequence's state spread over all, by sizes that nothing says before a step runs."""
+def spreading(declared: bool) -> StepModel:
+    """The last sequence's state spread over all; its sizes are left open, or declared falsely as those of the state."""
     model = StepModel(
         inputs=(
             Input(name="x", dtype="float32", shape=("B", WIDTH), role="feature"),
@@ -372,13 +369,23 @@ def spreading() -> StepModel:
     node = graph.add("Add", ["state.h.in", "x"], "y")
     last = graph.add("Sub", [graph.add("Shape", [node], end=1), graph.constant([1], np.int64)])
     ends, axes = graph.constant([9], np.int64), graph.constant([0], np.int64)
-    graph.add("Where", [live, graph.add("Slice", [node, last, ends, axes]), "state.h.in"], "state.h.out")
+    last = graph.add("Slice", [node, last, ends, axes])
+    graph.add("Where", [live, last, "state.h.in"], "state.h.out")
     model.add("step-1", 1, graph)
+    if declared:
+        value = onnx.helper.make_tensor_value_info(last, onnx.TensorProto.FLOAT, [BATCH, WIDTH])
+        model.graphs["step-1.onnx"].graph.value_info.append(value)
     return model.leave_open()
 
 
-def test_a_value_whose_size_nobody_knows_before_fails_as_a_whole_and_runs_in_the_plain_form(tmp_path):
-    fast, plain = both_forms(spreading().write(tmp_path / "own.txl"))
+def test_a_mask_stays_where_nothing_is_declared_of_what_it_lets_through(tmp_path):
+    fast, _ = both_forms(spreading(False).write(tmp_path / "own.txl"))
+    assert kept(fast) == {"step-1": []}
+    assert fast.stream().run({"x": np.ones((B, WIDTH), np.float32)})["y"].tolist() == [[1.5] * WIDTH] * B
+
+
+def test_a_step_whose_sizes_are_declared_falsely_fails_as_a_whole_and_runs_in_the_plain_form(tmp_path):
+    fast, plain = both_forms(spreading(True).write(tmp_path / "own.txl"))
     assert kept(fast) == {"step-1": ["state.h.out"]}
     inputs, stream = {"x": np.ones((B, WIDTH), np.float32)}, fast.stream()
     before = bits(stream)
@@ -391,4 +398,4 @@ def test_a_value_whose_size_nobody_knows_before_fails_as_a_whole_and_runs_in_the
 @pytest.mark.parametrize("wrong", ["slow", "", None, 1, ["fast"]])
 def test_a_form_that_is_none_is_refused(wrong):
     with pytest.raises(UsageError, match=r"^forms is .*, expected one of fast, plain$"):
-        load(frozen("axes"), "cpu", forms=wrong)
+        load(frozen("policy-1"), "cpu", forms=wrong)

@@ -17,13 +17,7 @@ from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.plan import Plan
 from txl_export.families.own_module.sizes import fresh_states
 from txl_export.families.own_module.stages import Stage, Transition, shapes_of
-from txl_export.families.own_module.trial import (
-    RulesError,
-    TrialError,
-    examples_for,
-    first_sequences,
-    try_graph,
-)
+from txl_export.families.own_module.trial import TrialError, examples_for, first_sequences, try_graph
 from txl_export.graphs.opening import FixedBatchError, open_batch
 
 EVERY = 8
@@ -43,8 +37,6 @@ def leave_open(plan: Plan, found: Sequence[Captured]) -> str:
             others.append(_tried(plan, program))
         except FixedBatchError as error:
             return f"the graph of {program.name} works for exactly {plan.batch_size} sequences: {error}"
-        except RulesError as error:
-            return f"with B left open, a bundle's loader refuses {program.name}: {error}"
     for program, other in zip(found, others, strict=True):
         open_batch(program.model, other, plan.batch_size)
     return ""
@@ -55,15 +47,12 @@ def _tried(plan: Plan, found: Captured) -> ir.Model:
 
     Raises:
         FixedBatchError: the graph is of one number of sequences, or with fewer it computes something else.
-        RulesError: who loads a bundle cannot bound the sizes of its values.
     """
     model, network, other = found.model.clone(), found.network, _of_one_more(plan, found)
     open_batch(model, other, plan.batch_size)
     few = [first_sequences(one, network, count) for count in _counts(plan.batch_size) for one in found.examples]
     try:
         try_graph(model, network, few)
-    except RulesError:
-        raise
     except TrialError as error:
         raise FixedBatchError(f"run with fewer, {error}") from error
     return other

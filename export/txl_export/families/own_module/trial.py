@@ -21,7 +21,7 @@ from torch import Tensor
 from txl_runtime.bundle.reading import WEIGHTS
 from txl_runtime.bundle.tables import TensorSpec
 from txl_runtime.errors import one_line
-from txl_runtime.guard.graph_check import Budget, Walk
+from txl_runtime.guard.graph_check import FedSizeError, Walk
 from txl_runtime.guard.protobuf import RefusedError
 from txl_runtime.ladder import rung
 from txl_runtime.selftest import relative_difference
@@ -51,13 +51,10 @@ class TrialError(Exception):
 
     Attributes:
         elsewhere: whether it does so with other values than those it was captured with.
+        fed_size: whether a size in it follows from what the model is fed.
     """
 
-    elsewhere = False
-
-
-class RulesError(TrialError):
-    """Who loads a bundle would refuse the graph, whatever it computes; the message says for what."""
+    elsewhere = fed_size = False
 
 
 def examples_for(plan: Plan, transition: Transition, network: StepNetwork, count: int = EXAMPLES) -> list[Example]:
@@ -98,7 +95,7 @@ def try_graph(model: ir.Model, network: StepNetwork, examples: Sequence[Example]
             session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:
             raise TrialError(f"the graph does not load: {one_line(error)}") from error
-        _check_rules(path, network, examples)
+        _check_structure(path)
         for number, example in enumerate(examples):
             try:
                 _try_example(session, network, example)
@@ -118,16 +115,16 @@ def _try_example(session: onnxruntime.InferenceSession, network: StepNetwork, ex
         _compare(spec.name, got, tensor.numpy())
 
 
-def _check_rules(path: Path, network: StepNetwork, examples: Sequence[Example]) -> None:
-    """Hold a graph against what a bundle's may have, with inputs as large as those of the examples."""
-    given = zip(network.inputs, *(example.given for example in examples), strict=True)
-    sizes = {spec.name: tuple(map(max, *(one.shape for one in (*found, found[0])))) for spec, *found in given}
+def _check_structure(path: Path) -> None:
+    """Hold a graph against what a bundle's may have."""
     weights = path.with_name(WEIGHTS)
     try:
-        Walk(path.read_bytes(), "step", sizes, WEIGHTS, Budget(weights.stat().st_size if weights.exists() else 0))
+        Walk(path.read_bytes(), "step", WEIGHTS, weights.stat().st_size if weights.exists() else 0)
     except RefusedError as refused:
-        found, expected, *_ = refused.args
-        raise RulesError(f"has {found}, expected {expected}") from None
+        found, expected = refused.args
+        error = TrialError(f"its graph has {found}, expected {expected}")
+        error.fed_size = isinstance(refused, FedSizeError)
+        raise error from None
 
 
 def first_sequences(example: Example, network: StepNetwork, count: int) -> Example:
