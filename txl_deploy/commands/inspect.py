@@ -24,10 +24,12 @@ from txl_runtime.device.choosing import DEVICES, missing
 from txl_runtime.device.engines.files import describe_engine, engine_facts
 from txl_runtime.device.engines.sidecar import Sidecar, held_weights, read_sidecar, sidecar_path
 from txl_runtime.errors import BundleError, UsageError
+from txl_runtime.host.trial import default_bounds
 
 from txl_deploy.commands.options import Json, like_export, parse_aliases
 from txl_deploy.console import Display, facts_table, number, plain, print_json, rows_table, stdout
 from txl_deploy.extras import require, require_export
+from txl_deploy.trying import TriedProgram, try_bundle
 
 RECORDED = {
     "loop": "with the copies around it, so that a step is one launch",
@@ -50,10 +52,21 @@ def run(
     skeleton: Annotated[
         bool, typer.Option("--skeleton", help="Print a Python file to complete: the module of a TorchScript archive.")
     ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Try a bundle in a bounded process: each length, B sequences and one.")
+    ] = False,
+    memory: Annotated[
+        int | None, typer.Option(help="Bytes that --check may take.", show_default="512 MiB + 64 x weights")
+    ] = None,
+    processor_seconds: Annotated[
+        int | None, typer.Option(help="Processor time of each run that --check may take.", show_default="30")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Show architecture, sizes, context and parity; what a checkpoint holds, or what an ONNX file remembers."""
     path, aliases = Path(place), parse_aliases(alias)
+    if not check and (memory is not None or processor_seconds is not None):
+        raise UsageError("--memory and --processor-seconds are bounds of --check, expected it beside them; give it")
     if not place.strip():
         raise UsageError("the path is empty, expected a bundle or a checkpoint; name one")
     refuse_tensorflow(path)
@@ -67,19 +80,25 @@ def run(
                 f"{path}: is a bundle, --family, --config, --alias and --skeleton are for checkpoints; leave them out"
             )
         bundle = open_bundle(path)
+        rows = _tried(path, bundle.manifest, memory, processor_seconds) if check else []
         manifest, (found, broken) = bundle.manifest, engines_of(bundle)
         engines = [{"file": name} | engine_facts(sidecar) for name, sidecar in found]
         document = describe_bundle(manifest) | {"backends": {name: missing(name, bundle) for name in DEVICES}}
         document["words"] = None if (words := bundle.vocabulary()) is None else len(words)
         if json:
-            print_json(document | {"engines": engines, "broken_engines": broken, "manifest": manifest})
+            tried = {"tried": rows} if check else {}
+            print_json(document | tried | {"engines": engines, "broken_engines": broken, "manifest": manifest})
         else:
             _print_bundle(path, manifest, document)
             _print_engines(engines)
             _print_weights([sidecar for _, sidecar in found], manifest.weight_bytes)
             for problem in broken:
                 stdout.print(problem, soft_wrap=True)
+            if check:
+                _print_tried(rows)
         return
+    if check:
+        raise UsageError(f"{path}: is no bundle, --check is for bundles; leave it out")
     if path.suffix not in (".engine", ".onnx") and find_spec("torch") is not None:
         from txl_export.families.graph.leapp import is_leapp, read_leapp
 
@@ -118,6 +137,25 @@ def run(
         print_json(document)
     else:
         _print_checkpoint(document)
+
+
+def _tried(path: Path, manifest: Manifest, memory: int | None, seconds: int | None) -> list[TriedProgram]:
+    require("inspect --check", "cpu", "onnxruntime")
+    bounds = default_bounds(manifest)
+    changes = {"memory": memory, "processor_seconds": seconds}
+    given = {name: value for name, value in changes.items() if value is not None}
+    with Display() as display:
+        return try_bundle(path, manifest, msgspec.structs.replace(bounds, **given), display)
+
+
+def _print_tried(rows: list[TriedProgram]) -> None:
+    """How each program was tried; a system that says no memory has a dash."""
+    shown = [
+        (row.program, row.update, row.combinations, f"{row.seconds:.3f}", prefixed(row.memory) if row.memory else "–")
+        for row in rows
+    ]
+    columns = ("\ntried", "\nupdate", "\nsizes", "processor\nseconds", "peak\nmemory")
+    stdout.print(rows_table(columns, shown))
 
 
 def print_skeleton(path: Path, document: dict[str, Any]) -> None:

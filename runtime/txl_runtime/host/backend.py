@@ -65,11 +65,12 @@ def open_host(
     segments = tuple(program for program in bundle.manifest.programs if program.update == rule)
     softmax = tuple(program for program in bundle.manifest.programs if not program.segment_length)
     used = (*segments, *(softmax if segments[0].kind == "hidden" else ()))
-    opener = partial(OnnxRuntimeCpu, bundle, used, threads, lean, forms)
+    engine: Engine
     if trial is False:
-        engine: Engine = opener()
+        engine = OnnxRuntimeCpu(bundle, used, threads, lean, forms)
     else:
         from txl_runtime.host.trial import Tried
 
-        engine = Tried(bundle, used, lean, forms, None if trial is True else trial, opener)
+        opener = partial(OnnxRuntimeCpu, bundle, threads=threads, lean=lean, forms=forms)
+        engine = Tried(bundle, used, lean, forms, trial, opener)
     return HostBackend(engine, rule, segments, engine.description)

@@ -8,20 +8,21 @@ process ends, and this one says so in one line.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable
+import threading
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 import numpy as np
 
 from txl_runtime import errors
+from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import Program, TensorSpec
-from txl_runtime.errors import BundleError, some
+from txl_runtime.errors import BundleError, UsageError, brief, some
 from txl_runtime.host import trial_child
 from txl_runtime.host.engine import Engine
 from txl_runtime.host.trial_child import Answer, Combination, Opening, Request, Tensor
 from txl_runtime.sandbox.process import Bounded, Bounds, EndedError
-from txl_runtime.streaming.programs import start_shape
 from txl_runtime.types import Array, Arrays, Call
 
 MEMORY, EACH = 2**29, 64
@@ -37,19 +38,22 @@ Key = tuple[str, tuple[tuple[str, tuple[int, ...]], ...]]
 class Tried(Engine):
     """An engine whose combinations of sizes are tried first. See `Engine`.
 
-    What was tried is bound and run by the engine itself, so that a step costs what it costs without a trial.
+    The trial opens all graphs at once. Here a graph is opened when a combination of its program has been tried, so that
+    one whose trial ends costs nothing here. What was tried is bound and run by the engine itself: a step of known sizes
+    costs what it costs without a trial.
 
     Args:
         bundle: whose programs they are.
         programs: to open.
         lean, forms: see `txl_runtime.load`.
-        bounds: of the trial; None for the defaults.
-        opener: opens the programs here, after the trial opened them.
+        bounds: of the trial; True for the defaults.
+        opener: opens some of the programs here.
 
     Attributes:
-        tried: how the trial of each combination went.
+        opened, tried: how the trial of opening went, and that of each combination.
 
     Raises:
+        UsageError: the bounds are none.
         BundleError: the programs ask for more than the bounds, or the trial ended while it opened them.
         BackendError: the engine is not installed or cannot run the bundle.
     """
@@ -57,38 +61,56 @@ class Tried(Engine):
     def __init__(
         self,
         bundle: Bundle,
-        programs: Collection[Program],
+        programs: Sequence[Program],
         lean: bool,
         forms: str,
-        bounds: Bounds | None,
-        opener: Callable[[], Engine],
+        bounds: bool | Bounds,
+        opener: Callable[[Sequence[Program]], Engine],
     ) -> None:
-        self._bundle, self._states = bundle, {state.input for state in bundle.manifest.states}
-        self._bounds = bounds or Bounds(MEMORY + EACH * bundle.manifest.weight_bytes)
+        if bounds is True:
+            bounds = default_bounds(bundle.manifest)
+        if not isinstance(bounds, Bounds):
+            found = brief(repr(bounds))
+            raise UsageError(f"trial is {found}, expected True, False or txl_runtime.sandbox.process.Bounds; give that")
+        self._bundle, self._programs, self._opener, self._bounds = bundle, programs, opener, bounds
+        self._states = {state.input for state in bundle.manifest.states}
+        self._engines: dict[str, Engine] = {}
+        self._lock = threading.Lock()
         self.tried: dict[Key, Answer] = {}
-        self._check_declared(programs)
-        self._process = Bounded(trial_child.__file__, self._bounds)
+        self._check_declared()
+        self._process = Bounded(trial_child.__file__, bounds)
         names = tuple(program.name for program in programs)
-        opened = self._asked(Opening(str(bundle.folder.place), names, lean, forms), "opening its graphs")
-        if opened.manifest != trial_child.digest(bundle.manifest):
-            raise BundleError(f"{bundle.path}: was replaced while being loaded, expected it to stay; load it again")
-        self._engine = opener()
-        self.description = f"{self._engine.description}, each size after a trial"
-        self.least_rows = self._engine.least_rows
+        self.opened = self._asked(Opening(str(bundle.folder.place), names, lean, forms), "opening its graphs")
+        if self.opened.manifest != trial_child.digest(bundle.manifest):
+            raise self._replaced()
+        self.description = f"{self.opened.description}, each size after a trial"
+        self.least_rows = self.opened.least_rows
 
     def bind(self, program: Program, inputs: Arrays, outputs: Arrays) -> Call:
         self._try(program, inputs, outputs)
-        return self._engine.bind(program, inputs, outputs)
+        return self._engine(program).bind(program, inputs, outputs)
 
     def kept(self, program: Program) -> Collection[str]:
-        return self._engine.kept(program)
+        return self._engine(program).kept(program)
 
     def run(self, program: Program, inputs: Arrays) -> Arrays:
         self._try(program, inputs, None)
-        return self._engine.run(program, inputs)
+        return self._engine(program).run(program, inputs)
 
     def release_pages(self) -> None:
-        self._engine.release_pages()
+        for engine in tuple(self._engines.values()):
+            engine.release_pages()
+
+    def _engine(self, program: Program) -> Engine:
+        """What has opened the program's graph here."""
+        if program.file not in self._engines:
+            with self._lock:
+                if program.file not in self._engines:
+                    engine = self._opener([other for other in self._programs if other.file == program.file])
+                    if self._bundle.folder.replaced:
+                        raise self._replaced()
+                    self._engines[program.file] = engine
+        return self._engines[program.file]
 
     def _try(self, program: Program, inputs: Arrays, outputs: Arrays | None) -> None:
         """Run a combination in the bounded process, if it comes for the first time.
@@ -122,23 +144,33 @@ class Tried(Engine):
             raise self._refused(f"in a trial, {answer.error}")
         return answer
 
-    def _check_declared(self, programs: Iterable[Program]) -> None:
-        """Refuse states and results that would be too large, before anything of their size is made here."""
+    def _check_declared(self) -> None:
+        """Refuse states and results that are too large, before anything of their size is made here.
+
+        Each state that begins with any rows is an input or an output of every program.
+        """
         manifest, most = self._bundle.manifest, self._bounds.memory
-        for program in programs:
+        for program in self._programs:
             size = sum(map(_bytes, (*program.inputs, *program.outputs))) + SEQUENCE * manifest.batch_size
             if size > most:
                 raise self._refused(f"program {program.name} declares {size} bytes of inputs and outputs")
-        starts = ((start_shape(state) or (), state.dtype) for state in manifest.states)
-        if (size := sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in starts)) > most:
-            raise self._refused(f"states begin with {size} bytes")
+
+    def _replaced(self) -> BundleError:
+        path = self._bundle.path
+        return BundleError(f"{path}: was replaced since its trial began, expected the same bundle; load it again")
 
     def _refused(self, found: str) -> BundleError:
         b = self._bounds
         return BundleError(
             f"{self._bundle.path}: {found}, expected at most {b.memory} bytes, {b.processor_seconds} s of processor "
-            f"time and {b.seconds:.0f} s; give larger bounds (`load(trial=Bounds(...))`) if you trust it"
+            f"time and {b.seconds:.0f} s; if you trust it, give larger bounds: `load(trial=Bounds(...))`, "
+            "`inspect --check --memory --processor-seconds`"
         )
+
+
+def default_bounds(manifest: Manifest) -> Bounds:
+    """The bounds of `load(trial=True)`."""
+    return Bounds(MEMORY + EACH * manifest.weight_bytes)
 
 
 def _zeros(array: Array) -> Tensor:

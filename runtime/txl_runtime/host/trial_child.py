@@ -55,6 +55,7 @@ class Answer(Struct, frozen=True):
     Attributes:
         kind, error: the class of `txl_runtime.errors` and its message; "" where all went well.
         manifest: what was opened, as `digest` says it.
+        description, least_rows: of the engine that opened it.
         memory: bytes that this process took at most, so far; 0 where the system does not say.
         seconds: of processor time that the request took.
     """
@@ -62,6 +63,8 @@ class Answer(Struct, frozen=True):
     kind: str = ""
     error: str = ""
     manifest: str = ""
+    description: str = ""
+    least_rows: int = 1
     memory: int = 0
     seconds: float = 0.0
 
@@ -80,40 +83,38 @@ def answer(request: bytes) -> bytes:
     """Do one request; both are MessagePack, of a `Request` and an `Answer`."""
     asked = msgspec.msgpack.decode(request, type=Request)
     begun = time.process_time()
-    manifest = kind = said = ""
     try:
-        if isinstance(asked, Opening):
-            manifest = _open(asked)
-        else:
-            _run(asked)
+        found = _open(asked) if isinstance(asked, Opening) else _run(asked)
     except TxlError as error:
-        kind, said = type(error).__name__, str(error)
+        found = Answer(type(error).__name__, str(error))
     except MemoryError:
         raise  # it ends the process, whose starter says so
     except Exception as error:  # ONNX Runtime and NumPy raise their own kinds
-        kind, said = "BundleError", one_line(error)
-    return msgspec.msgpack.encode(Answer(kind, said, manifest, _peak(), time.process_time() - begun))
+        found = Answer("BundleError", one_line(error))
+    spent = msgspec.structs.replace(found, memory=_peak(), seconds=time.process_time() - begun)
+    return msgspec.msgpack.encode(spent)
 
 
-def _open(asked: Opening) -> str:
+def _open(asked: Opening) -> Answer:
     bundle = undisturbed(Path(asked.path), lambda folder: read_bundle(folder, verify_files=False))
     programs = [program for program in bundle.manifest.programs if program.name in asked.programs]
-    OPENED[""] = bundle, OnnxRuntimeCpu(bundle, programs, 1, asked.lean, asked.forms)
-    return digest(bundle.manifest)
+    OPENED[""] = bundle, engine = bundle, OnnxRuntimeCpu(bundle, programs, 1, asked.lean, asked.forms)
+    return Answer("", "", digest(bundle.manifest), engine.description, engine.least_rows)
 
 
-def _run(asked: Combination) -> None:
+def _run(asked: Combination) -> Answer:
     bundle, engine = OPENED[""]
     program = next(program for program in bundle.manifest.programs if program.name == asked.program)
     inputs = {name: _array(tensor) for name, tensor in asked.inputs.items()}
     if asked.outputs is None:
         engine.run(program, inputs)
-        return
+        return Answer()
     outputs = {name: _array(tensor) for name, tensor in asked.outputs.items()}
     for state in bundle.manifest.states_of(program.update):
         if state.in_place and state.output in outputs:
             outputs[state.output] = inputs[state.input]
     engine.bind(program, inputs, outputs)()
+    return Answer()
 
 
 def _array(tensor: Tensor) -> Array:
@@ -123,8 +124,7 @@ def _array(tensor: Tensor) -> Array:
 
 
 def _peak() -> int:
-    if sys.platform == "linux":
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return 0
+    if sys.platform != "linux":
+        return 0
+    lines = Path("/proc/self/status").read_text().splitlines()  # getrusage counts what was there before this program
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

@@ -1,0 +1,93 @@
+"""`txl-deploy inspect BUNDLE --check`: what streams of B sequences and of one run, tried in a bounded process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import txl_runtime
+from msgspec import Struct
+from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.errors import UsageError
+from txl_runtime.host.backend import HostBackend
+from txl_runtime.host.trial import Tried
+from txl_runtime.listener import Listener
+from txl_runtime.model import Model
+from txl_runtime.sandbox.process import Bounds
+from txl_runtime.update_rules import usable_updates
+
+OPENING = "(opening)"
+"""Stands for a program's name where all graphs of an update rule are opened."""
+
+
+class TriedProgram(Struct, frozen=True):
+    """How the trials of one program went.
+
+    Attributes:
+        program: its name, or `OPENING`.
+        update: the update rule that was loaded.
+        combinations: of sizes that were tried.
+        seconds: of processor time that the longest took.
+        memory: bytes that the process had taken at most when the last was done; 0 where the system does not say.
+    """
+
+    program: str
+    update: str
+    combinations: int
+    seconds: float
+    memory: int
+
+
+def try_bundle(path: Path, manifest: Manifest, bounds: Bounds, heard: Listener) -> list[TriedProgram]:
+    """Run every program that a stream of B sequences or of one runs, on zeros, in a bounded process and then here.
+
+    Streams begin with segments of each length, go on with them until no new sizes come, and then take each other
+    length. Of a softmax the last positions are computed, so other numbers of rows stay untried.
+
+    Args:
+        path, manifest: of the bundle.
+        bounds: of each trial.
+        heard: gets a stage for each number of sequences.
+
+    Raises:
+        BundleError: a trial ended; the message says of which program and sizes, and how.
+        BackendError: the engine is not installed or cannot run the bundle.
+    """
+    found: list[TriedProgram] = []
+    for update in usable_updates(manifest.updates):
+        heard.stage(f"try to open the graphs of {update}")
+        with txl_runtime.load(path, "cpu", threads=1, update=update, trial=bounds) as model:
+            assert isinstance(model.backend, HostBackend)
+            tried = model.backend.engine
+            assert isinstance(tried, Tried)
+            for sequences in sorted({model.batch_size, 1 if manifest.can.run_fewer else model.batch_size}):
+                heard.stage(f"try {update} with B {sequences}")
+                for first in manifest.segment_lengths:
+                    others = [length for length in manifest.segment_lengths if length != first]
+                    _run(model, sequences, [first, *others], tried)
+            found += _summed(tried, update)
+    return found
+
+
+def _run(model: Model, sequences: int, lengths: list[int], tried: Tried) -> None:
+    """Run segments of each length in turn, each until it brings no new sizes: states may grow."""
+    manifest, stream = model.manifest, model.stream(sequences)
+    for length in lengths:
+        inputs = {entry.name: np.zeros(entry.sizes(sequences, length), entry.dtype) for entry in manifest.given}
+        counts, before = np.full(sequences, length, np.int32), -1
+        with contextlib.suppress(UsageError):  # no program takes this length with the state as it is
+            while before < (before := len(tried.tried)):
+                result = stream.loop.run(inputs, counts)
+                if manifest.logprobs is not None:
+                    stream.loop.output.logprobs(result.last(), np.zeros((sequences, manifest.vocab_size), np.float32))
+
+
+def _summed(tried: Tried, update: str) -> Iterator[TriedProgram]:
+    """One row for opening, and one for each program."""
+    yield TriedProgram(OPENING, update, 1, tried.opened.seconds, tried.opened.memory)
+    for name in dict.fromkeys(name for name, _ in tried.tried):
+        answers = [answer for (program, _), answer in tried.tried.items() if program == name]
+        seconds, memory = (max(getattr(answer, key) for answer in answers) for key in ("seconds", "memory"))
+        yield TriedProgram(name, update, len(answers), seconds, memory)
