@@ -32,7 +32,7 @@ def test_each_program_is_tried_for_b_sequences_and_for_one(run):
     assert tried["hidden-ring-4", "ring"]["combinations"] == 2
     assert all(tried["(opening)", update]["seconds"] > 0.01 for update in ("ring", "rolled"))
     assert all(2**20 < row["memory"] < 2**30 for row in tried.values()), "on Linux"
-    for stage in ("open the graphs of ring", "ring with B 3", "ring with B 1", "rolled with B 3"):
+    for stage in ("to open the graphs of ring", "ring with B 3", "ring with B 1", "rolled with B 3"):
         assert f"try {stage}: " in done.stderr
 
 
