@@ -366,7 +366,7 @@ def test_what_is_public_is_what_is_listed(package):
 
 def test_whoever_loads_a_bundle_finds_the_options_that_the_page_has():
     parameters = inspect.signature(txl_runtime.load).parameters
-    assert [*parameters] == ["path", "backend", "threads", "verify_files", "update", "lean", "budget", "forms"]
+    assert [*parameters] == ["path", "backend", "threads", "verify_files", "update", "lean", "forms"]
 
 
 def test_a_model_says_what_it_is():
