@@ -81,7 +81,7 @@ xx GridSample(align_corners:b mode:s=linear|nearest|cubic|bilinear|bicubic \
 xx MatMul
 x NonZero
 xnx OneHot(axis:i)
-xn?m Pad(mode:s=constant|reflect|edge|wrap)
+xn?m Pad(mode:s=constant|reflect|edge)
 nnn Range
 xn Reshape(allowzero:b)
 xmmm Resize(antialias:b coordinate_transformation_mode:s=half_pixel|asymmetric|align_corners|pytorch_half_pixel|\
