@@ -19,7 +19,7 @@ from msgspec import Struct
 from txl_runtime.bundle.folder import undisturbed
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import Bundle, read_bundle
-from txl_runtime.errors import TxlError, one_line
+from txl_runtime.errors import BackendError, TxlError, one_line
 from txl_runtime.host.onnxruntime_cpu import OnnxRuntimeCpu
 from txl_runtime.types import Array
 
@@ -70,6 +70,8 @@ class Answer(Struct, frozen=True):
 
 
 Request: TypeAlias = Opening | Combination
+OLDEST = (1, 25)
+"""Before that, `Pad` by reflection of more than there is returns memory that is none of the model's."""
 OPENED: dict[str, tuple[Bundle, OnnxRuntimeCpu]] = {}
 """The one bundle that this process has, under ""."""
 
@@ -99,6 +101,11 @@ def _open(asked: Opening) -> Answer:
     bundle = undisturbed(Path(asked.path), lambda folder: read_bundle(folder, verify_files=False))
     programs = [program for program in bundle.manifest.programs if program.name in asked.programs]
     OPENED[""] = bundle, engine = bundle, OnnxRuntimeCpu(bundle, programs, 1, asked.lean, asked.forms)
+    import onnxruntime
+
+    if tuple(map(int, (version := onnxruntime.__version__).split(".")[:2])) < OLDEST:
+        wanted = ".".join(map(str, OLDEST))
+        raise BackendError(f"ONNX Runtime {version}, expected {wanted} or newer for a trial; install that")
     return Answer("", "", digest(bundle.manifest), engine.description, engine.least_rows)
 
 
@@ -110,9 +117,6 @@ def _run(asked: Combination) -> Answer:
         engine.run(program, inputs)
         return Answer()
     outputs = {name: _array(tensor) for name, tensor in asked.outputs.items()}
-    for state in bundle.manifest.states_of(program.update):
-        if state.in_place and state.output in outputs:
-            outputs[state.output] = inputs[state.input]
     engine.bind(program, inputs, outputs)()
     return Answer()
 

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -17,6 +18,7 @@ from hostile_graphs import HOSTILE, TRIED, insert, node
 from resealing import copied, reseal
 from support import until
 from txl_runtime import BundleError, Model, UsageError
+from txl_runtime.host import trial_child
 from txl_runtime.host.backend import HostBackend
 from txl_runtime.host.onnxruntime_cpu import OnnxRuntimeCpu
 from txl_runtime.host.trial import Tried
@@ -120,6 +122,7 @@ def test_a_trial_that_ends_is_one_line_and_what_was_tried_goes_on(ending):
     assert said.endswith("`inspect --check --memory --processor-seconds`")
     assert said.isprintable()
     assert np.array_equal(stream.state()["seen"], before["seen"])
+    assert set(tried(model)._engines) == {"step-1.onnx"}, "the graph that was refused is never opened here"
     stream.run(one)
 
 
@@ -161,6 +164,26 @@ def test_another_manifest_than_the_trial_read_is_refused(bundle, monkeypatch):
     monkeypatch.setattr("txl_runtime.host.trial_child.digest", lambda manifest: "another")
     with pytest.raises(BundleError, match=r"was replaced since its trial began, .*; load it again$"):
         txl_runtime.load(bundle, trial=True)
+
+
+def test_a_version_that_reads_beyond_what_there_is_tries_nothing(bundle, monkeypatch):
+    monkeypatch.setattr(trial_child, "OLDEST", (99, 1))
+    asked = trial_child.Opening(str(bundle), ("step-4",), False, "fast")
+    said = msgspec.msgpack.decode(trial_child.answer(msgspec.msgpack.encode(asked)), type=trial_child.Answer)
+    assert said.kind == "BackendError"
+    assert said.error.endswith(", expected 99.1 or newer for a trial; install that")
+
+
+def test_a_bundle_that_is_replaced_between_its_trial_and_its_opening_is_refused(bundle, tmp_path):
+    path = copied(bundle, tmp_path / "a.txl")
+    model = txl_runtime.load(path, trial=True)
+    path.rename(tmp_path / "old.txl")
+    copied(bundle, path)
+    with pytest.raises(
+        BundleError, match=r"was replaced since its trial began, .*; load it again$|is not the file that"
+    ):
+        model.stream().run(segment(model, 4, 3))
+    assert not tried(model)._engines
 
 
 @pytest.mark.parametrize("backend", ["rtx", "tensorrt", "cuda"])

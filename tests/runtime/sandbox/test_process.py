@@ -26,7 +26,7 @@ def answer(request):
     code = {
         b"held": "found = repr(sorted(sys.modules))",
         b"paths": "found = repr(sys.path)",
-        b"memory": "bytearray(2**40)",
+        b"memory": "bytearray(2**30)",
         b"allowed": "bytearray(2**27)",
         b"spin": "while True: pass",
         b"busy": "start = time.process_time()\\nwhile time.process_time() < start + 0.6: pass",
