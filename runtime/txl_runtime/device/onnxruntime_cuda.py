@@ -27,7 +27,6 @@ from txl_runtime.device.engines.sidecar import COMPOSED
 from txl_runtime.device.gpu import gpu_name, platform_name
 from txl_runtime.device.interface import Executable, Launch
 from txl_runtime.errors import BackendError, BundleError, one_line
-from txl_runtime.guard.external_data import values_read
 from txl_runtime.guard.graph_check import check_graph, imported_opset
 from txl_runtime.installing import pip_line
 from txl_runtime.update_rules import usable_updates, wanted_version
@@ -113,7 +112,7 @@ class OrtSessions:
             BundleError: the graph cannot be loaded, or it is not the program's.
         """
         where = f"{self._bundle.path}: {program.name}"
-        check_graph(graph, where, program, self._bundle.manifest, ADVICE)
+        found = check_graph(graph, where, program, self._bundle.manifest, ADVICE)
         session = self._open(program, graph)
         inputs, outputs = (
             [Binding(str(item.name), _dtype(item.type), tuple(item.shape)) for item in side]
@@ -121,7 +120,7 @@ class OrtSessions:
         )
         check_bindings(where, inputs, outputs, program, ADVICE)
         self._sessions[program.name] = session
-        self._check_places(program.name, session, values_read(graph))
+        self._check_places(program.name, session, found.read)
         states = self._bundle.manifest.states_of(program.update)
         rings = {state.output: state.input for state in states if state.slots is not None}
         return OrtExecutable(self._ort, session, program, rings, self._place)

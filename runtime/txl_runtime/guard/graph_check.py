@@ -39,6 +39,8 @@ RANGES |= {10: (0, 2**16), 16: (0, 2**16), 7: (-(2**63), 2**63), 12: (0, 2**32),
 reader and not by another. All 64 bits are a number of types 7 and 13."""
 DTYPES = {2: "u1", 3: "i1", 4: "u2", 5: "i2", 6: "i4", 7: "i8", 12: "u4", 13: "u8"}
 """NumPy's names of the types of whole numbers."""
+VIEWS = {1: "f4", 10: "f2", **DTYPES}
+"""Those of the types that parameters may be given to an engine in; NumPy has no bfloat16."""
 ITEMS = {1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 12: 4, 13: 8, 16: 2}
 """Bytes of one number of each type that a tensor may have, by ONNX's numbers."""
 NODES, SIDES, AXES = 2**14, 2**10, 16
@@ -142,6 +144,7 @@ class Walk:
             "" where a size is open. Nobody has checked them.
         model, body: the fields of the file and of the graph in it, by their numbers, in their order.
         nodes: of every node its operator, and the names of what it reads and what it returns.
+        outside: where in the weight file a parameter begins, in bytes, by name.
         returned: the names of the graph's outputs.
 
     Args:
@@ -159,6 +162,7 @@ class Walk:
         self._operators = dict[str, dict[str, Form]]()
         self.values: dict[str, Value] = {}
         self.nodes: list[tuple[str, list[str], list[str]]] = []
+        self.outside: dict[str, int] = {}
         self.model, body = _fields(data, MODEL, "the model"), b""
         for number, value in self.model:
             if number == 1 and value not in IR_VERSIONS:
@@ -172,6 +176,24 @@ class Walk:
         if "" not in self._operators:
             raise RefusedError("no version of ONNX's operators", f"{OPSETS[0]} to {OPSETS[-1]}")
         self._walk(body)
+
+    @property
+    def read(self) -> frozenset[str]:
+        """Names of the values that some node reads; an input may be none of them."""
+        return frozenset(name for _, read, _ in self.nodes for name in read)
+
+    def parameters(self, content: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
+        """The parameters that lie in the weight file, as views of its content, which is uint8 [bytes].
+
+        What has a type that NumPy lacks is left to the engine, and so is what lies behind the end of a shorter file.
+        """
+        found: dict[str, NDArray[Any]] = {}
+        for name, first in self.outside.items():
+            _, _, kind, dims, _ = self.values[name]
+            last = first + math.prod(dims) * ITEMS[kind]
+            if kind in VIEWS and last <= len(content):
+                found[name] = content[first:last].view(f"<{VIEWS[kind]}").reshape(dims)
+        return found
 
     def _opset(self, entry: dict[int, Any]) -> None:
         domain, version = self._names[entry.get(1, b"")], entry.get(2, 0)
@@ -337,7 +359,10 @@ class Walk:
             raise RefusedError(f"a constant of {ascii(dims)[:60]}", f"at most {AXES} sizes of 0 or more")
         length = math.prod(dims) * ITEMS[kind]
         if outside == 1 and raw is None and not parts:
-            whole, numbers = self._outside(places, length), None
+            first, numbers = self._outside(places, length), None
+            whole = first is not None
+            if first is not None:
+                self.outside[name] = first
         elif outside or places or (raw is not None and parts):
             whole, numbers = False, None
         else:
@@ -371,8 +396,8 @@ class Walk:
         whole = len(listed) * ITEMS[kind] == length
         return whole, np.array(listed, np.int64) if kind in DTYPES else None
 
-    def _outside(self, places: list[bytes], length: int) -> bool:
-        """Whether a constant is a range of the weight file."""
+    def _outside(self, places: list[bytes], length: int) -> int | None:
+        """Where in the weight file a constant begins, if it is a range of it."""
         found = dict[str, str]()
         for entry in places:
             if entry not in self._pairs:
@@ -380,14 +405,15 @@ class Walk:
                 self._pairs[entry] = self._names[pair.get(1, b"")], self._names[pair.get(2, b"")]
             key, text = self._pairs[entry]
             if key in found:
-                return False
+                return None
             found[key] = text
         plain = all(
             found[key].isascii() and found[key].isdigit() and len(found[key]) < 20 for key in found if key != "location"
         )
         if found.keys() != {"location", "offset", "length"} or not plain or found["location"] != self._weights:
-            return False
-        return int(found["length"]) == length and int(found["offset"]) + length <= self._weight_bytes
+            return None
+        first = int(found["offset"])
+        return first if int(found["length"]) == length and first + length <= self._weight_bytes else None
 
 
 def _returned(op: str, form: Form, inputs: Sequence[Value | None], given: Mapping[str, Any]) -> Value:

@@ -16,8 +16,7 @@ from txl_runtime.bundle.open_batch import with_sequences
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import Program
 from txl_runtime.errors import BackendError, BundleError, one_line
-from txl_runtime.guard.external_data import external_tensors
-from txl_runtime.guard.graph_check import check_graph, imported_opset
+from txl_runtime.guard.graph_check import Walk, check_graph, imported_opset
 from txl_runtime.host.engine import Engine
 from txl_runtime.host.idle_masks import without_idle_masks
 from txl_runtime.installing import pip_line
@@ -147,7 +146,7 @@ class OnnxRuntimeCpu(Engine):
         # An engine that is too old to be told where the weights lie gets the file's path, so the file as it is.
         if self._takes_bytes and self._forms == "fast":
             graph, self._kept[program.file] = without_idle_masks(graph, found, self._bundle.manifest)
-        for name, tensor in self._parameters(graph).items():
+        for name, tensor in self._parameters(found).items():
             self._shared.append(self._value(tensor))
             options.add_initializer(name, self._shared[-1])
         if self._takes_bytes:
@@ -169,12 +168,11 @@ class OnnxRuntimeCpu(Engine):
             raise BundleError(f"{path}: {one_line(error)}; expected {able}") from None
         return session
 
-    def _parameters(self, graph: bytes) -> dict[str, NDArray[Any]]:
+    def _parameters(self, found: Walk) -> dict[str, NDArray[Any]]:
         """What a lean session is given to share; every other one reads its own."""
         if self._mapping is None:
             return {}
-        content = np.frombuffer(self._mapping, np.uint8)
-        return external_tensors(graph, self._bundle.manifest.weights, content)
+        return found.parameters(np.frombuffer(self._mapping, np.uint8))
 
     def _check(self, program: Program) -> None:
         """The graph must have exactly the tensors its manifest promises; the segment may be open, B if it says so."""

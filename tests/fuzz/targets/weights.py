@@ -14,7 +14,6 @@ from safetensors import SafetensorError, safe_open
 from txl_runtime.bundle.manifest import Manifest, decode_manifest
 from txl_runtime.bundle.weight_header import read_header
 from txl_runtime.errors import BundleError
-from txl_runtime.guard.external_data import external_tensors, values_read
 from txl_runtime.guard.graph_check import check_graph
 
 from fuzz.choices import Choices
@@ -79,17 +78,17 @@ def _changed_header(choices: Choices) -> bytes:
 
 def _ranges(graph: bytes) -> None:
     """Views within the file, as large as their shapes; the same as onnx reads where it understands the graph."""
+    walk = check_graph(graph, "graph.onnx", _manifest().programs[0], _manifest())
     content = np.arange(1 << 12, dtype=np.uint8)
-    found = external_tensors(graph, FILE, content)
+    found = walk.parameters(content)
     for name, tensor in found.items():
         assert tensor.nbytes <= content.nbytes, name
         assert np.shares_memory(tensor, content) or not tensor.size, name
     try:
-        check_graph(graph, "graph.onnx", _manifest().programs[0], _manifest())
         model = onnx.load_model_from_string(graph)
-    except (BundleError, DecodeError):
-        return  # only graphs that were checked and that an engine has opened are asked
-    assert values_read(graph) == {name for node in model.graph.node for name in node.input}
+    except DecodeError:
+        return  # notes that no engine reads, and that onnx cannot
+    assert walk.read | {""} == {name for node in model.graph.node for name in node.input} | {""}
     theirs = {tensor.name: tensor for tensor in model.graph.initializer}
     for name, tensor in found.items():
         info = external_data_helper.ExternalDataInfo(theirs[name])
