@@ -1,4 +1,4 @@
-"""`txl-deploy inspect`: what a bundle or a checkpoint is, without running or trusting it."""
+"""`txl-deploy inspect`: what a bundle or a checkpoint is, without trusting it; with --check, a bundle is tried."""
 
 from __future__ import annotations
 
