@@ -134,7 +134,8 @@ class Driver:
         if update == "ring" and not _has_rings():
             raise _Unsupported("update is ring, which needs ONNX Runtime 1.25 or newer; use rolled")
         self._model = self._stream = None
-        self._model = txl_runtime.load(request["path"], "cpu", threads=1, update=update)
+        trial = request.get("trial") is True
+        self._model = txl_runtime.load(request["path"], "cpu", threads=1, update=update, trial=trial)
         return {"update": self._model.update}
 
     def _do_open(self, request: Json) -> Json:

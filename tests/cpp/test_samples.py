@@ -75,6 +75,7 @@ GIVEN = [
     "",
     "float observation[6], action[3];",
     "txl_model *model = NULL; txl_error error = TXL_NEW(txl_error); void *inputs[1];",
+    "txl_model *model = NULL; txl_error error = TXL_NEW(txl_error);",
     "const txl::Model model(words[1]); txl::Stream stream(model, 3); const void *inputs[] = {words}; "
     "std::int32_t tokens[3] = {}; std::vector<txl::Sampler> samplers;",
     "const txl::Model model(words[1]); txl::Stream stream(model); auto sampling = TXL_NEW(txl_sampling); "

@@ -15,9 +15,6 @@ from txl_engines.checking import read_graph
 from txl_engines.composing import BEST, compose, whole_programs
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.device.engines.library_features import find_facts
-from txl_runtime.streaming.best_words import BestWords
-from txl_runtime.streaming.outputs import DrawCount, WholeSoftmax
-from txl_runtime.streaming.sampling import Sampler, draw, draw_from
 
 pytestmark = pytest.mark.device
 
@@ -90,38 +87,6 @@ def test_the_parts_of_a_next_are_those_of_its_row_and_the_row_is_the_runtime_s(b
             found = run(spoiled(tokens, valid, number), valid, None, temperature=temperature)
             np.testing.assert_allclose(found[valid > 0], wanted[valid > 0], **close)
             check_parts(run.returned, manifest.clusters, temperature)
-
-
-@pytest.mark.parametrize("shape", QUICK)
-def test_draws_from_a_next_are_those_from_its_row(bundle: Path, shape: str):
-    """2,016 draws a shape, none of which differs; so few rows are asked for that draws are cheap."""
-    manifest, update = open_bundle(bundle).manifest, SHAPES[shape][1]
-    program = next(program for program in whole_programs(manifest, update) if program.name == "next-ring-1")
-    run, output, draws = Runner(bundle, program), WholeSoftmax(manifest), np.random.default_rng(0)
-    asked = 0
-    for temperature, top_k, top_p in (
-        (0.0, None, None), (1.0, 1, None), (0.8, 50, None), (2.0, 256, None), (0.3, None, 0.9), (0.8, None, 0.1),
-        (1.0, None, 0.5), (0.5, None, 0.99), (0.8, 40, 0.9), (1.0, None, 0.9), (1.5, None, 0.99), (2.0, None, None),
-    ):  # fmt: skip
-        ours, theirs = ([Sampler(temperature, top_k, top_p, 3, row) for row in range(B)] for _ in range(2))
-        ones, heat = np.ones(B, np.int32), np.full(B, ours[0].heat, np.float32)
-        for _ in range(28):
-            row = run(draws.integers(0, V, (B, 1)).astype(np.int32), ones, None, temperature=heat)
-
-            class Given:
-                def parts(self) -> BestWords:
-                    return BestWords(manifest.clusters, run.returned)
-
-                def last(self, row: Any = row) -> Any:
-                    nonlocal asked
-                    asked += 1
-                    return row
-
-            found, expected = (np.full(B, -1, np.int32) for _ in range(2))
-            assert not draw_from(ours, output, Given(), found, DrawCount())
-            assert not draw(theirs, output, row, expected, DrawCount())
-            np.testing.assert_array_equal(found, expected)
-    assert 28 <= asked < 6 * 28, "for what is not cut off, and little else"
 
 
 @pytest.mark.parametrize("shape", QUICK[-1:])

@@ -6,10 +6,8 @@ import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import txl_runtime
-from txl_runtime.bundle.manifest import decode_manifest
 
 from conformance import spoiling
 from conformance.driver import unpacked_bytes
@@ -18,7 +16,6 @@ from conformance.run import FOLDER
 BUNDLES = sorted(path.parent for path in (FOLDER / "bundles").glob("*/manifest.json"))
 SUFFIXES = {
     "manifest": "manifest.json",
-    "graph": ".onnx",
     "weights": "weights.safetensors",
     "vectors": "selftest.npz",
     "snapshot": ".state",
@@ -37,10 +34,6 @@ def write(target: str, into: Path) -> int:
 def _good(target: str) -> Iterator[bytes]:
     if target == "manifest":
         yield from ((path / "manifest.json").read_bytes() for path in BUNDLES)
-    elif target == "graph":
-        places = [(path, program) for path in BUNDLES for program in _manifest(path).programs]
-        for number, (path, program) in enumerate(places):  # as the target numbers them
-            yield bytes([number]) + (path / program.file).read_bytes()
     elif target == "snapshot":
         for path in BUNDLES:
             model = txl_runtime.load(path, "cpu", threads=1)
@@ -57,7 +50,7 @@ def _good(target: str) -> Iterator[bytes]:
 
 
 def _bad(target: str) -> Iterator[bytes]:
-    """What the corpus puts in the place of such a file; a graph's stands for the program that it is put for."""
+    """What the corpus puts in the place of such a file."""
     suffix = SUFFIXES[target]
     for case in spoiling.index()["cases"]:
         wanted = {change["file"] for change in case["changes"] if change["file"].endswith(suffix)}
@@ -67,8 +60,4 @@ def _bad(target: str) -> Iterator[bytes]:
             made = spoiling.build(case, Path(folder) / "bundle")
             for name in wanted:
                 if (made / name).is_file() and not (made / name).is_symlink():
-                    yield b"\0" * (target == "graph") + (made / name).read_bytes()
-
-
-def _manifest(path: Path) -> Any:
-    return decode_manifest((path / "manifest.json").read_bytes(), str(path))
+                    yield (made / name).read_bytes()

@@ -32,8 +32,7 @@ bool accepted(txl_code code, Does does) {
 
 // Each changes `size` bytes in place, which may become `room`; what is not of the form is changed byte by byte.
 std::size_t change_json(std::uint8_t *data, std::size_t size, std::size_t room, unsigned seed);
-std::size_t change_tensors(std::uint8_t *data, std::size_t size, std::size_t room, unsigned seed);   // safetensors
-std::size_t change_messages(std::uint8_t *data, std::size_t size, std::size_t room, unsigned seed);  // protocol buffers
+std::size_t change_tensors(std::uint8_t *data, std::size_t size, std::size_t room, unsigned seed);  // safetensors
 
 inline std::string_view text_of(const std::uint8_t *data, std::size_t size) {
     return {reinterpret_cast<const char *>(data), size};

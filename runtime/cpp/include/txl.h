@@ -52,8 +52,7 @@ typedef enum { TXL_INPUTS = 1, TXL_OUTPUTS, TXL_STATES } txl_table; /* inputs: t
 enum { TXL_SIZE_B = -1, TXL_SIZE_L = -2, TXL_SIZE_ROWS = -3 };       /* in txl_tensor.shape: b, T, a state's rows */
 enum {
     TXL_LOAD_UNHASHED = 1, /* no SHA-256 of files */
-    TXL_LOAD_LEAN = 2,     /* weights stay in the mapped file, steps are slower */
-    TXL_LOAD_TRUSTED = 4   /* graphs go to the engine unchecked: for bundles of one's own */
+    TXL_LOAD_LEAN = 2      /* weights stay in the mapped file, steps are slower */
 };
 enum {
     TXL_IS_INDEPENDENT = 1, /* a sequence can be idle, reset and moved alone; else all run, or none */
@@ -77,10 +76,9 @@ typedef struct {
     int32_t threads;             /* of the engine; 0: one per core */
     const char *update;          /* "ring", "rolled", "replace"; NULL: the best that the engine runs */
     const char *engine;          /* ONNX Runtime's library; NULL: $TXL_ONNXRUNTIME, then the system's search */
-    const char *manifest_sha256; /* 64 digits: any other bundle is refused, and this one's graphs are trusted */
+    const char *manifest_sha256; /* SHA-256 of the one manifest.json that is meant, as 64 lower-case digits; NULL: any */
     const void *ort_api_base;    /* the application's own OrtApiBase, for one engine in a process; then not `engine` */
     void *ort_env;               /* the OrtEnv of that OrtApiBase, which outlives the model; NULL: one is made */
-    uint64_t budget;             /* bytes that a step may take; 0: 512 MiB and 64 for each byte of weights */
     uint32_t flags;              /* TXL_LOAD_... */
 } txl_load_options;
 
@@ -126,7 +124,8 @@ TXL_API const char *txl_version(void);
 TXL_API txl_code txl_engine(const txl_load_options *, char *text, size_t room, size_t *needed, txl_error *);
 
 /* A bundle's folder, or its files in memory: an asset, a resource of the executable. Both have to be whole, with all files
- * that manifest.json lists, report.html too. */
+ * that manifest.json lists, report.html too. Sizes, hashes and tables are checked. Graphs are not: the engine runs what they
+ * say, so load bundles of your own, and with `manifest_sha256` the one of somebody else that you have looked at. */
 TXL_API txl_code txl_model_load(const char *path, const txl_load_options *, txl_model **, txl_error *);
 TXL_API txl_code txl_model_load_memory(const txl_file *, size_t count, const txl_load_options *, txl_model **, txl_error *);
 TXL_API void txl_model_free(txl_model *);

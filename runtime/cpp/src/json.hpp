@@ -15,9 +15,8 @@ Json parse_json(std::string_view text, const std::string &where);
 // that bundle-format.schema.json uses, and refuses a schema with others by std::logic_error.
 void hold_against(Json &document, const Json &schema, const std::string &where);
 
-// docs/bundle-format.schema.json, bundle-forms.json and bundle-cases.json, which the build puts into the library.
+// docs/bundle-format.schema.json and bundle-cases.json, which the build puts into the library.
 std::string_view published_schema();
-std::string_view published_forms();
 std::string_view published_cases();
 
 }  // namespace txl_runtime

@@ -185,7 +185,12 @@ int main(int count, char **words) {
 
     options.manifest_sha256 = "0000000000000000000000000000000000000000000000000000000000000000";
     expect(txl_model_load(words[1], &options, &model, &error) == TXL_BUNDLE && !model,
-           "another manifest than the trusted one is refused");
+           "another manifest than the pinned one is refused");
+    options.manifest_sha256 = "";
+    expect(txl_model_load(words[1], &options, &model, &error) == TXL_BUNDLE && !model, "an empty pin is no pin's lack");
+    options.manifest_sha256 = getenv("MANIFEST_SHA256"); /* the bundle's own */
+    expect(options.manifest_sha256 && txl_model_load(words[1], &options, &model, &error) == TXL_OK, error.message);
+    txl_model_free(model);
     options.manifest_sha256 = NULL;
     options.engine = "no-such-library.so";
     expect(txl_model_load(words[1], &options, &model, &error) == TXL_BACKEND, "a missing engine is refused");

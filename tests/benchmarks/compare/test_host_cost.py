@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,24 +10,6 @@ import host_cost
 import pytest
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.mark.slow(keep=0)
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="the driver that does nothing is compiled by gcc")
-def test_a_checkout_against_itself_costs_what_it_costs():
-    script = ROOT / "benchmarks" / "compare" / "host_cost.py"
-    command = [sys.executable, script, ROOT, "--rounds", "2", "--seconds", "0.03"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=500)
-    _, *rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
-    assert len(rows) == 2 * 9
-    counted: dict[str, set[str]] = {}
-    for work, old, python, c, *_, calls in rows:
-        first, second, third = (float(cell.partition(" ")[0]) for cell in (old, python, c))
-        assert 0.4 < second / first < 2.5, f"{work}: both sides are the same"
-        assert third < 10_000
-        counted.setdefault(work.rpartition(": ")[2], set()).add(calls)
-    assert counted["recorded"] == {"9, 9"}, "launch, record, wait, and the context got, pushed and popped twice"
-    assert counted["singly"] == {"10, 10"}, "a copy there and one back in place of the launch"
 
 
 def test_time_without_the_processor_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ import gpu_items
 import gpu_page
 import gpu_smoke
 import gpu_worker
-import numpy as np
 import pytest
 from frozen import frozen
 from gpu_journal import ENDED, FAILED, NOT_RUN, OK, Found, Journal, read_found
@@ -34,94 +32,6 @@ from txl_runtime.device.gpu import gpu_name
 pytestmark = pytest.mark.device
 
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "gpu"
-WORKER = """
-import os, signal, sys, time
-sys.path.insert(0, {folder!r})
-from pathlib import Path
-from gpu_journal import ENDED, Found, Journal
-kind, *words = sys.argv[1:]
-given = dict(zip(words[::2], words[1::2]))
-journal = Journal(given["--name"], Path(given["--out"]))
-journal.run("build", lambda: {{}})
-engine = given["--engine"]
-if engine == "cuda":
-    os.kill(os.getpid(), signal.SIGSEGV)
-def stop(*_):
-    journal.add(Found("open", ENDED, reason=given["--stopped"]))
-    sys.exit(130)
-if engine == "cpu":
-    signal.signal(signal.SIGTERM, stop)
-    time.sleep(60)
-for name in ("open", "self-test", "verify"):
-    journal.run(name, lambda: {{}})
-for name in ("decode", "draw", "score"):
-    journal.run(name, lambda: {{"p50": 1.0, "p90": 2.0, "tokens/s": 500.0, "recorded": {{"logprobs-1": "recorded"}}}})
-"""
-"""A worker that crashes as "cuda", and hangs as "cpu"."""
-
-
-@pytest.fixture
-def check(
-    make_bundle: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[int, dict[str, Any], str]]:
-    """Run the check with that worker, as if there were a GPU and everything installed."""
-    (tmp_path / "worker.py").write_text(WORKER.format(folder=str(FOLDER)))
-    monkeypatch.setattr(gpu_items, "WORKER", tmp_path / "worker.py")
-    monkeypatch.setattr(gpu_items, "missing", lambda *_, **__: "")
-    monkeypatch.setattr(gpu_items, "gpu_name", lambda: "Fake RTX, SM 86")
-    monkeypatch.setattr(gpu_page, "gpu_name", lambda: "Fake RTX, SM 86")
-    path = make_bundle(verify=False)
-
-    def run(*engines: str, options: Sequence[str] = ()) -> tuple[int, dict[str, Any], str]:
-        code = gpu_check.main(["--bundle", str(path), "--engine", *engines, "--out", str(tmp_path / "out"), *options])
-        document = json.loads((tmp_path / "out" / "gpu_check.json").read_text())["results"]
-        return code, document, (tmp_path / "out" / "gpu_check.md").read_text()
-
-    return run
-
-
-def states(document: dict[str, Any], engine: str) -> dict[str, str]:
-    (found,) = (item["steps"] for item in document["engines"] if item["engine"] == engine)
-    return {step["name"]: step["state"] for step in found}
-
-
-def test_an_engine_that_crashes_ends_alone_and_its_steps_before_that_are_kept(check: Callable[..., Any]) -> None:
-    code, document, page = check("cuda", "rtx")
-    assert code == 1
-    assert states(document, "cuda") == {
-        "build": OK,
-        "open": FAILED,
-        **dict.fromkeys(("self-test", "verify", "decode", "draw", "score"), NOT_RUN),
-    }
-    assert set(states(document, "rtx").values()) == {OK}
-    assert (document["run"], document["finished"]) == (1, True)
-    assert "cuda-fp32-b1: open FAILED: the process ended with signal SIGSEGV" in page
-    assert "cuda-fp32-b1: self-test, verify, decode, draw, score not run: the process had ended" in page
-    assert "rtx-fp32-b1: logprobs-1: recorded" in page
-
-
-def test_what_does_not_fit_the_budget_is_listed(check: Callable[..., Any]) -> None:
-    started = time.monotonic()
-    code, document, page = check("cpu", "rtx", options=("--budget", "3"))
-    assert time.monotonic() - started < 60, "the worker would sleep for so long"
-    assert code == 1, "something was begun, and has no result"
-    assert states(document, "cpu")["build"] == OK
-    assert states(document, "cpu")["open"] == ENDED
-    assert "cpu-fp32-b1: open ended: stopped: the budget of 3 s was spent" in page
-    assert "cpu-fp32-b1: self-test, verify, decode, draw, score not run: stopped: the budget of 3 s was spent" in page
-    assert "interrupted" not in page
-    assert "rtx-fp32-b1: not run: the budget of 3 s was spent" in page
-
-
-def test_results_are_on_the_disk_while_it_goes_on(check: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    pages: list[str] = []
-    write = gpu_page.write_page
-    monkeypatch.setattr(gpu_page, "write_page", lambda *given, **more: pages.append(write(*given, **more)) or pages[-1])
-    check("rtx", "torch")
-    assert len(pages) == 4, "before anything runs, after each engine, and at the end"
-    assert "0 run, not finished" in pages[0]
-    assert "1 run, 7 ok, not finished" in pages[1]
-    assert "| torch |" not in pages[1]
 
 
 def test_a_process_that_never_wrote_anything_has_all_its_steps() -> None:
@@ -352,24 +262,6 @@ def test_without_a_gpu_nothing_is_run_and_nothing_is_wrong(tmp_path: Path) -> No
     assert done.stdout.rstrip("\n") == page.rstrip("\n"), "what is printed is what is written"
     results = json.loads((tmp_path / "gpu_check.json").read_text())["results"]
     assert (results["run"], results["gpu"], results["engines"]) == (0, None, [])
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not (Path(sys.base_prefix) / "bin" / "python3").exists(), reason="no Python without packages here")
-def test_it_is_rehearsed_on_the_cpu_by_a_python_without_packages(tmp_path: Path) -> None:
-    site = Path(np.__file__).parents[1]
-    base = str(Path(sys.base_prefix) / "bin" / "python3")
-    bare = subprocess.run([base, "-c", "import txl_runtime"], capture_output=True, check=False, cwd=tmp_path)
-    assert bare.returncode != 0, "that Python has the project's packages: nothing would be shown"
-    options = ("--quick", "--engine", "cpu", "cuda", "--seconds", 0.05, "--segments", 6, "--out", tmp_path)
-    done = run(*options, "--site", site, python=base, PYTHONPATH="")
-    assert done.returncode == 0, done.stderr
-    results = json.loads((tmp_path / "gpu_check.json").read_text())["results"]
-    (engine,) = (item for item in results["engines"] if item["engine"] == "cpu")
-    assert {step["name"]: step["state"] for step in engine["steps"]} == dict.fromkeys(gpu_items.STEPS["engine"], OK)
-    assert "| 2 | fp32 | cpu | ok | ok | ok | ok |" in done.stdout
-    again = run(*options, "--site", site, python=base, PYTHONPATH="")
-    assert "export" not in again.stderr.replace("export_", ""), "a bundle that is there is not exported again"
 
 
 @pytest.mark.gpu

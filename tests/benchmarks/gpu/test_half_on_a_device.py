@@ -14,13 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import txl_export
 from seeded_graph_faults import Fault, graph_faults
 from stand_ins.driver import FakeDriver
 from stand_ins.engine import open_fake_device
 from stand_ins.late_place import LatePlace
-from support import FIXTURES, random_state, small_config
+from support import FIXTURES
 from torch_engine import open_torch
 from txl_export.exporting import _add_selftest
 from txl_export.families.transformer_xl.family import reference_for, weights_of_bundle
@@ -34,11 +32,6 @@ from txl_runtime.streaming.stream import Stream
 
 OLD = FIXTURES / "release_0_8" / "half"
 RULES = ("ring", "rolled")
-SIZES = {
-    "4x192": {"n_layer": 4, "n_head": 4, "d_model": 192, "d_head": 48, "d_inner": 512},
-    "2x512": {"n_layer": 2, "n_head": 8, "d_model": 512, "d_head": 64, "d_inner": 2048},
-    "12x512": {"n_layer": 12, "n_head": 8, "d_model": 512, "d_head": 64, "d_inner": 2048},
-}
 OnDevice = Callable[..., SelftestResult]
 
 
@@ -69,31 +62,6 @@ def check(path: Path, on_device: OnDevice) -> None:
         assert right.largest["rows"] > 0.3, "it rounds as often as was measured"
         for title, fault in graph_faults(open_bundle(path).manifest.transformer_xl.config.n_layer).items():
             assert not on_device(path, update, fault).passed, (update, title)
-
-
-def trained(config: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Random weights of the sizes that training gives: clear scores, and log-probabilities that differ by some nats."""
-    state = random_state(config)
-    for name, tensor in state.items():
-        if name.endswith(("norm.weight", "bias")):
-            tensor.mul_(0.7).add_(0.3 if name.endswith("weight") else 0.0)
-        else:
-            gain = 3.0 if "embedding" in name else 1.5 if name.endswith(("query.weight", "key.weight")) else 1.0
-            gain = 1.5 if "position.weight" in name else gain
-            tensor.mul_(gain / (0.3 * tensor.shape[-1] ** 0.5))
-    return state
-
-
-@pytest.mark.slow(keep=0)
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
-@pytest.mark.parametrize("size", SIZES)
-def test_of_models_of_every_size(size: str, precision: str, tmp_path: Path, on_device: OnDevice) -> None:
-    width = SIZES[size]["d_model"]
-    more = {"vocab_size": 256, "memory_length": 160, "d_embed": width, "embedding_scale": width**0.5}
-    config = small_config(**SIZES[size], **more)
-    options = {"segment_length": (32, 1), "batch_size": 2, "verify": False}
-    txl_export.export(trained(config), tmp_path / "b.txl", config=config, precision=precision, **options)
-    check(tmp_path / "b.txl", on_device)
 
 
 def renewed(folder: Path, spoil: Callable[[dict[str, Any]], None] = lambda _: None) -> Path:

@@ -14,7 +14,7 @@ import txl_export
 import txl_runtime
 from model_forms import ADAPTED, WRITTEN, differences, form_of
 from oracle_stateful import GROWTH, Case, export_case, run_bundle, run_module
-from support import PACKAGES
+from support import PACKAGES, package
 from txl_export.adapters.registry import load_adapted
 from txl_runtime.errors import TxlError
 
@@ -43,6 +43,14 @@ def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cas
             raise
     monkeypatch.setattr(oracle_stateful, "BUILDS", {found.name: lambda weights, config: spec})
     return found
+
+
+def test_a_step_that_would_be_another_is_refused_by_the_user_s_file() -> None:
+    made = package("transformers")
+    sizes = {"vocab_size": 23, "d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 24, "attn_type": "uni"}
+    model = made.XLNetLMHeadModel(made.XLNetConfig(**sizes, dropout=0.0, mem_len=7, same_length=True))
+    with pytest.raises(ValueError, match=r"xlnet\.py"):
+        package("own_modules.xlnet_counted").spec(model)
 
 
 @pytest.mark.slow

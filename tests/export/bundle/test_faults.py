@@ -19,9 +19,9 @@ def checked(found: dict[str, Any], least: int) -> None:
     assert found["cases"] >= least
 
 
-@pytest.mark.parametrize("scenario", ["placing, force", "placing, force, no exchange"])
-def test_placing_leaves_the_old_or_the_new_one_whichever_call_fails(tmp_path, scenario):
-    checked(run_cases(tmp_path, scenario, "EIO", "--kinds", *WRITING), 25)
+@pytest.mark.parametrize("scenario", ["placing, free name", "placing, force", "placing, force, no exchange"])
+def test_placing_leaves_the_old_or_the_new_one_whichever_call_fails_and_wherever_it_is_stopped(tmp_path, scenario):
+    checked(run_cases(tmp_path, scenario, "EIO", "kill", "interrupt", "--kinds", *WRITING), 70)
 
 
 @pytest.mark.parametrize("scenario", ["placing, free name", "placing, force", "placing, force, no exchange"])
@@ -37,7 +37,7 @@ def test_an_export_leaves_the_old_bundle_the_new_one_or_none(tmp_path, scenario)
     export_smallest(made)
     folder = Path(tmp_path / "faults")
     folder.mkdir()
-    checked(run_cases(folder, scenario, "EIO", "kill", "--step", 20, "--made", made, "--kinds", *WRITING), 6)
+    checked(run_cases(folder, scenario, "ENOSPC", "kill", "--step", 20, "--made", made, "--kinds", *WRITING), 6)
 
 
 @pytest.mark.slow

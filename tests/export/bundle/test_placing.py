@@ -1,27 +1,15 @@
 """A bundle gets its name when it is complete, or not at all: errors, signals, dead processes, full disks."""
 
 import contextlib
-import json
 import multiprocessing
 import os
-import shutil
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import txl_export
-import txl_runtime
-from frozen import frozen
-from support import random_state, small_config
-from txl_export.bundle import placing as writing
 from txl_export.bundle.placing import check_destination, publishing
 from txl_runtime.bundle.reading import MANIFEST
 from txl_runtime.errors import TxlError, UsageError
-from txl_runtime.selftest import run_selftest
 
 
 def write(folder: Path, what: str = "new") -> None:
@@ -259,162 +247,3 @@ def test_strange_names_are_names_like_others(tmp_path, name):
     publish(target, force=True, what="newer")
     assert sorted(tmp_path.iterdir()) == sorted([target, neighbour])
     assert content(target) == {"newer"}
-
-
-def test_without_an_exchange_in_one_step_an_error_puts_the_old_bundle_back(old, monkeypatch):
-    monkeypatch.setattr(writing, "_exchange", lambda *_: False)
-    rename = Path.rename
-
-    def failing(self: Path, to: Path) -> Path:
-        if ".partial-" in self.name:
-            raise OSError(5, "Input/output error")
-        return rename(self, to)
-
-    monkeypatch.setattr(Path, "rename", failing)
-    with pytest.raises(TxlError, match="Input/output error"):
-        publish(old, force=True)
-    assert only(old)
-    assert content(old) == {"old"}
-
-
-# ---- stopped at every single step
-
-STEPS = """
-import contextlib, importlib.util, json, os, shutil, signal, sys
-from pathlib import Path
-
-source, root, how, force, exchange = sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4] == "1", sys.argv[5] == "1"
-spec = importlib.util.spec_from_file_location("writing", source)  # without torch, so that forking is cheap and safe
-writing = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(writing)
-if not exchange:
-    writing._exchange = lambda *_: False
-target = root / "model.txl"
-
-
-def publish(what, force):
-    with writing.publishing(target, force) as folder:
-        for name in ("weights.bin", "graph.onnx", "manifest.json"):
-            (folder / name).write_text(what)
-
-
-def found():
-    if not target.exists():
-        return "nothing"
-    texts = [(target / name).read_text() if (target / name).exists() else "?" for name in
-             ("weights.bin", "graph.onnx", "manifest.json")]
-    return texts[0] if len(set(texts)) == 1 and len(list(target.iterdir())) == 3 else "broken"
-
-
-def stop_at(number):
-    seen = [0]
-
-    def hook(event, arguments):
-        if event == "open" or event.startswith(("os.", "shutil.", "fcntl.", "tempfile.", "ctypes.dlsym")):
-            seen[0] += 1
-            if seen[0] == number:
-                if how == "kill":
-                    os.kill(os.getpid(), signal.SIGKILL)
-                raise KeyboardInterrupt
-
-    sys.addaudithook(hook)
-
-
-records, status = [], None
-while status != 0:
-    shutil.rmtree(root, ignore_errors=True)
-    root.mkdir()
-    if force:
-        publish("old", False)
-    child = os.fork()
-    if not child:
-        code = 99
-        try:
-            stop_at(len(records) + 1)
-            publish("new", force)
-            code = 0
-        except KeyboardInterrupt:
-            code = 42
-        finally:
-            os._exit(code)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    record = {"status": status, "found": found(), "left": [p.name for p in root.iterdir() if p != target]}
-    publish("next", True)
-    record |= {"next": found(), "left_by_next": [p.name for p in root.iterdir() if p != target]}
-    records.append(record)
-print(json.dumps(records))
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="signals and forks are Unix's")
-@pytest.mark.parametrize(
-    ("force", "exchange"),
-    [(False, True), (True, True), (True, False)],
-    ids=["free name", "force", "force, no exchange"],
-)
-@pytest.mark.parametrize("how", ["kill", "interrupt"])
-def test_stopped_at_any_step_a_whole_bundle_or_none_is_found(tmp_path, how, force, exchange):
-    arguments = [writing.__file__, str(tmp_path / "root"), how, str(int(force)), str(int(exchange))]
-    command = [sys.executable, "-c", STEPS, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    *stopped, finished = json.loads(done.stdout)
-    assert len(stopped) >= 15
-    assert {record["status"] for record in stopped} == {-signal.SIGKILL if how == "kill" else 42}
-    assert (finished["status"], finished["found"], finished["left"]) == (0, "new", [])
-    # Without the exchange there is one moment at which the old bundle has stepped aside; the next run puts it back.
-    whole = {"old", "new"} if force else {"nothing", "new"}
-    gap = {"nothing"} if force and not exchange and how == "kill" else set()
-    assert {record["found"] for record in stopped} <= whole | gap
-    assert {record["found"] for record in stopped} >= ({"old", "new"} if force else {"nothing"})
-    for record in stopped:
-        if record["found"] == "nothing" and force:
-            assert any(".replaced-" in name for name in record["left"])
-    assert any(record["left"] for record in stopped) == (how == "kill")
-    assert all((record["next"], record["left_by_next"]) == ("next", []) for record in stopped)
-
-
-# ---- a full disk
-
-
-@pytest.fixture
-def tiny(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """A file system of so many kB, mounted here where that is permitted."""
-    mounted = []
-
-    def mount(size: int) -> Path:
-        place = tmp_path / f"tiny{size}"
-        place.mkdir()
-        if sys.platform != "linux" or os.geteuid() or not shutil.which("mount"):
-            pytest.skip("mounting a small file system needs root on Linux")
-        command = ["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", str(place)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"mounting a small file system is not permitted here: {done.stderr.strip()}")
-        mounted.append(place)
-        return place
-
-    yield mount
-    for place in mounted:
-        subprocess.run(["umount", str(place)], check=True)
-
-
-@pytest.mark.parametrize("size", [8, 60], ids="{} kB".format)
-def test_a_full_disk_ends_in_one_line_and_leaves_nothing(tiny, size):
-    values = small_config()
-    place = tiny(size)  # the weights need 28 kB, the graph 17, the rest 10
-    with pytest.raises(TxlError, match=r"disk is full|make room") as told:
-        txl_export.export(random_state(values), place / "model.txl", config=values, segment_length=(4, 3), verify=False)
-    assert told.value.exit_code == 2
-    assert "\n" not in str(told.value)
-    assert not list(place.iterdir())
-
-
-def test_a_full_disk_leaves_the_old_bundle(tiny):
-    old, values = frozen("ring"), small_config()
-    pages = sum(-(-file.stat().st_size // 4096) for file in old.iterdir())
-    target = shutil.copytree(old, tiny(4 * pages + 24) / "model.txl")  # room for the old bundle, not for a second
-    with pytest.raises(TxlError, match="make room"):
-        txl_export.export(random_state(values), target, config=values, segment_length=4, verify=False, force=True)
-    assert only(target)
-    assert run_selftest(txl_runtime.load(target)).passed

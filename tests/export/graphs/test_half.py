@@ -95,43 +95,6 @@ def test_the_bundle_says_and_stores_half(make_bundle, precision: str):
 
 
 @pytest.mark.slow
-def test_fp16_streams_are_close_to_fp32_and_their_state_is_float32(make_bundle):
-    paths = [make_bundle(**ADAPTIVE, precision=name) for name in ("fp16", "fp32")]
-    draws = np.random.default_rng(0)
-    for update in ("ring", "rolled"):
-        half, full = (txl_runtime.load(path, update=update).stream() for path in paths)
-        for number in range(12):
-            tokens = draws.integers(0, 60, (2, 4))
-            counts = draws.integers(0, 5, 2) if number % 2 else np.array([4, 4])
-            found, wanted = half.step(tokens, counts), full.step(tokens, counts)
-            assert found.dtype == np.float32
-            np.testing.assert_allclose(found, wanted, rtol=0, atol=0.05)
-        memory, other = half.memory(), full.memory()
-        for name, rows in memory.items():
-            assert rows.dtype == np.float32
-            np.testing.assert_array_equal(rows, rows.astype(np.float16).astype(np.float32))
-            np.testing.assert_allclose(rows, other[name], rtol=0, atol=0.02)
-        saved = half.snapshot()
-        first = half.step(tokens)
-        half.step(tokens)
-        half.restore(saved)
-        np.testing.assert_array_equal(half.step(tokens), first)
-        half.select([1, 1])
-        assert np.isfinite(half.step(tokens)).all()
-
-
-@pytest.mark.slow
-def test_fp16_padding_changes_no_bit(make_bundle):
-    path = make_bundle(**ADAPTIVE, precision="fp16")
-    for update in ("ring", "rolled"):
-        one, other = (txl_runtime.load(path, update=update).stream() for _ in range(2))
-        for value in (7, 59):
-            tokens = np.array([[1, 2, 3, 4], [5, 6, value, value]])
-            found = [stream.step(tokens, [4, 2]) for stream in (one, other)]
-            np.testing.assert_array_equal(*found)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
 @pytest.mark.parametrize(("operator", "value"), [("Add", np.nan), ("Mul", 0)])
 def test_log_probabilities_that_are_none_in_one_update_rule_fail_without_a_text(tmp_path, precision, operator, value):

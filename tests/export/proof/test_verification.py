@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 from stand_ins.step_stream import AXES, ArrayStream, B
@@ -10,6 +13,7 @@ from txl_export.proof.chains import SEGMENTS
 from txl_export.proof.gates import OUTPUTS, STATES
 from txl_export.proof.parity import ParityError
 from txl_export.proof.unusual_inputs import FAR
+from txl_export.proof.verification import _warn
 from txl_runtime.streaming.state import RowState
 from verified_steps import Heard, MiscountedOnce, OnceWrong, failing, verified
 
@@ -184,3 +188,16 @@ def test_a_fault_is_found_by_its_gate(stream, gates):
         parity.require()
     assert len(str(refused.value).splitlines()) == 1
     assert refused.value.details["parity"]["passed"] is False
+
+
+def test_ids_and_whole_numbers_of_which_few_were_tried_are_named():
+    """One wrong row among 50,000 of a table passes, so it is said how many were drawn."""
+    heard, given = Heard(), [SimpleNamespace(name="tokens", vocab=50_000), SimpleNamespace(name="x", vocab=None)]
+    trial: Any = SimpleNamespace(listener=heard, begun=[], drawn={("tokens", n) for n in range(256)})
+    trial.model = SimpleNamespace(manifest=SimpleNamespace(given=given))
+    trial.reference = SimpleNamespace(below={"position": 64})
+    _warn(trial, 0, SimpleNamespace(segments=8, filling=(), counting=()), [])  # type: ignore[arg-type]
+    assert heard.warnings == [
+        "256 of 50000 ids of tokens were tried, drawn at random",
+        "position was only tried from 0 to 63, as nothing says how large it is; give real inputs",
+    ]

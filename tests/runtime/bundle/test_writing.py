@@ -43,16 +43,6 @@ def test_a_file_has_the_rights_the_user_asked_for(tmp_path):
     assert (tmp_path / "a.state").stat().st_mode & 0o777 == 0o640
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_name_before_the_call_ends(tmp_path, monkeypatch):
-    done: list[str] = []
-    fsync, replace = os.fsync, Path.replace
-    monkeypatch.setattr(os, "fsync", lambda at: (done.append(str(Path(f"/proc/self/fd/{at}").readlink())), fsync(at)))
-    monkeypatch.setattr(Path, "replace", lambda self, to: (done.append("renamed"), replace(self, to)))
-    write_whole(tmp_path / "a.state", b"data")
-    assert [PARTIAL in step or step for step in done] == [True, "renamed", str(tmp_path)]
-
-
 def test_a_plain_write_ends_when_the_disk_holds_the_file(tmp_path, monkeypatch):
     held: list[tuple[bool, int]] = []
     path, fsync = tmp_path / "a.bin", os.fsync

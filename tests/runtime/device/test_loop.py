@@ -15,9 +15,8 @@ import pytest
 from frozen import frozen
 from random_operations import Case, Play
 from stand_ins.engine import open_stand_in
-from txl_runtime import BackendError, Model, StreamState, load
+from txl_runtime import BackendError, Model, load
 from txl_runtime.bundle.reading import open_bundle
-from txl_runtime.bundle.tables import ring_slots
 from txl_runtime.device import choosing
 from txl_runtime.selftest import run_selftest
 
@@ -104,28 +103,6 @@ def test_whatever_is_done_to_a_stream_device_and_cpu_stay_alike(opened, kind, up
     model, case = opened(kind, update, engine)
     for seed in range(2):
         Play(case, model, seed).go(100)
-
-
-@every
-@engines
-def test_restore_is_bit_for_bit_wherever_the_head_and_the_side_stand(opened, kind, update, engine, tmp_path):
-    model, _ = opened(kind, update, engine)
-    ring, _ = ring_slots(model.memory_length, model.segment_lengths[0])
-    stream, b = model.stream(), model.batch_size
-    for seed in range(ring + 3):
-        stream.step(random_tokens(b, 1, seed), [1, seed % 2, 1][:b])
-        state = stream.snapshot()
-        state.save(tmp_path / "a.state")
-        other = model.stream()
-        other.feed(random_tokens(b, 3 + seed, 100))
-        other.restore(StreamState.load(tmp_path / "a.state"))
-        tokens = random_tokens(b, 9, 200 + seed)
-        expected = stream.feed(tokens)
-        assert same_bits(other.feed(tokens), expected)
-        assert other.snapshot().head.tolist() == stream.snapshot().head.tolist()
-        for name, rows in stream.memory().items():
-            assert same_bits(other.memory()[name], rows)
-        stream.restore(state)
 
 
 @every

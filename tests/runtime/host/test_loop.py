@@ -26,24 +26,6 @@ def counts(*values: int) -> np.ndarray:
 
 
 @both
-def test_a_segment_that_is_not_committed_leaves_every_bit(update):
-    one, other = open_loop(update), open_loop(update)
-    for seed in range(9):
-        tried = segment(4, 100 + seed)
-        expected = one.run(tried, counts(4, 3, 0), commit=False).rows().copy()
-        again = one.run(tried, counts(4, 3, 0), commit=False).rows()
-        assert again.tobytes() == expected.tobytes(), "trying twice gives the same"
-        assert one.fill.tolist() == other.fill.tolist()
-        chosen = segment(3, seed)
-        given = (loop.run(chosen, counts(1, 3, 2)).rows().tobytes() for loop in (one, other))
-        assert len(set(given)) == 1
-    for row in range(B):
-        mine, theirs = one.take(row), other.take(row)
-        assert (mine.fill, mine.head) == (theirs.fill, theirs.head)
-        assert all(mine.tensors[name].tobytes() == theirs.tensors[name].tobytes() for name in theirs.tensors)
-
-
-@both
 def test_counts_are_what_they_are_at_each_call_also_where_one_array_is_given_again(update):
     loop, fixed, changing = open_loop(update), counts(4, 4, 4), counts(1, 2, 0)
     fixed.flags.writeable = False
@@ -55,20 +37,6 @@ def test_counts_are_what_they_are_at_each_call_also_where_one_array_is_given_aga
         changing[2] = 3
         assert loop.count(changing) == B
         assert loop.counters.valid.tolist() == changing.tolist()
-
-
-@both
-def test_a_sequence_moves_from_loop_to_loop(update):
-    one, other = open_loop(update), open_loop(update)
-    for seed in range(7):
-        one.run(segment(4, seed), counts(4, 2, 1))
-    other.clear(np.array([1]))
-    other.put(1, one.take(0))
-    tokens = segment(3, 50)["tokens"]
-    moved = np.stack([tokens[1], tokens[0], tokens[2]])
-    first = one.run({"tokens": tokens}, counts(3, 0, 0)).rows()[0].copy()
-    second = other.run({"tokens": moved}, counts(0, 3, 0)).rows()[1]
-    assert first.tobytes() == second.tobytes()
 
 
 @both

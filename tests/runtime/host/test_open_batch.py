@@ -80,19 +80,6 @@ def test_sequences_that_come_and_go_are_the_same_alone(form):
 
 
 @forms
-def test_a_snapshot_goes_on_bit_for_bit_with_as_many_sequences(form):
-    stream = opened(form).stream()
-    b = stream.batch_size
-    for seed in range(6):
-        stream.step(tokens(b, 4, seed), [4, 0 if seed % 2 else 2, 1][:b])
-    kept = stream.snapshot()
-    ids, counts = tokens(b, 4, 50), [some[:b] for some in ([4, 0, 0], [2, 3, 0], [1, 0, 4], [4, 4, 4])]
-    first = [stream.step(ids, some).tobytes() for some in counts]
-    stream.restore(kept)
-    assert [stream.step(ids, some).tobytes() for some in counts] == first
-
-
-@forms
 def test_nothing_reaches_a_result_from_sequences_that_are_not_computed(form):
     """Their memory, their tokens and what they returned before are spoiled."""
     model = opened(form)

@@ -10,7 +10,6 @@ import pytest
 from onnx import TensorProto
 from stand_ins.steps import FRAME, MOST, looking, open_rows, speaking, state
 from step_models import FEATURES, VOCABULARY, WIDTH, B, Graph, StepModel, counting, growing, recurrent
-from support import interrupted
 from txl_runtime import BackendError, BundleError, Stream, UsageError, load
 from txl_runtime.bundle.tables import Input, Output
 
@@ -81,22 +80,6 @@ def test_an_lstm_is_the_lstm_of_onnx_with_any_lengths_in_any_order(open_stream):
     assert whole.state()["count"].tolist() == single.state()["count"].tolist() == [27, 27, 27]
 
 
-def test_rows_grow_through_stages_and_begin_anew(open_stream):
-    stream, shapes = open_stream("growing"), []
-    assert {name: array.shape for name, array in stream.state().items()} == {"clock": (1,), "rows": (B, 0, 4)}
-    first = stream.run(segment("growing", 0))["mean"]
-    for seed in range(1, 5):
-        shapes.append(stream.state()["rows"].shape[1])
-        stream.run(segment("growing", seed))
-    assert shapes == [2, 4, 5, 5]
-    assert stream.state()["clock"].tolist() == [8]
-    assert stream.state()["summary"].shape == (2, B, 3)
-    stream.reset()
-    assert sorted(stream.state()) == ["clock", "rows"], "what was absent is absent again"
-    assert stream.state()["clock"].tolist() == [3]
-    assert stream.run(segment("growing", 0))["mean"].tobytes() == first.tobytes()
-
-
 def test_what_a_segment_leaves_open_of_a_programs_arrays_is_zero(open_stream):
     """Whatever earlier segments put there: NaN in the padding would otherwise reach results that are masked."""
     loop: Any = open_stream("counting").loop
@@ -143,28 +126,6 @@ def test_the_shortest_program_that_holds_a_segment_runs_it(open_stream):
     assert [program.segment_length for program in taken] == [1, 4, 4]
 
 
-@every
-def test_a_segment_that_is_not_committed_leaves_every_bit(open_stream, kind):
-    one, other = open_stream(kind), open_stream(kind)
-    for seed in range(6):
-        before = bits(one.state())
-        tried = bits(one.run(segment(kind, 100 + seed), commit=False))
-        assert bits(one.run(segment(kind, 100 + seed), commit=False)) == tried, "trying twice gives the same"
-        assert bits(one.state()) == before
-        assert bits(one.run(segment(kind, seed))) == bits(other.run(segment(kind, seed)))
-    assert bits(one.state()) == bits(other.state())
-
-
-@every
-def test_an_idle_segment_does_nothing(open_stream, kind):
-    stream = open_stream(kind)
-    stream.run(segment(kind, 0))
-    before = bits(stream.state())
-    found = stream.run(segment(kind, 1), [0] * B)
-    assert not any(array.any() for array in found.values())
-    assert bits(stream.state()) == before
-
-
 @independent
 def test_a_sequence_is_the_same_alone_beside_idle_ones_and_beside_nan(open_stream, kind):
     """Outputs and state of one sequence, bit for bit, whatever stands in the others."""
@@ -193,26 +154,6 @@ def test_a_sequence_is_the_same_alone_beside_idle_ones_and_beside_nan(open_strea
         assert mine == theirs == spared, seed
 
 
-@independent
-def test_sequences_change_places_and_streams(open_stream, kind):
-    one, other = open_stream(kind), open_stream(kind)
-    for seed in range(3):
-        one.run(segment(kind, seed))
-    before = [bits(dict(one.take(row).tensors)) for row in range(B)]
-    fresh = bits(dict(other.take(0).tensors))
-    other.put(2, one.take(0))
-    assert bits(dict(other.take(2).tensors)) == before[0]
-    assert bits(dict(other.take(1).tensors)) == fresh
-    one.select([2, 0])
-    assert one.batch_size == 2
-    assert [bits(dict(one.take(row).tensors)) for row in range(2)] == [before[2], before[0]]
-    one.select([0, 0, 1])
-    assert [bits(dict(one.take(row).tensors)) for row in range(3)] == [before[2], before[2], before[0]]
-    one.reset([1])
-    assert bits(dict(one.take(1).tensors)) == fresh
-    assert bits(dict(one.take(2).tensors)) == before[0]
-
-
 def test_states_no_program_takes_are_refused_and_stay(open_stream):
     stream = open_stream("growing")
     stream.run(segment("growing", 0))
@@ -227,57 +168,6 @@ def test_states_no_program_takes_are_refused_and_stay(open_stream):
     assert stream.state()["rows"].shape == (B, 1, 4)
     stream.reset()
     stream.run(segment("growing", 1))
-
-
-@pytest.mark.parametrize(("kind", "runs"), [("open", 0), ("open", 4), ("looking", 1), ("recurrent", 1), ("growing", 1)])
-def test_a_step_happens_or_does_not_wherever_it_is_interrupted(open_stream, kind, runs):
-    stream, given = open_stream(kind), segment(kind, 50)
-    for seed in range(runs):
-        stream.run(segment(kind, seed))
-    start, before = stream.snapshot(), bits(stream.state())
-    expected = bits(stream.run(given))
-    after, seen, line = bits(stream.state()), set(), 0
-    while True:
-        line += 1
-        stream.restore(start)
-        if not interrupted(lambda: stream.run(given), line):
-            break
-        now = bits(stream.state())
-        assert now in (before, after), f"neither before nor after the step, interrupted at line {line}"
-        seen.add(now == after)
-        if now == before:
-            assert bits(stream.run(given)) == expected
-        assert bits(stream.state()) == after
-    assert seen == {True, False}
-    assert line > 20
-
-
-@pytest.mark.parametrize(
-    ("kind", "change"),
-    [("open", "reset"), ("recurrent", "select"), ("looking", "restore"), ("growing", "restore"), ("counting", "reset")],
-)
-def test_state_that_is_half_replaced_is_not_streamed_on(open_stream, kind, change):
-    stream = open_stream(kind)
-    stream.run(segment(kind, 0))
-    start, before = stream.snapshot(), bits(stream.state())
-    calls = {
-        "reset": stream.reset,
-        "select": lambda: stream.select([2, 0, 1]),
-        "restore": lambda: stream.restore(start),
-    }
-    refused, line = 0, 0
-    while True:
-        line += 1
-        if not interrupted(calls[change], line):
-            break
-        if stream._half_changed:
-            refused += 1
-            for call in (lambda: stream.run(segment(kind, 1)), stream.snapshot, stream.state, lambda: stream.take(0)):
-                with pytest.raises(UsageError, match="half replaced"):
-                    call()
-        stream.restore(start)
-        assert bits(stream.state()) == before
-    assert refused > 3
 
 
 def failing(*_: Any) -> Any:

@@ -173,14 +173,6 @@ def test_words_that_tie_in_the_row_alone_tie(options):
     assert ours == theirs
 
 
-def test_a_flat_nucleus_needs_the_row_and_a_peaked_one_does_not():
-    flat, peaked = (Next(*distributions(SIZES["plain"], SPREADS[name], 0), 1.0) for name in ("flat", "peaked"))
-    for found, fetched in ((flat, 5), (peaked, 0)):
-        ours, theirs = both(found, {"top_p": 0.6}, 5)
-        assert ours == theirs
-        assert found.fetched == fetched
-
-
 def test_a_nucleus_whose_last_word_is_a_close_call_needs_the_row():
     """The sums come in float32: what reaches p by less than their error is for the row to say."""
     parts, clusters = [np.full((B, 512), -60, np.float32)], np.zeros((B, 0), np.float32)

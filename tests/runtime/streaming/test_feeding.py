@@ -54,31 +54,6 @@ def test_windows_overlap_by_the_look_ahead_and_advance_by_a_segment(tmp_path, co
     assert stream.state()["steps"].tolist() == [[columns] * B]
 
 
-def test_feeding_at_once_is_running_segment_by_segment(tmp_path):
-    model, inputs = opened(looking(), tmp_path), inputs_of(10)
-    fed, run = model.stream(), model.stream()
-    whole, parts = fed.feed(inputs), []
-    for first, last in ((0, 4), (4, 8), (8, 10)):
-        window = {"frames": inputs["frames"][first : last + AHEAD], "marks": inputs["marks"][:, first:last]}
-        parts.append(run.run(window | {"gain": inputs["gain"]}))
-    assert whole["near"].tobytes() == np.concatenate([part["near"] for part in parts]).tobytes()
-    assert whole["marked"].tobytes() == np.concatenate([part["marked"] for part in parts], axis=1).tobytes()
-    assert whole["sum"].tobytes() == parts[-1]["sum"].tobytes()
-
-
-def test_the_last_position_alone(tmp_path):
-    model, inputs = opened(looking(), tmp_path), inputs_of(10)
-    lengths = [10, 4, 0]
-    whole, last = model.stream().feed(inputs, lengths), model.stream().feed(inputs, lengths, last=True)
-    assert last["near"].shape == (B, FRAME)
-    assert last["marked"].shape == (B,)
-    for row, count in enumerate(lengths[:2]):
-        assert last["near"][row].tobytes() == whole["near"][count - 1, row].tobytes()
-        assert last["marked"][row] == whole["marked"][row, count - 1]
-    assert not last["near"][2].any()
-    assert last["sum"].tobytes() == whole["sum"].tobytes()
-
-
 def test_what_does_not_count_is_zero_and_changes_nothing(tmp_path):
     model, inputs = opened(looking(), tmp_path), inputs_of(10)
     lengths = [10, 4, 0]

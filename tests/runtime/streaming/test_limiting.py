@@ -49,16 +49,6 @@ def test_it_cuts_as_a_hand_that_cuts_the_state_before_each_segment(kind):
         assert limited.memory()[name].tobytes() == rows.tobytes()
 
 
-@pytest.mark.parametrize("kind", ["ring", "rolled"])
-def test_no_row_is_a_reset_before_each_segment(kind):
-    limited, fresh = opened(kind).stream(memory_length=0), opened(kind).stream()
-    for ids, lengths in segments(3, 12):
-        fresh.reset()
-        np.testing.assert_allclose(limited.step(ids, lengths), fresh.step(ids, lengths), rtol=0, atol=2e-5)
-        assert limited.fill.tolist() == [0] * 3
-    assert all(rows.shape[1] == 0 for rows in limited.memory().values())
-
-
 @kinds
 def test_it_holds_whatever_is_done_to_the_state(kind):
     model = opened(kind)
@@ -108,16 +98,6 @@ def test_the_limit_of_a_row_is_for_whoever_stands_there(kind):
     stream.loop.limit(np.array([1]), 2)
     stream.reset()
     assert stream.fill.tolist() == [min(start, most) for start, most in zip(fresh, [M, 2, M], strict=True)]
-
-
-def test_segments_that_are_not_committed_change_nothing():
-    limited = opened("ring").stream(memory_length=K)
-    limited.feed(tokens(9, 1))
-    before = limited.snapshot()
-    looked = limited.run({"tokens": tokens(4, 2)}, commit=False)
-    assert limited.fill.tolist() == before.fill.tolist()
-    for name, array in limited.run({"tokens": tokens(4, 2)}).items():
-        assert array.tobytes() == looked[name].tobytes()
 
 
 @pytest.mark.parametrize("kind", ["ring", "rolled"])

@@ -82,18 +82,6 @@ def test_another_process_goes_on_bit_for_bit(model_of, tmp_path, kind, runs, b):
     assert bits(np.load(out)) == bits(expected)
 
 
-@every
-def test_a_snapshot_is_gone_back_to_from_any_other_shape(model_of, kind):
-    stream = ran(model_of(kind).stream(), kind, 0)
-    start, state = stream.snapshot(), bits(stream.state())
-    expected = bits(stream.run(segment(kind, 7)))
-    for further in (0, 1, 5):
-        ran(stream, kind, *range(further))
-        stream.restore(start)
-        assert bits(stream.state()) == state
-        assert bits(stream.run(segment(kind, 7))) == expected
-
-
 def test_a_file_says_which_form_it_has(model_of, tmp_path):
     from safetensors import safe_open
 
@@ -189,21 +177,6 @@ def test_lockstep_has_no_state_of_one_sequence(model_of, kind):
     other.put(0, taken)
     assert bits(other.state()) == bits(single.state())
     assert bits(other.run(segment(kind, 3, 1))) == bits(single.run(segment(kind, 3, 1)))
-
-
-@lockstep
-def test_lockstep_sequences_change_places(model_of, kind):
-    stream = ran(model_of(kind).stream(), kind, 0, 1)
-    before = stream.state()
-    stream.select([2, 1, 0])
-    for state in stream._states:
-        found, was = stream.state()[state.name], before[state.name]
-        assert found.tobytes() == (was if state.batch_axis is None else np.flip(was, state.batch_axis)).tobytes()
-    stream.select([1])
-    assert stream.batch_size == 1
-    single = model_of(kind).stream(1)
-    single.restore(stream.snapshot())
-    assert bits(stream.run(segment(kind, 9, 1))) == bits(single.run(segment(kind, 9, 1)))
 
 
 ROWS: dict[str, tuple[Any, str]] = {

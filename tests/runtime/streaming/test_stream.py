@@ -94,33 +94,6 @@ def test_results_beyond_the_lengths_are_exactly_zero_and_the_callers_own(kind):
         assert same_bits(found, kept)
 
 
-@both
-def test_an_idle_sequence_keeps_its_memory_bit_for_bit(kind):
-    (stream,) = streams(kind, 1)
-    stream.feed(random_tokens(3, 5), [5, 5, 3])
-    before = stream.snapshot()
-    stream.feed(random_tokens(3, 9, 1), [0, 0, 0])
-    assert same_state(stream, before)
-    stream.step(random_tokens(3, 1, 2), [0, 1, 0])
-    assert stream.fill.tolist() == [5, 6, 3]
-    for name, rows in stream.memory().items():
-        assert same_bits(rows[0, 1:], before.memory[name][0])
-        assert same_bits(rows[2, 3:], before.memory[name][2, 2:])
-
-
-@kinds
-def test_score_is_what_feed_gives_the_next_tokens(kind):
-    scored, fed = streams(kind)
-    for columns in (1, 2, 5, 6, 10):
-        tokens = random_tokens(fed.batch_size, columns)
-        found = scored.score(tokens)
-        assert (found.shape, found.dtype) == ((fed.batch_size, columns - 1), np.float32)
-        if columns > 1:
-            expected = -np.take_along_axis(fed.feed(tokens[:, :-1]), tokens[:, 1:, None], axis=2)[..., 0]
-            assert same_bits(found, expected)
-        assert same_state(scored, fed)
-
-
 @pytest.mark.parametrize("kind", ["ring", "rolled", "hidden", "clusters"])
 def test_a_score_of_sequences_of_different_lengths_is_that_of_each_alone(kind):
     """Nothing of what stands beyond a length counts, be it an id that there is not."""
@@ -160,18 +133,6 @@ def greedy_by_hand(stream: Stream, steps: int) -> list[np.ndarray]:
     while len(chain) < steps:
         chain.append(stream.step(chain[-1][:, None])[:, 0].argmax(axis=1))
     return chain
-
-
-@kinds
-def test_greedy_generation_is_the_chain_of_most_probable_tokens(kind):
-    stream, by_hand = streams(kind)
-    b = stream.batch_size
-    found = list(stream.generate(PROMPT[:b], 10, temperature=0, lengths=PROMPT_LENGTHS[:b]))
-    assert all(token.shape == (b,) and token.dtype == np.int32 for token in found)
-    assert np.stack(found).tolist() == np.stack(greedy_by_hand(by_hand, 10)).tolist()
-    assert same_state(stream, by_hand)
-    sampled = opened(kind).stream().generate(PROMPT[:b], 10, temperature=5.0, top_k=1, lengths=PROMPT_LENGTHS[:b])
-    assert np.stack(list(sampled)).tolist() == np.stack(found).tolist(), "top-k of one is greedy"
 
 
 def generated(kind: str, rows: int = 3, prompt: np.ndarray = PROMPT, **options: Any) -> list[list[int]]:
@@ -315,57 +276,6 @@ def test_memory_fill_and_snapshot_are_copies(kind):
     assert same_state(stream, untouched)
 
 
-@pytest.mark.parametrize("kind", ["ring", "rolled", "hidden", "zeros", "zeros, rolled"])
-def test_reset_makes_new_sequences_and_leaves_their_neighbours_alone(kind):
-    for rows in (None, [1], 1, (1, 1), "mask", [], "no mask"):
-        stream, new, undisturbed = streams(kind, 3)
-        b = stream.batch_size
-        for other in (stream, undisturbed):
-            other.feed(random_tokens(b, 6))
-        mask = np.arange(b) == (1 if rows == "mask" else b)
-        stream.reset(mask if isinstance(rows, str) else rows)
-        gone = range(b) if rows is None else [] if rows in ([], "no mask") else [1]
-        kept = [row for row in range(b) if row not in gone]
-        for seed in range(1, 4):
-            tokens = random_tokens(b, 5, seed)
-            found, fresh, expected = (other.feed(tokens) for other in (stream, new, undisturbed))
-            assert same_bits(found[gone], fresh[gone])
-            assert same_bits(found[kept], expected[kept])
-        assert not kept or stream.fill.tolist() == undisturbed.fill.tolist()
-        assert kept or same_state(stream, new)
-
-
-@pytest.mark.parametrize("kind", ["ring", "rolled", "hidden", "zeros", "zeros, rolled"])
-def test_select_makes_each_sequence_continue_another(kind):
-    for rows in ([1, 0], [1], [0, 0, 1], [2, 2], [2, 0, 1], "mask"):
-        stream, original = streams(kind)
-        b = stream.batch_size
-        means = [b - 1] if rows == "mask" else [min(row, b - 1) for row in rows][:b]
-        for other in (stream, original):
-            other.feed(random_tokens(b, 9), [9, 5, 2][:b])
-        before = original.snapshot()
-        stream.select(np.arange(b) == b - 1 if rows == "mask" else means)
-        assert stream.batch_size == len(means)
-        assert stream.fill.tolist() == before.fill[means].tolist()
-        for name, found in stream.memory().items():
-            assert same_bits(found, before.memory[name][means][:, before.fill.max() - before.fill[means].max() :])
-        tokens = random_tokens(b, 5, 1)
-        assert_close(stream.feed(tokens[means]), original.feed(tokens)[means])
-
-
-@both
-def test_select_can_grow_a_stream_up_to_the_batch_size_and_come_back(kind):
-    stream, alone = streams(kind, 2, 1)
-    for other in (stream, alone):
-        other.feed(random_tokens(1, 5))
-    stream.select([0, 0, 0])
-    assert (stream.batch_size, stream.fill.tolist()) == (3, [5, 5, 5])
-    stream.step(random_tokens(3, 1, 1), [0, 1, 1])
-    stream.select([0])
-    assert same_state(stream, alone)
-    assert same_bits(stream.feed(random_tokens(1, 9, 2)), alone.feed(random_tokens(1, 9, 2)))
-
-
 @pytest.mark.parametrize("kind", ["ring", "rolled", "hidden", "zeros"])
 def test_what_counted_of_dropped_sequences_does_not_stay_behind(kind):
     """A segment of 4 of all sequences, then of 1 of one: a program of 1 token cannot count 4."""
@@ -381,25 +291,3 @@ def test_what_counted_of_dropped_sequences_does_not_stay_behind(kind):
 
 
 # --- snapshots ----------------------------------------------------------------------------------------------------
-
-
-@kinds
-def test_restore_goes_back_bit_for_bit_also_from_a_file_and_in_another_stream(kind, tmp_path):
-    stream, other = streams(kind)
-    b, path = stream.batch_size, tmp_path / "there is one.state"
-    path.write_text("an older file is replaced")
-    stream.feed(random_tokens(b, 9), [9, 3, 0][:b])
-    state = stream.snapshot()
-    state.save(path)
-    loaded = StreamState.load(path)
-    assert loaded.model_id == state.model_id == opened(kind).manifest.model_id
-    assert (loaded.batch_size, [child.name for child in tmp_path.iterdir()]) == (b, [path.name])
-    tokens = random_tokens(b, 10, 1)
-    first = stream.feed(tokens)
-    after = stream.snapshot()
-    other.feed(random_tokens(b, 9, 2))
-    for restored, kept in ((stream, state), (other, state), (other, loaded)):
-        restored.restore(kept)
-        assert same_state(restored, state)
-        assert same_bits(restored.feed(tokens), first)
-        assert same_state(restored, after)

@@ -251,6 +251,26 @@ def test_real_inputs_are_read_and_constants_given(tmp_path: Path) -> None:
     assert not verified(wrong, tmp_path, segments=8, inputs=_arrays(tmp_path, **real)).passed
 
 
+def test_a_constant_that_the_file_takes_besides_is_given(tmp_path: Path) -> None:
+    def rated(model: onnx.ModelProto) -> None:
+        """The outputs are multiplied by a sampling rate over 16000, as files for speech have it."""
+        graph, cast = model.graph, onnx.helper.make_node("Cast", ["sr"], ["rate"], to=onnx.TensorProto.FLOAT)
+        whole = onnx.numpy_helper.from_array(np.array(16000, np.float32), "whole")
+        nodes = [onnx.helper.make_node("Div", ["rate", "whole"], ["share"])]
+        nodes += [onnx.helper.make_node("Mul", ["unrated", "share"], ["action"])]
+        for node in graph.node:
+            node.output[:] = ["unrated" if name == "action" else name for name in node.output]
+        graph.initializer.append(whole)
+        graph.input.append(onnx.helper.make_tensor_value_info("sr", onnx.TensorProto.INT64, []))
+        graph.node.extend([cast, *nodes])
+
+    rates = [
+        verified(Outside("reset", edit=rated), tmp_path, segments=8, inputs=_arrays(tmp_path, sr=np.array(rate)))
+        for rate in (16000, 8000)
+    ]
+    assert [rate.passed for rate in rates] == [True, False]
+
+
 def _arrays(folder: Path, **arrays: np.ndarray) -> Path:
     np.savez(folder / "real.npz", **arrays)
     return folder / "real.npz"
