@@ -28,7 +28,7 @@ class TriedProgram(Struct, frozen=True):
     Attributes:
         program: its name, or `OPENING`.
         update: the update rule that was loaded.
-        combinations: of sizes that were tried.
+        combinations: of sizes that were tried; 0 of a program that no stream of zeros came to.
         seconds: of processor time that the longest took.
         memory: bytes that the process had taken at most when the last was done; 0 where the system does not say.
     """
@@ -67,7 +67,7 @@ def try_bundle(path: Path, manifest: Manifest, bounds: Bounds, heard: Listener) 
                 for first in manifest.segment_lengths:
                     others = [length for length in manifest.segment_lengths if length != first]
                     _run(model, sequences, [first, *others], tried)
-            found += _summed(tried, update)
+            found += _summed(tried, model)
     return found
 
 
@@ -84,10 +84,12 @@ def _run(model: Model, sequences: int, lengths: list[int], tried: Tried) -> None
                     stream.loop.output.logprobs(result.last(), np.zeros((sequences, manifest.vocab_size), np.float32))
 
 
-def _summed(tried: Tried, update: str) -> Iterator[TriedProgram]:
+def _summed(tried: Tried, model: Model) -> Iterator[TriedProgram]:
     """One row for opening, and one for each program."""
-    yield TriedProgram(OPENING, update, 1, tried.opened.seconds, tried.opened.memory)
-    for name in dict.fromkeys(name for name, _ in tried.tried):
+    yield TriedProgram(OPENING, model.update, 1, tried.opened.seconds, tried.opened.memory)
+    ran = [name for name, _ in tried.tried]
+    for name in dict.fromkeys([program.name for program in model.backend.programs] + ran):
         answers = [answer for (program, _), answer in tried.tried.items() if program == name]
-        seconds, memory = (max(getattr(answer, key) for answer in answers) for key in ("seconds", "memory"))
-        yield TriedProgram(name, update, len(answers), seconds, memory)
+        seconds = max((answer.seconds for answer in answers), default=0.0)
+        memory = max((answer.memory for answer in answers), default=0)
+        yield TriedProgram(name, model.update, len(answers), seconds, memory)

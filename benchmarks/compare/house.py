@@ -65,9 +65,9 @@ PLACES = ("runtime", "export", "")
 """Where packages lie in a checkout."""
 LEVELS = {"errors": 0, "types": 0, "listener": 0, "starting": 0, "files": 0, "installing": 0}
 LEVELS |= {"update_rules": 1, "ladder": 1, "bundle": 1, "guard": 2, "streaming": 3, "host": 4, "device": 4, "model": 5}
-LEVELS |= {"sessions": 6, "selftest": 6}
+LEVELS |= {"sandbox": 1, "sessions": 6, "selftest": 6}
 """The same of the runtime's rooms; its root, which names what is public, stands above all of them."""
-RUNTIME_ROOMS = ("bundle", "guard", "streaming", "host", "device", "sessions")
+RUNTIME_ROOMS = ("bundle", "guard", "sandbox", "streaming", "host", "device", "sessions")
 DEPLOY_ROOMS = ("bench", "serve", "triton", "corpora")
 
 BESIDE = {

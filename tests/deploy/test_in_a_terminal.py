@@ -27,6 +27,7 @@ DRAWN = {
     "verify": ("verify kv --segments 100000", BAR),
     "export": ("export good.pt --segment-length 2 -o new.txl", BAR),
     "inspect an ONNX file": ("inspect wide.onnx", BAR),
+    "inspect --check": ("inspect kv --check", BAR),
 }
 """What draws bars, with so much to do that Ctrl-C comes before the end."""
 LONG = {

@@ -1,4 +1,4 @@
-"""`txl-deploy inspect`: what a bundle or a checkpoint is, without running or trusting it."""
+"""`txl-deploy inspect`: what a bundle or a checkpoint is, without trusting it; with --check, a bundle is tried."""
 
 from __future__ import annotations
 
@@ -56,10 +56,11 @@ def run(
         bool, typer.Option("--check", help="Try a bundle in a bounded process: each length, B sequences and one.")
     ] = False,
     memory: Annotated[
-        int | None, typer.Option(help="Bytes that --check may take.", show_default="512 MiB + 64 x weights")
+        int | None,
+        typer.Option(help="Bytes for --check; 512 MiB + 64 x weights without.", show_default=False),
     ] = None,
     processor_seconds: Annotated[
-        int | None, typer.Option(help="Processor time of each run that --check may take.", show_default="30")
+        int | None, typer.Option(help="Seconds for each run of --check; 30 without.", show_default=False)
     ] = None,
     json: Json = False,
 ) -> None:

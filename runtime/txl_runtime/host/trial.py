@@ -14,11 +14,10 @@ from collections.abc import Callable, Collection, Sequence
 import msgspec
 import numpy as np
 
-from txl_runtime import errors
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import Program, TensorSpec
-from txl_runtime.errors import BundleError, UsageError, brief, some
+from txl_runtime.errors import BackendError, BundleError, UsageError, brief, some
 from txl_runtime.host import trial_child
 from txl_runtime.host.engine import Engine
 from txl_runtime.host.trial_child import Answer, Combination, Opening, Request, Tensor
@@ -134,14 +133,13 @@ class Tried(Engine):
     def _asked(self, request: Request, what: str) -> Answer:
         try:
             answer = msgspec.msgpack.decode(self._process.ask(msgspec.msgpack.encode(request)), type=Answer)
-        except EndedError as error:
+        except (EndedError, msgspec.DecodeError) as error:
             raise self._refused(f"in a trial, {what}: {error}") from None
         if answer.kind and isinstance(request, Opening):
             said = answer.error.replace(str(self._bundle.folder.place), str(self._bundle.path))
-            kind: type[errors.TxlError] = getattr(errors, answer.kind)
-            raise kind(said)
+            raise (BackendError if answer.kind == "BackendError" else BundleError)(said)
         if answer.kind:
-            raise self._refused(f"in a trial, {answer.error}")
+            raise self._refused(f"in a trial, {what}: {answer.error}")
         return answer
 
     def _check_declared(self) -> None:

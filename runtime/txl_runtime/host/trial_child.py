@@ -10,7 +10,7 @@ import hashlib
 import sys
 import time
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ from msgspec import Struct
 from txl_runtime.bundle.folder import undisturbed
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import Bundle, read_bundle
-from txl_runtime.errors import BackendError, TxlError, one_line
+from txl_runtime.errors import BackendError, BundleError, one_line
 from txl_runtime.host.onnxruntime_cpu import OnnxRuntimeCpu
 from txl_runtime.types import Array
 
@@ -53,14 +53,14 @@ class Answer(Struct, frozen=True):
     """How a request went.
 
     Attributes:
-        kind, error: the class of `txl_runtime.errors` and its message; "" where all went well.
+        kind, error: the class of error and its message; "" where all went well.
         manifest: what was opened, as `digest` says it.
         description, least_rows: of the engine that opened it.
         memory: bytes that this process took at most, so far; 0 where the system does not say.
         seconds: of processor time that the request took.
     """
 
-    kind: str = ""
+    kind: Literal["", "BundleError", "BackendError"] = ""
     error: str = ""
     manifest: str = ""
     description: str = ""
@@ -87,8 +87,8 @@ def answer(request: bytes) -> bytes:
     begun = time.process_time()
     try:
         found = _open(asked) if isinstance(asked, Opening) else _run(asked)
-    except TxlError as error:
-        found = Answer(type(error).__name__, str(error))
+    except (BackendError, BundleError) as error:
+        found = Answer("BackendError" if isinstance(error, BackendError) else "BundleError", str(error))
     except MemoryError:
         raise  # it ends the process, whose starter says so
     except Exception as error:  # ONNX Runtime and NumPy raise their own kinds

@@ -11,6 +11,8 @@ from frozen import frozen
 from hostile_graphs import insert, node
 from resealing import reseal
 
+from txl_deploy import trying
+
 
 @pytest.fixture
 def ending(tmp_path: Path) -> Path:
@@ -43,6 +45,13 @@ def test_states_grow_until_no_sizes_are_new(run, name, sizes):
     document = run("inspect", frozen(name), "--check", "--json").document
     tried = {row["program"]: row["combinations"] for row in document["tried"]}
     assert tried == sizes | {"(opening)": 1}
+
+
+def test_a_program_that_no_stream_came_to_is_listed(run, monkeypatch):
+    monkeypatch.setattr(trying, "_run", lambda *_: None)
+    document = run("inspect", frozen("policy-16"), "--check", "--json").document
+    tried = {row["program"]: row["combinations"] for row in document["tried"]}
+    assert tried == {"(opening)": 1, "step-4": 0, "step-1": 0}
 
 
 def test_the_table_stands_below_what_the_bundle_says(run):

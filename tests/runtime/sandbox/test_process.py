@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support import until
+from txl_runtime.errors import UsageError
 from txl_runtime.sandbox.process import Bounded, Bounds, EndedError
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only there does the system keep the limits")
@@ -88,6 +89,18 @@ def test_a_process_that_ends_says_why_and_answers_no_more(program, request_, why
                 process.ask(request_)
             assert str(ended.value) == why
         assert gone(process)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, value) for name in ("memory", "processor_seconds") for value in (0, -1, True, 1.5, 2**60, "1", None)),
+        *(("seconds", value) for value in (0, -1.0, True, float("nan"), float("inf"), "1")),
+    ],
+)
+def test_bounds_are_positive_numbers(name, value):
+    with pytest.raises(UsageError, match=f"bounds: {name} is .*, expected a .*number above 0, at most .*; give that"):
+        Bounds(**{"memory": 2**20, name: value})
 
 
 def test_each_request_has_processor_time_of_its_own(program):
