@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import re
-import signal
-import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,12 +14,10 @@ import numpy as np
 import pytest
 import txl_runtime
 from browsing import (
-    FLAGS,
     SCHEMES,
     WIDTHS,
     Window,
     accessibility,
-    chromium,
     opened,
     reached_by_tab,
     served,
@@ -35,7 +29,6 @@ from hostile import HOSTILE
 from playing import Playground, playing
 from resealing import copied, reseal
 from serving import serving
-from support import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 TEXT = "def main(arguments):\n    return arguments"
@@ -419,38 +412,6 @@ def test_a_second_tab_is_refused_until_the_first_is_closed(chrome, server):
         second.page.get_by_role("status").filter(has_text="Ready").wait_for()
         assert second.foreign == second.dialogs == []
         assert {line for line in second.said if "429" not in line} == set(), "the browser notes the refusal itself"
-
-
-def test_a_browser_that_is_killed_leaves_no_sessions(chrome, server):
-    with killable(chrome) as (other, process):
-        window = Window(other.new_context().new_page())  # which nobody closes: its browser is dead then
-        window.page.goto(server.address)
-        window.page.get_by_role("status").filter(has_text="Ready").wait_for()
-        write(window, "def ", Tokens_to_generate=1000)
-        press(window, "Generate")
-        window.page.locator("#text [role=option]").nth(20).wait_for()
-        assert sessions_of(server) == 1
-        os.killpg(process.pid, signal.SIGKILL)
-        until(lambda: sessions_of(server) == 0, 60)
-    with at_desk(chrome, server) as window:
-        assert window.faults() == []
-
-
-@contextlib.contextmanager
-def killable(chrome: Any) -> Iterator[tuple[Any, subprocess.Popen[str]]]:
-    """Another browser, and the process of it."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        options = [*FLAGS, "--headless", "--remote-debugging-port=0", f"--user-data-dir={folder}"]
-        process = subprocess.Popen([chromium(), *options], stderr=subprocess.PIPE, text=True, start_new_session=True)
-        try:
-            assert process.stderr is not None
-            line = next(line for line in process.stderr if "DevTools listening on " in line)
-            yield chrome.browser_type.connect_over_cdp(line.split()[-1]), process
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            process.stderr.close()
 
 
 def sessions_of(server: Playground) -> int:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +14,6 @@ import pytest
 import torch
 import txl_export
 import txl_runtime
-from support import cli
 from txl_export import StepSpec
 
 pytestmark = pytest.mark.slow(keep=9)
@@ -173,48 +169,3 @@ def test_the_first_lines_of_a_sample_are_commands(name: str) -> None:
     assert commands[0][:3] == ["python", f"samples/own/{name}.py", "--train"]
     weights = commands[0][3]
     assert commands[1][1:5] == ["export", f"samples/own/{name}.py:build", "--weights", weights]
-
-
-COUNTED = """
-import itertools, runpy, sys, time
-updates = itertools.count()
-time.monotonic = lambda: float(next(updates))
-del sys.argv[0]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-"""Runs a sample whose seconds are updates of the weights: it trains the same on every machine, however busy."""
-FULL: dict[str, str] = {
-    "recurrent_policy": "--batch-size 8",
-    "changed_transformer_xl": "--vocabulary bytes.json",
-    "selective_state": "--vocabulary bytes.json --segment-length 32 --segment-length 1",
-    "streaming_frames": "--segment-length 8 --batch-size 4",
-}
-
-
-@pytest.mark.slow(keep=0)
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", NAMES)
-def test_a_sample_of_full_size_is_trained_exported_and_proven(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    script = str(OWN / f"{name}.py")
-    command, updates = [sys.executable, script], 60 if "bytes.json" in FULL[name] else 300  # memory is worth something
-    if name == "recurrent_policy":
-        training = [*command, "--updates", "1000"]
-    else:
-        training = [sys.executable, "-c", COUNTED, script, "--seconds", str(updates)]
-    subprocess.run([*training, "--train", "weights.pt"], check=True, timeout=600)
-    for precision in ("fp32", "fp16"):
-        source = [f"{OWN / name}.py:build", "--weights", "weights.pt", "-o", "model.txl", "--force"]
-        result = cli("export", *source, *FULL[name].split(), "--precision", precision, "--json")
-        assert result.returncode == 0, result.stderr
-        gates = {gate["name"]: gate["verdict"] for gate in json.loads(result.stdout)["parity"]["gates"]}
-        assert set(gates.values()) <= {"passed", "not judged"}, gates
-        assert cli("selftest", "model.txl").returncode == 0
-    if "bytes.json" in FULL[name]:
-        assert cli("generate", "model.txl", "--prompt", "def ", "--max-new-tokens", 20, "--seed", 1).stdout
-    else:
-        told = subprocess.run([*command, "--run", "model.txl"], capture_output=True, text=True, check=True)
-        shares = [int(share) for share in re.findall(r"(\d+)%", told.stdout)]
-        assert shares[0] >= shares[-1] + 15, told.stdout

@@ -18,7 +18,7 @@ import txl_export
 import txl_runtime
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import cli, package
+from support import package
 from torch import Tensor, nn
 from txl_export import InputSpec, OutputSpec, StateSpec, StepSpec
 
@@ -226,19 +226,3 @@ def test_the_readme_has_the_commands_of_the_file() -> None:
     assert len(own) == 3
     assert commands((FOLDER / "README.md").read_text())[:3] == own
     assert all((FOLDER.parents[1] / command[1]).is_file() for command in own if command[0] == "python")
-
-
-@pytest.mark.slow(keep=0)
-@pytest.mark.timeout(600)
-def test_the_sample_of_full_size_is_trained_exported_and_listens(tmp_path: Path) -> None:
-    training, listening = ([sys.executable, str(FOLDER / f"{name}.py")] for name in ("target_tone", "listen"))
-    subprocess.run([*training, "tone.pt", "--updates", "150"], check=True, cwd=tmp_path, timeout=500)
-    target = FOLDER / "target_tone.py"
-    lengths = ["--segment-length", "8", "--batch-size", "4"]
-    made = cli("export", f"{target}:build", "--weights", "tone.pt", "-o", "tone.txl", *lengths, cwd=tmp_path)
-    assert made.returncode == 0, made.stderr
-    told = subprocess.run([*listening, "tone.txl"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert ": as from the whole utterance, at most " in told.stdout
-    found, _, forgetful = (int(share) for share in re.findall(r": (\d+)%", told.stdout))
-    assert found >= 75, told.stdout
-    assert found >= forgetful + 40, told.stdout

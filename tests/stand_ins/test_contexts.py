@@ -148,34 +148,6 @@ def test_what_a_run_works_in_holds_garbage_afterwards_and_no_tensor(hand):
     assert "tensors in the memory that is worked in" in violations(made)
 
 
-def test_memory_to_work_in_serves_one_run_at_a_time(hand):
-    made = hand(RTX)
-    first, other = made.ready(), made.queue
-    made.run(first)
-    made.queue = made.device.queue()
-    second = made.ready()
-    second.execute_async_v3(made.queue.handle)
-    assert "works in memory that another stream's work is in" in violations(made)
-    other.wait()
-    made.ran(second)
-
-
-@pytest.mark.parametrize("version", [TENSORRT, RTX])
-@pytest.mark.parametrize("recorded", [False, True])
-def test_a_context_lives_until_its_work_is_done(hand, version, recorded):
-    made = hand(version)
-    context = made.ready()
-    if recorded:
-        made.ran(context)
-        made.queue.capture(lambda bound=context: made.run(bound))()
-    else:
-        made.run(context)
-    del context
-    assert "1 tasks await" in violations(made)
-    made.driver.drain()
-    assert "memory that was freed" in violations(made)
-
-
 def test_a_context_s_memory_counts(hand):
     made = hand(TENSORRT)
     before = made.driver.memory.used()
@@ -197,16 +169,6 @@ def test_nothing_is_moved_under_a_context_that_has_run(hand):
     assert "was moved after the context had run" in violations(made)
     context.set_device_memory(made.blocks[3].address, made.blocks[3].size)
     assert "memory to work in was moved after" in violations(made)
-
-
-def test_a_context_is_asked_about_a_stream_when_it_is_set_up(hand):
-    made = hand(RTX)
-    made.context().is_stream_capturable(made.queue.handle)
-    assert "asked about a stream before it was set up" in violations(made)
-    assert made.ready().is_stream_capturable(made.queue.handle)
-    assert not made.ready().is_stream_capturable(0)
-    older = hand(RTX, given_memory=False)
-    assert not older.ready(strategy="STATIC").is_stream_capturable(older.queue.handle)
 
 
 # --- what a record bears ------------------------------------------------------------------------------------------

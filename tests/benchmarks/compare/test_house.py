@@ -63,16 +63,6 @@ def test_a_question_about_the_kind_of_model_is_known_by_its_form(text: str, form
     assert sorted(form for _, form in house.questions(ast.parse(text))) == sorted(forms)
 
 
-def test_questions_are_counted_in_their_rooms(tmp_path: Path) -> None:
-    asked = 'if update == "ring":\n    pass\nelif update == "rolled":\n    pass\n'
-    found = house.counted(checkout(tmp_path, txl_runtime__host__loop=asked, txl_runtime__model="x = 1\n"))
-    figures = house.figures(found)
-    assert figures["questions, runtime/host"] == figures["questions, runtime in all"] == 2
-    assert figures["questions, runtime/root"] == 0
-    assert found.questions["runtime/host"][0] == ("runtime/txl_runtime/host/loop.py", "1", "rule")
-    assert "host/loop.py: 1 rule, 3 rule" in house.details(found)
-
-
 def test_lines_of_code_are_those_without_comments_and_docstrings() -> None:
     text = '"""A module.\n\nOf several lines.\n"""\n\n# why\nx = 1  # a number\n"""What it is."""\n'
     text += 'y = """two\n\nlines"""\n'
@@ -131,12 +121,6 @@ def test_arrows_that_go_up_are_found(tmp_path: Path) -> None:
     ]
 
 
-def test_imports_for_types_alone_make_circles_too(tmp_path: Path) -> None:
-    text = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from txl_runtime.b import x\n"
-    found = house.counted(checkout(tmp_path, txl_runtime__a=text, txl_runtime__b="from txl_runtime.a import y\n"))
-    assert found.circles == [["txl_runtime.a", "txl_runtime.b"], ["room a", "room b"]]
-
-
 def test_two_checkouts_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,13 +134,6 @@ def test_two_checkouts_are_compared(
     monkeypatch.setattr(sys, "argv", ["house.py", str(old), "--json"])
     house.main()
     assert json.loads(capsys.readouterr().out)["checkout"]["figures"]["questions of form rule"] == 1
-
-
-@pytest.mark.slow
-def test_this_checkout_is_counted_whole() -> None:
-    found = house.counted(ROOT)
-    files = [path for place in ("runtime", "export", "txl_deploy") for path in (ROOT / place).rglob("*.py")]
-    assert sum(lines for lines, _ in found.lines.values()) == sum(path.read_text().count("\n") for path in files)
 
 
 def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:

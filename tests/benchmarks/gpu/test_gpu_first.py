@@ -14,7 +14,6 @@ import tarfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import gpu_check
@@ -210,38 +209,6 @@ def test_the_plan_for_a_machine_without_a_network_fits_what_such_a_machine_gives
     tree = sum((ROOT / name).lstat().st_size for name in listed.split("\0") if (ROOT / name).exists())
     (mib,) = re.findall(r"choices=range\(1, 1025\).*default=(\d+)", (FOLDER / "carry.py").read_text())
     assert tree + int(mib) * 2**20 + 2**20 < 64 * 2**20
-
-
-def test_on_windows_a_process_that_hangs_is_ended_and_one_that_was_interrupted_ends_by_itself(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Ctrl-C reaches all processes at a console there, and `Popen.send_signal` takes no SIGINT."""
-
-    class Process:
-        def __init__(self, hangs: bool) -> None:
-            self.hangs, self.ended, self.code = hangs, 0, None
-
-        def poll(self) -> int | None:
-            return self.code
-
-        def wait(self, seconds: float) -> None:
-            if self.hangs and not self.ended:
-                raise subprocess.TimeoutExpired("program", seconds)
-            self.code = 130
-
-        def terminate(self) -> None:
-            self.ended += 1
-
-        def send_signal(self, asked: int) -> None:
-            if asked != signal.SIGTERM:
-                raise ValueError(f"Unsupported signal: {asked}")
-            self.terminate()
-
-    monkeypatch.setattr(gpu_items, "os", SimpleNamespace(name="nt"))
-    for request, hangs, ended in ((signal.SIGINT, False, 0), (signal.SIGINT, True, 1), (signal.SIGTERM, True, 1)):
-        process: Any = Process(hangs)
-        gpu_items._end(process, request)
-        assert (process.ended, process.code) == (ended, 130)
 
 
 def test_rtx_has_the_time_of_what_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

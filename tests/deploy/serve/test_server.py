@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 
 import httpx2
@@ -238,23 +237,6 @@ def test_a_killed_server_goes_on_with_its_sessions(letters, tmp_path):
 
 
 @pytest.mark.slow
-def test_lost_sessions_are_told_and_the_others_go_on(letters, tmp_path):
-    kept = tmp_path / "kept"
-    with serving(letters, "--checkpoint-dir", kept) as server:
-        for number in range(14):
-            httpx2.post(f"{server.url}/v1/completions", json={**PROMPT, "session": str(number)})
-        assert server.end() == 0
-    for file in sorted(kept.glob("*.session"))[:12]:
-        file.write_bytes(b"damaged")
-    with serving(letters, "--checkpoint-dir", kept) as server:
-        assert len(httpx2.get(f"{server.url}/v1/sessions").json()["data"]) == 2
-        server.end()
-    events = [json.loads(line)["event"] for line in server.log.splitlines()]
-    assert events.count("session_lost") == 10
-    assert events.count("sessions_lost") == 1
-
-
-@pytest.mark.slow
 def test_a_second_interrupt_ends_it_at_once(letters):
     asked = {**PROMPT, "max_tokens": 16000, "stream": True}
     with (
@@ -302,26 +284,6 @@ def test_connections_beyond_the_most_and_headers_without_an_end_are_sent_away(be
     with connected(beside) as client:
         client.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * (2 * HEADER_BYTES))
         assert whole(client).startswith(b"HTTP/1.1 400")
-
-
-@pytest.mark.slow
-def test_many_at_once_are_served_in_turns(letters):
-    with serving(letters, "--max-waiting", 8) as server:
-        answers: list[httpx2.Response] = []
-
-        def ask() -> None:
-            answers.append(httpx2.post(f"{server.url}/v1/completions", json={**PROMPT, "max_tokens": 400}, timeout=60))
-
-        threads = [threading.Thread(target=ask) for _ in range(40)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        statuses = [answer.status_code for answer in answers]
-        assert set(statuses) == {200, 429}
-        assert statuses.count(200) >= 10
-        assert len({answer.json()["choices"][0]["text"] for answer in answers if answer.status_code == 200}) == 1
-        assert all(int(answer.headers["retry-after"]) >= 1 for answer in answers if answer.status_code == 429)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ from frozen import KEPT, frozen, opened
 from support import Counted
 from txl_runtime import Model, UsageError, load
 from txl_runtime.host.loop import HostLoop
-from txl_runtime.host.placements import Ring
 from txl_runtime.ladder import rung
 
 LIMIT = rung("fp32", "cpu").logprobs
@@ -77,37 +76,6 @@ def test_sequences_that_come_and_go_are_the_same_alone(form):
             theirs = together.memory()[name][row]
             close = LIMIT * max(1.0, np.abs(rows).max(initial=0))
             np.testing.assert_allclose(theirs[len(theirs) - rows.shape[1] :], rows[0], rtol=0, atol=close)
-
-
-@forms
-def test_nothing_reaches_a_result_from_sequences_that_are_not_computed(form):
-    """Their memory, their tokens and what they returned before are spoiled."""
-    model = opened(form)
-    clean, spoiled, b = model.stream(), model.stream(), model.batch_size
-    for seed in range(4):
-        for stream in (clean, spoiled):
-            stream.step(tokens(b, 4, seed))
-    for held in _arrays(spoiled.loop):
-        held[b - 1 :] = np.nan
-    for _, returned in spoiled.loop._arrays.values():
-        for array in returned.values():
-            array[...] = np.nan
-    for seed in range(10, 14):
-        ids = tokens(b, 3, seed)
-        ours, theirs = (stream.step(ids, [*[3, seed % 3][: b - 1], 0]) for stream in (spoiled, clean))
-        assert ours.tobytes() == theirs.tobytes()
-        result = spoiled.loop.run({"tokens": ids}, np.array([2, 0, 0][:b], np.int32), commit=False)
-        assert np.isfinite(result.rows()[1:]).all(), "what is not computed is zero"
-    for name, rows in spoiled.memory().items():
-        assert rows[: b - 1].tobytes() == clean.memory()[name][: b - 1].tobytes()
-
-
-def _arrays(loop: HostLoop) -> list[np.ndarray]:
-    found: list[Any] = []
-    for placement in loop.placements:
-        ring = isinstance(placement, Ring)
-        found += [*placement.all] if ring else [array for side in placement.sides for array in side.values()]
-    return found
 
 
 def test_more_sequences_than_the_bundle_has_are_refused():

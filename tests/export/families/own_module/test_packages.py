@@ -59,13 +59,6 @@ def compressive(model: Any, inputs: Named, memory: Any) -> tuple[Named, Any, Nam
     return {"logits": logits}, memory, {"mem": memory.mem, "compressed_mem": memory.compressed_mem}
 
 
-def block_recurrent(model: Any, inputs: Named, memory: Any) -> tuple[Named, Any, Named]:
-    rows, vectors = memory or ([], [])
-    logits, rows, vectors = model(inputs["tokens"], xl_memories=rows, states=vectors)
-    states = {f"xl.{n:02d}.kv": one for n, one in enumerate(rows)}
-    return {"logits": logits}, (rows, vectors), states | {f"recurrent.{n:02d}.state": v for n, v in enumerate(vectors)}
-
-
 def memory_transformer_xl(model: Any, inputs: Named, memory: Any) -> tuple[Named, Any, Named]:
     logits, memory = model(inputs["tokens"], memories=memory)
     return {"logits": logits}, memory, {"short": memory.short, "long": memory.long}
@@ -88,24 +81,6 @@ def infini_attention(model: Any, inputs: Named, memory: Any) -> tuple[Named, Any
 
 
 LIVE = {
-    "compressive": Live(
-        "compressive",
-        "compressive_transformer_pytorch",
-        "CompressiveTransformer",
-        BASE | {"seq_len": 4, "mem_len": 6, "cmem_len": 2, "cmem_ratio": 3},
-        4,
-        compressive,
-    ),
-    "block-recurrent": Live(
-        "block_recurrent",
-        "block_recurrent_transformer_pytorch",
-        "BlockRecurrentTransformer",
-        BASE
-        | {"dim_head": 8, "max_seq_len": 8, "block_width": 4, "num_state_vectors": 3, "recurrent_layers": (1, 2)}
-        | {"all_layers_qk_rmsnorm": True},
-        8,
-        block_recurrent,
-    ),
     "memory-transformer-xl": Live(
         "memory_transformer_xl",
         "memory_transformer_xl",
