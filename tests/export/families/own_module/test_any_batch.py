@@ -86,7 +86,7 @@ def exported(spec: StepSpec, path: Any, batch_size: int = B, **options: Any) -> 
     return open_bundle(path), [text for text in heard.warnings if "segment costs" in text]
 
 
-@pytest.mark.parametrize("made", [policy, cell, ahead, counted, lambda: step(from_zeros)])
+@pytest.mark.parametrize("made", [policy, cell, ahead, counted, lambda: step(from_zeros), lambda: step(chosen)])
 def test_programs_leave_b_open_and_their_tables_keep_it(made, tmp_path):
     spec = made()
     lengths = {} if any("L" in entry.shape for entry in spec.inputs) else {"segment_length": ()}
@@ -114,7 +114,6 @@ EXACTLY = "the graph of step-2 works for exactly 3 sequences: "
         (a_number, EXACTLY + "Mul computes with a number that changes with B"),
         (a_part, EXACTLY + "run with fewer, the graph's y is .* away from the module's"),
         (of_three, EXACTLY + r"it cannot be captured with B \+ 1 = 4: .*three are enough"),
-        (chosen, r"with B left open, a bundle's loader refuses step-2: has indices of .* at GatherND"),
     ],
 )
 def test_what_cannot_be_opened_keeps_b_and_export_says_why_in_one_line(change, said, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ from txl_export.families.own_module.own_code import is_users
 from txl_export.families.own_module.plan import make_plan
 from txl_export.families.own_module.spec import InputSpec, StateSpec, StepSpec
 from txl_runtime.errors import UsageError
+from txl_runtime.guard import graph_check
+from txl_runtime.guard.protobuf import RefusedError
 from txl_runtime.listener import Silent
 
 X, H = [InputSpec("x", ("B", 4))], [StateSpec("h", ("B", 4))]
@@ -190,7 +193,7 @@ class Chooses(nn.Module):
         elif self.form == "one place":
             score[..., (x > 0).sum() % 4] = x[:, None]
         else:
-            score[:, 0, :, 0][h == h] = x.flatten()
+            score = score + x.sin().sum()
         return score.sum((1, 2)), h * 0.5 + x
 
 
@@ -202,11 +205,19 @@ def test_a_choice_by_values_is_told_after_one_attempt_with_its_line_and_what_to_
     assert attempts == ["export"]
 
 
-def test_a_node_that_no_graph_may_have_is_told_with_the_line_that_it_comes_from(tmp_path):
-    said = refused(Chooses("a value each"), tmp_path)
-    assert "a size that is computed from data at Expand ['" in said
+def test_a_node_that_no_graph_may_have_is_told_with_the_line_that_it_comes_from(tmp_path, monkeypatch):
+    real = graph_check._returned
+
+    def returned(op: str, *rest: Any) -> Any:
+        if op == "Sin":
+            raise RefusedError("no good reason", "one")
+        return real(op, *rest)
+
+    monkeypatch.setattr(graph_check, "_returned", returned)
+    said = refused(Chooses("a sine"), tmp_path)
+    assert "its graph has no good reason at Sin ['" in said
     assert "(test_diagnosis.py:" in said
-    assert "score[:, 0, :, 0][h == h] = x.flatten())" in said
+    assert "x.sin().sum())" in said
 
 
 def test_a_package_of_the_system_is_no_code_of_the_users():
