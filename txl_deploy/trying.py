@@ -80,7 +80,7 @@ def _run(model: Model, sequences: int, lengths: list[int], tried: Tried) -> None
         with contextlib.suppress(UsageError):  # no program takes this length with the state as it is
             while before < (before := len(tried.tried)):
                 result = stream.loop.run(inputs, counts)
-                if manifest.logprobs is not None:
+                if manifest.clusters:
                     stream.loop.output.logprobs(result.last(), np.zeros((sequences, manifest.vocab_size), np.float32))
 
 

@@ -39,7 +39,7 @@ class Tried(Engine):
 
     The trial opens all graphs at once. Here a graph is opened when a combination of its program has been tried, so that
     one whose trial ends costs nothing here. What was tried is bound and run by the engine itself: a step of known sizes
-    costs what it costs without a trial.
+    costs what it costs without a trial, and one that leaves rows of its states open a look into `tried`.
 
     Args:
         bundle: whose programs they are.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import onnx
 import pytest
 import step_models
@@ -52,6 +53,13 @@ def test_a_program_that_no_stream_came_to_is_listed(run, monkeypatch):
     document = run("inspect", frozen("policy-16"), "--check", "--json").document
     tried = {row["program"]: row["combinations"] for row in document["tried"]}
     assert tried == {"(opening)": 1, "step-4": 0, "step-1": 0}
+
+
+def test_log_probabilities_of_no_tokens_are_tried(run, tmp_path):
+    model = step_models.recurrent()
+    model.outputs = (msgspec.structs.replace(model.outputs[0], role="logprobs"), *model.outputs[1:])
+    document = run("inspect", model.write(tmp_path / "a.txl"), "--check", "--json").document
+    assert [row["combinations"] for row in document["tried"]] == [1, 1, 1]
 
 
 def test_the_table_stands_below_what_the_bundle_says(run):

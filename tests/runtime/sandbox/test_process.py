@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from support import until
 from txl_runtime.errors import UsageError
+from txl_runtime.sandbox import child
 from txl_runtime.sandbox.process import Bounded, Bounds, EndedError
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only there does the system keep the limits")
@@ -149,10 +150,13 @@ def test_threads_get_their_own_answers(program):
     assert not wrong
 
 
-def test_an_interrupt_ends_it_since_the_answer_to_come_is_nobodys(program):
+def test_an_interrupt_ends_it_since_the_answer_to_come_is_nobodys(program, monkeypatch):
+    def interrupted(*_: object) -> bytes:
+        raise KeyboardInterrupt
+
     with Bounded(program, BOUNDS) as process:
         assert process.ask(b"abc") == b"abc"
-        threading.Timer(0.2, signal.raise_signal, (signal.SIGINT,)).start()
+        monkeypatch.setattr(child, "read_frame", interrupted)
         with pytest.raises(KeyboardInterrupt):
             process.ask(b"sleep")
         assert gone(process)
