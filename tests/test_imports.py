@@ -51,6 +51,7 @@ ROOMS: dict[str, set[str]] = {
     "update_rules": ANYWHERE,
     "ladder": ANYWHERE,
     "starting": set(),
+    "sandbox": {"starting"},
     "bundle": ANYWHERE,
     "guard": {"bundle"} | ANYWHERE,
     "streaming": {"bundle"} | ANYWHERE,
