@@ -15,7 +15,9 @@ from txl_runtime.errors import CheckpointError, UsageError, some
 
 from txl_export.checkpoints import cntxl, fastai, hf, kimiyoung, nvidia, remixl, txl
 from txl_export.checkpoints.files.loading import Loaded, load_file
+from txl_export.checkpoints.files.pickle_names import SCRIPTED as CODE
 from txl_export.checkpoints.files.pickle_names import Stub, shown
+from txl_export.checkpoints.files.rebuilding import known
 from txl_export.checkpoints.files.torchscript import CONTAINER as SCRIPTED
 from txl_export.checkpoints.imported import CodeBase, Imported, ScriptedError, State, Unwrapped
 from txl_export.checkpoints.overrides import Overrides, apply_overrides
@@ -144,6 +146,15 @@ def load(path: Path, aliases: Mapping[str, str] | None = None) -> tuple[Any, Loa
     if path.is_dir():
         return hf.read_folder(path)
     loaded = load_file(path, aliases)
+    unknown = {shown(name) for name in loaded.global_names if not (known(name) or name in (aliases or {}))}
+    if loaded.container == SCRIPTED:
+        unknown = {name for name in unknown if not name.startswith(CODE)}
+    if unknown:
+        raise CheckpointError(
+            f"{path}: refers to {some(sorted(unknown), 20)}, not known here (nothing was imported or run); if these "
+            "are a fork's names for known classes, say so (--alias modules.MemTransformerLM=mem_transformer."
+            "MemTransformerLM, once each); otherwise load the file where it was trained and save model.state_dict()"
+        )
     return loaded.content, loaded
 
 

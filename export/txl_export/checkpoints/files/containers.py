@@ -10,17 +10,16 @@ import re
 import struct
 import zipfile
 import zlib
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from txl_runtime.errors import CheckpointError
 
-from txl_export.checkpoints.files.budget import Budget
-from txl_export.checkpoints.files.pickle_names import Storage, shown
+from txl_export.checkpoints.files.pickle_names import shown
+from txl_export.checkpoints.files.rebuilding import Builder, Storage, Written
 from txl_export.checkpoints.files.torchscript import CONTAINER as SCRIPTED
-from txl_export.checkpoints.files.unpickling import PROGRAM_LIMIT, Unpickler
 
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C  # how the legacy container begins, as a pickled integer
 MAGIC_BYTES = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
@@ -35,6 +34,8 @@ _OTHERS = {
 """What else torch writes as a zip archive, and how the name of one of its entries begins."""
 _CODE = r"[^/]+/code/"
 """Entries of a TorchScript archive that may be compressed, because they are never opened."""
+MOST = 1 << 27
+"""Bytes of a program; a vocabulary of 800,000 words in an NVIDIA checkpoint takes 40 MB."""
 DAMAGED = "cut short or damaged; copy the file again"
 
 
@@ -45,7 +46,10 @@ class ZipFile:
         scripted: whether it is a TorchScript archive: beside the pickle it holds code, which is never opened.
         constants: how many tensors of that code lie beside it, which have no names.
         name: of the container.
+        programs: how many pickles there are.
     """
+
+    programs = 1
 
     def __init__(self, file: File, size: int) -> None:
         self._file = file
@@ -70,24 +74,23 @@ class ZipFile:
         if f"{self._root}byteorder" in self._entries and self._read(f"{self._root}byteorder", 16) != b"little":
             raise CheckpointError(f"saved on a big-endian machine; load it there and {SAVE_AGAIN} on another")
 
-    def program(self) -> io.BytesIO:
+    def program(self) -> bytes:
         """The pickle.
 
         Raises:
             CheckpointError: it is too large, or its checksum is wrong.
         """
-        return io.BytesIO(self._read(self._program, PROGRAM_LIMIT))
+        return self._read(self._program, MOST)
 
-    def load(self, unpickler: Unpickler) -> Any:
-        """The content; `unpickler` reads storages with this object's `storage`."""
-        return unpickler.load(self.program())
-
-    def storage(self, key: str, dtype: torch.dtype, count: int) -> Tensor:
-        """The elements of a storage [count].
+    def content(self, written: Written, aliases: Mapping[str, str]) -> Any:
+        """The content, of what the program makes.
 
         Raises:
-            CheckpointError: the archive has none of that size.
+            CheckpointError: it is damaged, or refers to what the archive does not hold.
         """
+        return Builder(written.blob, self._storage, aliases).plain(sound(written)[0])
+
+    def _storage(self, key: str, dtype: torch.dtype, count: int) -> Tensor:
         entry = self._entries.get(f"{self._root}data/{key}")
         if entry is None or entry.length != count * dtype.itemsize:
             found = "there is none" if entry is None else f"the file has {entry.length} bytes"
@@ -110,8 +113,7 @@ class ZipFile:
         return data
 
 
-@dataclass(frozen=True)
-class _Entry:
+class _Entry(NamedTuple):
     """Where an entry of a zip archive lies: its name, first byte, length and checksum."""
 
     name: str
@@ -160,64 +162,40 @@ def _zip_entries(file: File, size: int) -> dict[str, _Entry]:
     return entries
 
 
-class PlainPickle:
-    """What pickle.dump writes: every storage is a call with a legacy file that holds nothing else."""
-
-    name = "pickle"
-
-    def __init__(self, file: File) -> None:
-        self._file = file
-
-    def load(self, unpickler: Unpickler) -> Any:
-        """The content; `unpickler` reads nested files with this object's `nested`."""
-        self._file.seek(0)
-        return unpickler.load(io.BytesIO(self._file.read()))
-
-    def nested(self, data: bytes, budget: Budget) -> Storage:
-        """The elements of a storage.
-
-        Raises:
-            CheckpointError: the nested file holds something else.
-        """
-        file = LegacyFile(io.BytesIO(data), len(data))
-        content = file.load(Unpickler(budget, file.storage, legacy=True, bare=True))
-        if not isinstance(content, Storage):
-            raise CheckpointError("a nested file holds no storage; the file is damaged or was made to do harm")
-        return content
-
-
 class LegacyFile:
     """The container torch ≤ 1.5 writes. A storage is promised by the pickle and only filled after it."""
 
-    name = "torch legacy"
+    name, programs = "torch legacy", 5
 
     def __init__(self, file: File, size: int) -> None:
         self._file, self._size = file, size
         self._storages: dict[str, tuple[int, Tensor]] = {}
         self._promised = 0
 
-    def load(self, unpickler: Unpickler) -> Any:
-        """The content; `unpickler` reads storages with this object's `storage`.
+    def program(self) -> bytes:
+        """Bytes that begin with the pickles: magic number, protocol, sizes of integers, content, keys of storages."""
+        self._file.seek(0)
+        return self._file.read(min(self._size, MOST))
+
+    def content(self, written: Written, aliases: Mapping[str, str], bare: bool = False) -> Any:
+        """The content, of what the programs make; with `bare` it is one storage.
 
         Raises:
-            CheckpointError: the file does not hold what it promises.
+            CheckpointError: they are damaged, or the file does not hold what they promise.
         """
-        self._file.seek(0)
-        program = io.BytesIO(self._file.read(min(self._size, PROGRAM_LIMIT)))
-        header = Unpickler(unpickler.budget)
-        if (magic := header.load(program)) != MAGIC_NUMBER or header.load(program) != PROTOCOL:
-            found = "no magic number" if magic != MAGIC_NUMBER else f"not protocol {PROTOCOL}"
-            raise CheckpointError(f"{found}, expected a file by torch.save; the file is {DAMAGED}")
-        header.load(program)  # sizes of the writer's integers; storages are little-endian on every machine
-        content = unpickler.load(program)
-        keys = header.load(program)
+        for found, expected in zip(written.contents, (MAGIC_NUMBER, PROTOCOL), strict=False):
+            if found != expected:
+                what = "no magic number" if expected == MAGIC_NUMBER else f"not protocol {PROTOCOL}"
+                raise CheckpointError(f"{what}, expected a file by torch.save; the file is {DAMAGED}")
+        contents, builder = sound(written), Builder(written.blob, self._storage, aliases)
+        content, keys = (builder.storage if bare else builder.plain)(contents[3]), builder.plain(contents[4])
         if type(keys) is not list or not all(type(key) is str for key in keys) or len(set(keys)) < len(keys):
             raise CheckpointError(f"the list of storages is no list of names; the file is {DAMAGED}")
         if set(keys) != set(self._storages):
             raise CheckpointError(
                 f"{len(keys)} storages are listed and {len(self._storages)} used, or others; the file is {DAMAGED}"
             )
-        self._file.seek(program.tell())
+        self._file.seek(written.end)
         for key in keys:
             count, elements = self._storages[key]
             if self._file.read(8) != struct.pack("<q", count):
@@ -225,12 +203,8 @@ class LegacyFile:
             _fill(elements, self._file)
         return content
 
-    def storage(self, key: str, dtype: torch.dtype, count: int) -> Tensor:
-        """Room for a storage [count], filled by `load` when the pickle has ended.
-
-        Raises:
-            CheckpointError: it is more than the file can hold.
-        """
+    def _storage(self, key: str, dtype: torch.dtype, count: int) -> Tensor:
+        """Room for a storage [count], filled by `load` when the pickle has ended."""
         length = count * dtype.itemsize
         self._promised += length
         if self._promised > self._size:
@@ -241,6 +215,45 @@ class LegacyFile:
         elements = _allocate(length)
         self._storages[key] = count, elements
         return elements.view(dtype)
+
+
+class PlainPickle:
+    """What pickle.dump writes: every storage is a call with a legacy file that holds nothing else."""
+
+    name, programs = "pickle", 1
+
+    def __init__(self, file: File, size: int) -> None:
+        self._file, self._size = file, size
+
+    def program(self) -> bytes:
+        """The file."""
+        self._file.seek(0)
+        return self._file.read(self._size)
+
+    def content(self, written: Written, aliases: Mapping[str, str]) -> Any:
+        """The content, of what the program makes.
+
+        Raises:
+            CheckpointError: it is damaged, or holds a storage in another way.
+        """
+
+        def nested(contents: list[Any], behind: bytes) -> Storage:
+            file = LegacyFile(io.BytesIO(behind), len(behind))
+            found: Storage = file.content(Written(contents, "", 0, [], b""), {}, bare=True)
+            return found
+
+        return Builder(written.blob, LegacyFile(io.BytesIO(), 0)._storage, aliases, nested).plain(sound(written)[0])
+
+
+def sound(written: Written) -> list[Any]:
+    """The contents.
+
+    Raises:
+        CheckpointError: something is wrong with one of the programs.
+    """
+    if written.error:
+        raise CheckpointError(written.error)
+    return written.contents
 
 
 def _allocate(length: int) -> Tensor:

@@ -1,14 +1,15 @@
 """Reads a checkpoint file into plain data. Nothing the file names is imported, nothing in it is run.
 
-Three containers, all read here rather than by torch.load, so that every size is checked against the file before memory
+Four containers, all opened here rather than by torch.load, so that every size is checked against the file before memory
 is taken for it, and no reader for a format that is refused anyway (tar) is ever reached:
 
     torch zip      torch ≥ 1.6: an uncompressed zip of one pickle, <name>/data.pkl, and one entry per storage
     TorchScript    the same, and code, which is never opened (`torchscript`)
     torch legacy   torch ≤ 1.5: five pickles (magic number, protocol, system, content, storage keys), then the storages
+    pickle         what pickle.dump wrote; in place of each storage stands a file of torch ≤ 1.5
     safetensors    a header of JSON, then the tensors (`safetensors_file`)
 
-`unpickling` interprets the pickles, `budget` says what a file of its size may ask for.
+`program` runs the pickles in a process of its own, `rebuilding` makes plain data and tensors of what it answers.
 """
 
 from __future__ import annotations
@@ -16,18 +17,15 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from txl_runtime.errors import CheckpointError
 
-from txl_export.checkpoints.files.budget import OBJECT, TEXT, Budget
 from txl_export.checkpoints.files.containers import (
     DAMAGED,
     MAGIC_BYTES,
@@ -36,11 +34,11 @@ from txl_export.checkpoints.files.containers import (
     PlainPickle,
     ZipFile,
 )
-from txl_export.checkpoints.files.pickle_names import Stub, shown
+from txl_export.checkpoints.files.pickle_names import STUBS, Stub, joined, shown
+from txl_export.checkpoints.files.rebuilding import run
 from txl_export.checkpoints.files.regular import open_regular
 from txl_export.checkpoints.files.safetensors_file import is_safetensors, read_safetensors
 from txl_export.checkpoints.files.torchscript import script_state
-from txl_export.checkpoints.files.unpickling import PROGRAM_LIMIT, Unpickler, names_in
 from txl_export.tensorflow import SUFFIX, converting
 
 READ_SIZE = 1 << 20
@@ -56,12 +54,12 @@ class Loaded:
     Attributes:
         container: "torch zip", "TorchScript", "torch legacy", "pickle" or "safetensors".
         content: dict, list, tuple, str, int, float, bool, bytes, None, torch.Tensor (on the CPU) and `Stub`, nothing
-            else. Ordered dictionaries and counters are dicts, sets are lists, parameters are tensors. Tensors over the
-            same elements of one storage, such as tied ones, are one object.
+            else. Ordered dictionaries and counters are dicts, sets are lists, parameters are tensors, NumPy's arrays
+            and OmegaConf's configs tensors and plain data. Tensors over the same elements of one storage, such as tied
+            ones, are one object; anything else that is shared comes as often as it is met.
         global_names: every dotted name the file refers to, sorted.
         sha256: of the file, hexadecimal.
         notes: what was translated on the way, for people.
-        budget: the work that such a file may ask for, for whoever walks through the content.
         classes: of a TorchScript archive, whose content is its tensors by name: the class of each part by its name.
     """
 
@@ -70,91 +68,65 @@ class Loaded:
     global_names: tuple[str, ...]
     sha256: str
     notes: tuple[str, ...] = ()
-    budget: Budget = field(default_factory=lambda: Budget(0))
     classes: Mapping[str, str] = field(default_factory=dict)
 
 
-def load_file(path: Path, aliases: Mapping[str, str] | None = None, others: bool = False) -> Loaded:
-    """Read a file that torch.save, torch.jit.save or safetensors wrote.
+def load_file(path: Path, aliases: Mapping[str, str] | None = None) -> Loaded:
+    """Read a file that torch.save, torch.jit.save, safetensors or pickle.dump wrote.
 
     Args:
         path: the file.
-        aliases: names of classes in the file that are not known, and the known ones to read them as, e.g.
+        aliases: names of classes in the file, and the known ones to read them as, e.g.
             {"modules.MemTransformerLM": "mem_transformer.MemTransformerLM"}.
-        others: whether to read what pickle.dump wrote as well, and objects of unknown classes as stand-ins for nothing.
 
     Raises:
-        CheckpointError: there is no such file, it is something else, damaged, or refers to names that are not known.
+        CheckpointError: there is no such file, it is something else, or damaged; an alias leads to no known class.
     """
     aliases = dict(aliases or {})
     with _reading(path) as (file, size, head):
-        budget = Budget(size)
+        if wrong := sorted(shown(target) for target in aliases.values() if target not in STUBS):
+            raise CheckpointError(
+                f"aliases lead to {', '.join(wrong)}, expected known classes such as mem_transformer.MemTransformerLM"
+            )
         if is_safetensors(head, size):
             tensors, sha256 = read_safetensors(file, size)
-            return Loaded("safetensors", tensors, (), sha256, budget=budget)
-        interpreter = partial(Unpickler, budget, aliases=aliases, lenient=others)
-        unpickler: Unpickler
-        container: ZipFile | LegacyFile | PlainPickle
-        if others and re.match(rb"\x80[\x02-\x05]", head) and MAGIC_BYTES not in head[:40]:
-            container = PlainPickle(file)
-            unpickler = interpreter(nested=container.nested)
-        elif head.startswith(b"PK\x03\x04"):
-            container = ZipFile(file, size)
-            scripted = container.scripted
-            unpickler = interpreter(container.storage, lenient=others and not scripted, scripted=scripted)
-        elif MAGIC_BYTES in head[:40]:
-            container = LegacyFile(file, size)
-            unpickler = interpreter(container.storage, legacy=True)
-        else:
-            raise CheckpointError(_what_else(path, head, file, size))
-        content = container.load(unpickler)
-        classes: dict[str, str] = {}
+            return Loaded("safetensors", tensors, (), sha256)
+        container = _container(path, file, size, head)
+        written = run(container.program(), container.programs)
+        content, classes = container.content(written, aliases), {}
         if isinstance(container, ZipFile) and container.scripted:
-            content, classes = script_state(content, budget.again())
+            content, classes = script_state(content)
             if container.constants and not content:
                 raise CheckpointError(
                     f"its {container.constants} tensors are constants of its code, without names, as torch.jit.freeze "
                     "leaves them; save the module before it is frozen"
                 )
-        names = tuple(sorted(unpickler.names))
+        names = tuple(sorted(set(written.names)))
         notes = tuple(f"{name} read as {aliases[name]}" for name in names if name in aliases)
-        return Loaded(container.name, content, names, _sha256(file), notes, budget.again(), classes)
-
-
-def load_plain(path: Path) -> Any:
-    """The content of a pickle without tensors, such as a vocabulary, or of what `load_file` reads.
-
-    Raises:
-        CheckpointError: there is no such file, it is damaged, too large, or refers to names that are not known.
-    """
-    with _reading(path) as (file, size, head):
-        if head.startswith(b"\x80") and MAGIC_BYTES not in head[:40]:
-            file.seek(0)
-            return Unpickler(Budget(size)).load(io.BytesIO(file.read(min(size, PROGRAM_LIMIT))))
-    return load_file(path).content
+        return Loaded(container.name, content, names, _sha256(file), notes, classes)
 
 
 def scan_globals(path: Path) -> tuple[str, ...]:
-    """The dotted names a torch zip, torch legacy or plain pickle file refers to, sorted, without building anything.
-
-    Also for files that `load_file` refuses: names are given up to where a pickle is damaged.
+    """The dotted names that the pickles of a file refer to, sorted, up to where one is damaged.
 
     Raises:
         CheckpointError: the file cannot be read, or is no such file.
     """
     with _reading(path) as (file, size, head):
-        names: set[str] = set()
-        budget = Budget(size)
-        if head.startswith(b"PK\x03\x04"):
-            names = names_in(ZipFile(file, size).program(), budget)
-        elif re.match(rb"\x80[\x02-\x05]", head):
-            file.seek(0)
-            program = io.BytesIO(file.read(min(size, PROGRAM_LIMIT)))
-            for _ in range(4 if MAGIC_BYTES in head[:40] else 1):
-                names |= names_in(program, budget)
-        elif not is_safetensors(head, size):
-            raise CheckpointError(_what_else(path, head, file, size))
-    return tuple(sorted(map(shown, names)))
+        if is_safetensors(head, size):
+            return ()
+        container = _container(path, file, size, head)
+        return tuple(sorted({shown(name) for name in run(container.program(), container.programs).names}))
+
+
+def _container(path: Path, file: io.BufferedReader, size: int, head: bytes) -> ZipFile | LegacyFile | PlainPickle:
+    if head.startswith(b"PK\x03\x04"):
+        return ZipFile(file, size)
+    if MAGIC_BYTES in head[:40]:
+        return LegacyFile(file, size)
+    if re.match(rb"\x80[\x02-\x05]", head):
+        return PlainPickle(file, size)
+    raise CheckpointError(_what_else(path, head, file, size))
 
 
 def module_state(module: Stub) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -168,7 +140,7 @@ def module_state(module: Stub) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     top = _unwrapped(module)
     state: dict[str, Tensor] = {}
-    _collect(top, "", state, module.budget.again())
+    _collect(top, "", state)
     if state and all(name.startswith("module.") for name in state):
         state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
     plain = {
@@ -196,27 +168,23 @@ def submodule(module: Stub, name: str) -> Stub | None:
     return found
 
 
-def _collect(module: Stub, prefix: str, state: dict[str, Tensor], budget: Budget) -> None:
+def _collect(module: Stub, prefix: str, state: dict[str, Tensor]) -> None:
     """Add a module's tensors and those of its parts, by their names; a part is met as often as it is shared."""
     listed = module.state.get("_non_persistent_buffers_set")
     transient = {name for name in listed if isinstance(name, str)} if isinstance(listed, list) else set()
     buffers, parameters, modules = (_parts(module, kind) for kind in ("_buffers", "_parameters", "_modules"))
-    budget.charge(OBJECT + len(transient) + len(parameters) + len(buffers) + len(modules))
     buffers = {name: buffer for name, buffer in buffers.items() if name not in transient}
     for name, tensor in (parameters | buffers).items():
-        budget.charge((len(prefix) + len(name)) // TEXT)
         if isinstance(tensor, Tensor):
-            state[prefix + name] = tensor
+            state[joined(prefix, name)] = tensor
         elif tensor is not None:
-            raise CheckpointError(f"{shown(prefix + name)} is not a tensor; {SAVE_AGAIN}")
+            raise CheckpointError(f"{shown(joined(prefix, name))} is not a tensor; {SAVE_AGAIN}")
     for name, child in modules.items():
-        budget.charge((len(prefix) + len(name)) // TEXT)
-        if isinstance(child, Stub) and child.class_name in _WITHOUT_TENSORS:
-            continue
         if isinstance(child, Stub):
-            _collect(_unwrapped(child), f"{prefix}{name}.", state, budget)
+            if child.class_name not in _WITHOUT_TENSORS:
+                _collect(_unwrapped(child), joined(prefix, name), state)
         elif child is not None:
-            raise CheckpointError(f"{shown(prefix + name)} is not a module; {SAVE_AGAIN}")
+            raise CheckpointError(f"{shown(joined(prefix, name))} is not a module; {SAVE_AGAIN}")
 
 
 def _unwrapped(module: Stub) -> Stub:
@@ -253,8 +221,7 @@ def _reading(path: Path) -> Iterator[tuple[io.BufferedReader, int, bytes]]:
             )
         if not path.exists():
             raise CheckpointError("no such file; check the path")
-        with open_regular(path) as (file, size), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # pickletools warns of odd names, torch of old tensors
+        with open_regular(path) as (file, size):
             yield file, size, file.read(min(size, READ_SIZE))
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
@@ -290,8 +257,6 @@ def _what_else(path: Path, head: bytes, file: io.BufferedReader, size: int) -> s
         return f"this is the beginning of a zip archive, or an empty one; the file is {DAMAGED}"
     if head.startswith(b"\x08") and (path.suffix == ".onnx" or b"onnx" in head[:4096].lower()):
         return "this is an ONNX file, expected the checkpoint it was made from"
-    if re.match(rb"\x80[\x02-\x05]", head):
-        return f"a pickle that torch.save did not write, or the file is {DAMAGED}; otherwise {SAVE_AGAIN}"
     if path.suffix == ".safetensors":
         return f"not a valid safetensors file; the file is {DAMAGED}"
     if head.startswith(b"version https://git-lfs"):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from txl_runtime.errors import CheckpointError
 
 
 @dataclass(eq=False, repr=False)
@@ -37,21 +37,12 @@ class Name(Stub):
     """A class or function the file names, not an object made with it."""
 
 
-STORAGE_TYPES = {
-    f"{module}.{kind}Storage": dtype
+_TYPES = "Double float64 Float float32 Half float16 BFloat16 bfloat16 Long int64 Int int32 Short int16 Char int8"
+_KINDS = f"{_TYPES} Byte uint8 Bool bool".split()
+STORAGE_TYPES: dict[str, torch.dtype] = {
+    f"{module}.{kind}Storage": getattr(torch, name)
     for module in ("torch", "torch.cuda")
-    for kind, dtype in {
-        "Double": torch.float64,
-        "Float": torch.float32,
-        "Half": torch.float16,
-        "BFloat16": torch.bfloat16,
-        "Long": torch.int64,
-        "Int": torch.int32,
-        "Short": torch.int16,
-        "Char": torch.int8,
-        "Byte": torch.uint8,
-        "Bool": torch.bool,
-    }.items()
+    for kind, name in zip(_KINDS[::2], _KINDS[1::2], strict=True)
 }
 
 _CLASSES = {
@@ -86,6 +77,7 @@ STUBS = frozenset(
 LIBRARIES = ("torch.nn.modules.", "omegaconf.", "numpy.")
 """Where all other classes of that kind lie."""
 
+LONGEST = 4096
 SCRIPTED = "__torch__."
 """Where the classes of a TorchScript archive lie, whose code is in the archive."""
 
@@ -94,3 +86,15 @@ def shown(name: str) -> str:
     """A name from a file, fit for one line of a message."""
     text = name if name.isascii() and name.isprintable() else ascii(name)
     return text if len(text) <= 120 else f"{text[:120]}…"
+
+
+def joined(path: str, name: str) -> str:
+    """The dotted name of a part of what has the name `path`, "" for the whole.
+
+    Raises:
+        CheckpointError: it is longer than any program has names, so a file may ask for many of that length.
+    """
+    dotted = f"{path}.{name}" if path else name
+    if len(dotted) > LONGEST:
+        raise CheckpointError(f"{shown(dotted)} has {len(dotted)} characters, expected a name of at most {LONGEST}")
+    return dotted

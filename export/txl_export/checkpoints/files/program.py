@@ -1,9 +1,9 @@
 """The reader of pickles, as it runs in a bounded process (`txl_runtime.sandbox`), on Python's own library alone.
 
-Whatever a pickle names is an empty class made up under that name, so all that it can call is `Made`, which keeps what it
-was called with. `answer` writes what a program has made as JSON, e.g. [1, 2, [3, "a", 0.5]] for [2, {"a": 0.5}]: a list
-is a kind and its parts, any other value stands for itself. Bytes follow behind the JSON. What is shared is written each
-time that it is met, so the answer is as large as a walk through the content is long, and `room` bounds both.
+Whatever a pickle names is an empty class made up under that name, so all that it can call is `Made`, which keeps what
+it was called with. `answer` writes what a program has made as JSON, e.g. [1, 2, [3, "a", 0.5]] for [2, {"a": 0.5}]: a
+list is a kind and its parts, any other value stands for itself. Bytes follow behind the JSON. What is shared is written
+each time that it is met, so the answer is as long as a walk through the content, and `PER_BYTE` bounds both.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ HARM = "the file is damaged or was made to do harm"
 DAMAGED = "the pickle is cut short or damaged; copy the file again"
 PARTS = ("_content", "_val")
 """All that is written of OmegaConf's nodes: the rest says where each stands, and leads back to what it stands in."""
+PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 PLAIN = ("collections.", "ruamel.yaml.")
 """Classes of plain data, whose own attributes are left out: they may lead back as well."""
 
@@ -75,7 +76,8 @@ class Programs(pickle.Unpickler):
 
     def find_class(self, module: str, name: str, /) -> type[Made]:
         if (module, name) not in self._names:
-            self._names[module, name] = type("Made", (Made,), {"__slots__": (), "called": f"{module}.{name}"})
+            dotted = f"{PYTHON_2.get(module, module)}.{name}"
+            self._names[module, name] = type("Made", (Made,), {"__slots__": (), "called": dotted})
         return self._names[module, name]
 
     def persistent_load(self, pid: Any, /) -> Any:
@@ -97,7 +99,7 @@ class Writer:
         self.names: dict[tuple[str, str], type[Made]] = {}
         self.blob = bytearray()
         self._most = self._room = PER_BYTE * size + FREE
-        self._depth = 0
+        self._depth, self._nested = 0, False
 
     def contents(self, data: bytes, count: int) -> tuple[list[Any], str, int]:
         """What the first programs in some bytes make, what is wrong with the next one, and where that begins."""
@@ -148,12 +150,12 @@ class Writer:
                 return [DICT, *map(self.node, chain.from_iterable(value.items()))]
             case bytes() | bytearray():
                 self.blob += value
-                return [BYTES, len(value), len(self.blob)]
+                return [BYTES, len(self.blob) - len(value), len(self.blob)]
             case type():
                 return [NAME, value.called]  # type: ignore[attr-defined]
             case Outside():
                 return [OUTSIDE, *map(self.node, value.args)]
-            case Made(called="torch.storage._load_from_bytes", args=(bytes() as data,)):
+            case Made(args=(bytes() as data,)) if value.called == NESTED:
                 return self._file(data)
             case Made():
                 return self._made(value)
@@ -179,7 +181,7 @@ class Writer:
 
 
 def answer(request: bytes) -> bytes:
-    """Run as many programs as the first byte says, which begin behind it: the length of the JSON, the JSON and bytes."""
+    """Run as many programs as the first byte says, which begin behind it: the JSON's length, the JSON and the bytes."""
     gc.disable()
     writer = Writer(len(request))
     contents, error, end = writer.contents(request[1:], request[0])

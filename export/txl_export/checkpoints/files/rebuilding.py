@@ -1,10 +1,10 @@
-"""Plain data and tensors of what `program` wrote in its bounded process: nothing that a file names is looked for here."""
+"""Plain data and tensors of what `program` wrote in its process; nothing that a file names is looked for here."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,22 +15,20 @@ from txl_runtime.errors import CheckpointError
 from txl_runtime.sandbox.process import Bounded, Bounds, EndedError
 
 from txl_export.checkpoints.files import program
-from txl_export.checkpoints.files.pickle_names import STORAGE_TYPES, Name, Stub, shown
+from txl_export.checkpoints.files.pickle_names import LIBRARIES, STORAGE_TYPES, STUBS, Name, Stub, shown
 from txl_export.checkpoints.files.program import HARM
 
-MOST = 1 << 27
-"""Bytes of a program; a vocabulary of 800,000 words in an NVIDIA checkpoint takes 40 MB."""
 MEMORY, EACH, SECONDS = 1 << 28, 64, 20
-"""Bytes that reading may take, and for each byte of a program; seconds of processor time."""
-DIMENSIONS, LONGEST = 16, 1 << 40
-"""Axes of a tensor, and their sizes: torch multiplies those of a tensor that is empty, too."""
-VIEWS = 16
-"""So many times the elements of a storage its views may have together: someone may convert each of them."""
-NUMPY = {"f2": torch.float16, "f4": torch.float32, "f8": torch.float64, "b1": torch.bool}
-NUMPY |= {"i1": torch.int8, "i2": torch.int16, "i4": torch.int32, "i8": torch.int64, "u1": torch.uint8}
-PYTHON_2 = {"__builtin__.": "builtins.", "copy_reg.": "copyreg."}
-StorageReader = Callable[[str, torch.dtype, int], Tensor]
-"""The elements of a storage, one-dimensional, by key, dtype and number."""
+"""Bytes that reading programs may take, and beside them for each byte of theirs; seconds of processor time."""
+AXES, LONGEST = 16, 1 << 40
+"""Axes of a tensor at most, and numbers along one: torch multiplies the sizes of a tensor that is empty, too."""
+VIEWS, ALIKE = 16, 64
+"""Views have at most 16 times the elements of their storage: someone may convert each of them. At most 64 keys of a
+dictionary may have one hash: each is held against the others."""
+NUMPY = {"f2": torch.float16, "f4": torch.float32, "f8": torch.float64, "b1": torch.bool, "i1": torch.int8}
+NUMPY |= {"i2": torch.int16, "i4": torch.int32, "i8": torch.int64, "u1": torch.uint8}
+"""Types that both have, by NumPy's names."""
+REBUILD = "torch._utils._rebuild_tensor_v2"
 
 
 class Written(Struct, frozen=True):
@@ -55,7 +53,7 @@ def run(data: bytes, count: int) -> Written:
     """Run the first programs in some bytes, in a process that may die of them.
 
     Raises:
-        CheckpointError: it did, or took more than its bounds.
+        CheckpointError: it died, or took more than its bounds.
     """
     bounds = Bounds(MEMORY + EACH * len(data), SECONDS, 10.0 * SECONDS)
     try:
@@ -67,13 +65,6 @@ def run(data: bytes, count: int) -> Written:
     return Written(**json.loads(answer[8:behind]), blob=answer[behind:])
 
 
-def canonical(name: str, aliases: Mapping[str, str]) -> str:
-    """A name as an alias translates it, or as Python 3 has it."""
-    for old, new in PYTHON_2.items():
-        name = new + name.removeprefix(old) if name.startswith(old) else name
-    return aliases.get(name, name)
-
-
 @dataclass(eq=False)
 class Storage:
     """The elements of one storage (or of a part of it), and the tensors already made of them.
@@ -83,7 +74,6 @@ class Storage:
 
     elements: Tensor
     views: dict[Any, Tensor] = field(default_factory=dict)
-    parts: dict[Any, Storage] = field(default_factory=dict)
     viewed: int = 0
 
 
@@ -92,38 +82,35 @@ class Builder:
 
     Args:
         blob: the bytes that it refers to.
-        storage: gives a storage's elements; raises CheckpointError where the file does not hold that.
-        nested: gives the storage in a whole file, from its contents as they are written and what lies behind them.
+        storage: gives the elements of a storage, one-dimensional, by key, dtype and number of elements; called once per
+            key; raises CheckpointError where the file does not hold that.
         aliases: names in the file, and those to read them as.
+        nested: gives the storage in a file that stands in place of one, from its contents as they are written and the
+            bytes behind them.
     """
 
     def __init__(
         self,
         blob: bytes,
-        storage: StorageReader,
+        storage: Callable[[str, torch.dtype, int], Tensor],
         aliases: Mapping[str, str],
         nested: Callable[[list[Any], bytes], Storage] | None = None,
     ) -> None:
         self._blob, self._read, self._aliases, self._nested = blob, storage, aliases, nested
-        self._storages: dict[str, tuple[torch.dtype, int, Storage]] = {}
+        self._storages: dict[Any, tuple[Any, Storage]] = {}
 
-    def content(self, written: Any) -> Any:
-        """A program's content.
+    def plain(self, written: Any) -> Any:
+        """Plain data and tensors.
 
         Raises:
-            CheckpointError: it is no plain data, or a tensor lies outside its storage.
+            CheckpointError: it is something else, or a tensor lies outside its storage.
         """
-        found = self._made(written)
-        if isinstance(found, Storage):
-            raise CheckpointError("the content is a storage, expected plain data; save a state dict")
+        if isinstance(found := self._made(written), Storage):
+            raise CheckpointError(f"the content has a Storage where plain data was expected; {HARM}")
         return found
 
     def storage(self, written: Any) -> Storage:
-        """A program's content, which is one storage.
-
-        Raises:
-            CheckpointError: it is something else.
-        """
+        """Likewise one storage."""
         if not isinstance(found := self._made(written), Storage):
             raise CheckpointError(f"a nested file holds no storage; {HARM}")
         return found
@@ -132,6 +119,208 @@ class Builder:
         if type(written) is not list:
             return written
         kind, *parts = written
-        if kind == program.MADE:
-            return self._object(*parts)
-        ...
+        match kind:
+            case program.LIST:
+                return [*map(self.plain, parts)]
+            case program.TUPLE:
+                return (*map(self.plain, parts),)
+            case program.DICT:
+                values = map(self.plain, parts)
+                return _mapping(zip(values, values, strict=True))
+            case program.BYTES:
+                return self._blob[parts[0] : parts[1]]
+            case program.NAME:
+                return Name(self._aliases.get(*parts * 2))
+            case program.OUTSIDE:
+                return self._outside(self.plain(*parts))
+            case program.FILE if self._nested is not None:
+                return self._nested(parts[1:], self.plain(parts[0]))
+            case program.MADE:
+                return self._object(self._aliases.get(*parts[:1] * 2), *(part[1:] for part in parts[1:]))
+        raise CheckpointError("a tensor was saved by pickle, not by torch.save; save the file again with torch.save")
+
+    def _object(self, name: str, args: list[Any], states: list[Any], values: list[Any], pairs: list[Any]) -> Any:
+        """What a call of a name has made, and what was put into that afterwards."""
+        if name == "torch._tensor._rebuild_from_type_v2" and args[:1] == [[program.NAME, REBUILD]]:
+            name, args = REBUILD, args[2][1:]  # a tensor with a type and attributes of its own, which are dropped
+        if function := FUNCTIONS.get(name):
+            try:
+                made = function(*map(self._made, args))
+            except (TypeError, ValueError):
+                raise CheckpointError(f"the pickle calls {name} with what it does not take; {HARM}") from None
+            if type(made) is list:
+                made += map(self.plain, values)
+            elif type(made) is dict:
+                made |= self.plain([program.DICT, *pairs])
+            return made
+        stub = Stub(name, {}, (*map(self.plain, args),))
+        for state in map(self.plain, states):
+            for part in state if type(state) is tuple and len(state) == 2 else (state,):  # of __dict__ and of slots
+                if type(part) is dict and all(type(key) is str for key in part):
+                    stub.state |= part
+                elif part is not None:
+                    stub.built = state
+        if name.startswith("omegaconf."):
+            return stub.state.get("_content", stub.state.get("_val"))
+        return _number_or_array(stub) if name.startswith("numpy.") else stub
+
+    def _outside(self, pid: Any) -> Storage:
+        match pid:
+            case ("storage", Name(class_name=kind), str(key), _, int(count), *view) if kind in STORAGE_TYPES:
+                dtype = STORAGE_TYPES[kind]
+            case _:
+                raise CheckpointError(
+                    "the pickle refers to something outside it that is not a storage of a known type; sparse, "
+                    "quantised and complex tensors are not read here"
+                )
+        if type(count) is not int or count < 0:
+            raise CheckpointError(f"storage {shown(key)} has {count} elements, expected a number ≥ 0; {HARM}")
+        if key not in self._storages:
+            self._storages[key] = (dtype, count), Storage(self._read(key, dtype, count))
+        known, storage = self._storages[key]
+        if known != (dtype, count):
+            raise CheckpointError(
+                f"storage {shown(key)} is {known[1]} × {known[0]} and {count} × {dtype} at once; "
+                "save a state dict whose tensors do not share memory under two types"
+            )
+        if view in ([], [None]):
+            return storage
+        match view:  # a part of it, which torch ≤ 1.5 wrote as (its own key, first element, number of elements)
+            case [(_, int(first), int(many))] if 0 <= first <= first + many <= count:
+                part = Storage(storage.elements[first : first + many])
+                return self._storages.setdefault((key, first, many), (None, part))[1]
+        raise CheckpointError(f"a part of storage {shown(key)} lies outside it; {HARM}")
+
+
+def _mapping(items: Iterable[Any] = ()) -> dict[Any, Any]:
+    """OrderedDict(), OrderedDict(pairs), Counter(mapping): a dict, which keeps order as well."""
+    pairs = [*items.items()] if type(items) is dict else [*items]
+    try:
+        if len(pairs) - len({hash(key) for key, _ in pairs}) > ALIKE:
+            raise CheckpointError(f"a dictionary has more than {ALIKE} keys of one hash; {HARM}")
+        return dict(pairs)
+    except (TypeError, ValueError):
+        raise CheckpointError(f"a mapping is not made of pairs with keys; {HARM}") from None
+
+
+def _integers(values: Any, what: str) -> tuple[int, ...]:
+    """Numbers ≥ 0 that torch can take; anything else is refused."""
+    if type(values) not in (tuple, list) or not all(type(n) is int and 0 <= n < 1 << 62 for n in values):
+        raise CheckpointError(f"{what} of a tensor is not a tuple of numbers ≥ 0; {HARM}")
+    if len(values) > AXES:
+        raise CheckpointError(f"{what} of a tensor has {len(values)} numbers, expected at most {AXES}; {HARM}")
+    return tuple(values)
+
+
+def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *more: Any) -> Tensor:
+    """A tensor inside its storage; behind the strides stand whether it is trained, its hooks, and what else it is."""
+    if not isinstance(storage, Storage):
+        raise CheckpointError(f"a tensor is not described by storage, offset, size and stride; {HARM}")
+    if any(more[2:]):
+        raise CheckpointError("a tensor is conjugate or negated; save it again with resolve_conj()/resolve_neg()")
+    ((first,), size, stride) = place = (
+        _integers((offset,), "the offset"),
+        _integers(size, "the shape"),
+        _integers(stride, "the stride"),
+    )
+    elements, count = storage.elements.numel(), math.prod(size)
+    last = first + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    # The count matters as well: a stride of 0 would let a few bytes stand for any number of elements.
+    if first > elements or count > elements or (count and last >= elements) or max(size, default=0) > LONGEST:
+        raise CheckpointError(
+            f"a tensor of {shown(str(size))} with stride {shown(str(stride))} at {first} does not fit into its "
+            f"storage of {elements} elements; the file is damaged, or was saved without contiguous()"
+        )
+    if place not in storage.views:
+        storage.viewed += count
+        if storage.viewed > VIEWS * elements:
+            raise CheckpointError(f"tensors have more than {VIEWS} times the elements of their storage; {HARM}")
+        # as_strided counts from the beginning of the memory, not of the part of it that `elements` may be.
+        storage.views[place] = storage.elements.as_strided(size, stride, storage.elements.storage_offset() + first)
+    return storage.views[place]
+
+
+def _parameter(tensor: Any, *_: Any) -> Tensor:
+    """A parameter: its tensor itself, so that tied parameters stay one object."""
+    if not isinstance(tensor, Tensor):
+        raise CheckpointError(f"a parameter is not made of a tensor; {HARM}")
+    return tensor
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    """How protocol 2 writes bytes."""
+    if type(text) is not str or encoding not in ("latin1", "latin-1"):
+        raise CheckpointError(f"bytes are written in an encoding other than latin1; {HARM}")
+    return text.encode("latin-1")
+
+
+def _quantised(*_: Any) -> Any:
+    raise CheckpointError("a tensor is quantised, expected plain tensors; save the weights before they are quantised")
+
+
+def _same(value: Any, *_: Any) -> Any:
+    """A list or a dictionary of TorchScript, beside which its type may stand."""
+    if type(value) not in (list, dict):
+        raise CheckpointError(f"a list of TorchScript is not made of a list; {HARM}")
+    return value
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "collections.OrderedDict": _mapping,
+    "collections.Counter": _mapping,
+    "collections.defaultdict": lambda *_: {},
+    "ruamel.yaml.comments.CommentedMap": _mapping,
+    "ruamel.yaml.comments.CommentedSeq": lambda items=(): [*items],
+    "ruamel.yaml.scalarfloat.ScalarFloat": float,
+    "builtins.set": lambda items=(): [*items],
+    "builtins.frozenset": lambda items=(): [*items],
+    "builtins.bytes": lambda: b"",  # how protocol 2 writes no bytes at all
+    "torch.Size": lambda sizes: _integers(sizes, "the shape"),
+    "_codecs.encode": _encode,
+    "torch._utils._rebuild_tensor": _tensor,
+    REBUILD: _tensor,
+    "torch._utils._rebuild_parameter": _parameter,
+    "torch._utils._rebuild_parameter_with_state": _parameter,
+    "torch._utils._rebuild_qtensor": _quantised,
+    "torch.jit._pickle.restore_type_tag": _same,
+    **dict.fromkeys((f"torch.jit._pickle.build_{kind}list" for kind in ("bool", "double", "int", "tensor")), _same),
+}
+"""What a program may call for more than a stand-in. None is the function of that name: each only makes plain data."""
+
+
+def known(name: str) -> bool:
+    """Whether importers know what objects of a class are, or the calls of a function; or a model does without them."""
+    return (
+        name in STUBS
+        or name in FUNCTIONS
+        or name in STORAGE_TYPES
+        or name.startswith(LIBRARIES)
+        or name == program.NESTED
+    )
+
+
+def _number_or_array(stub: Stub) -> Any:
+    """NumPy's numbers as Python's, and its arrays as tensors, made of their bytes; others stay stand-ins."""
+    match stub.class_name.rpartition(".")[2], stub.args, stub.built:
+        case "scalar", (Stub() as kind, bytes(data)), _:
+            found = _array(stub, data, kind, ())
+            return found.item() if isinstance(found, Tensor) else stub
+        case "_reconstruct", _, (_, shape, Stub() as kind, bool(columns), bytes(data)):
+            return _array(stub, data, kind, shape, columns)
+        case "_frombuffer", (bytes(data), Stub() as kind, shape, str(order)), _:
+            return _array(stub, data, kind, shape, order == "F")
+    return stub
+
+
+def _array(stub: Stub, data: bytes, kind: Stub, shape: Any, columns: bool = False) -> Tensor | Stub:
+    """The tensor; the stub where the type is none of `NUMPY`. `columns`: the first axis runs fastest."""
+    match kind.args, kind.built:
+        case (str(name), *_), (_, "<" | "|" | "=", *_) if name in NUMPY:
+            dtype = NUMPY[name]
+        case _:
+            return stub
+    sizes = _integers(shape, "an array")
+    if math.prod(sizes) * dtype.itemsize != len(data) or max(sizes, default=0) > LONGEST:
+        raise CheckpointError(f"an array of {len(data)} bytes has the shape {list(sizes)} of {name}; {HARM}")
+    flat = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.zeros(0, dtype=dtype)
+    return flat.reshape(sizes[::-1]).permute(*range(len(sizes))[::-1]).contiguous() if columns else flat.reshape(sizes)

@@ -9,15 +9,14 @@ from typing import Any
 from torch import Tensor
 from txl_runtime.errors import CheckpointError
 
-from txl_export.checkpoints.files.budget import OBJECT, TEXT, Budget
-from txl_export.checkpoints.files.pickle_names import SCRIPTED, Name, Stub, shown
+from txl_export.checkpoints.files.pickle_names import SCRIPTED, Name, Stub, joined, shown
 
 CONTAINER = "TorchScript"
 _MANGLED = re.compile(r"^__torch__\.|\.?___torch_mangle_\d+(?=\.)")
 """What stands in the name of a class beside the name that it had in Python."""
 
 
-def script_state(module: Any, budget: Budget) -> tuple[dict[str, Tensor], dict[str, str]]:
+def script_state(module: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of the archive's module, and the classes of its parts, "" the module itself.
 
     Tensors are those of `torch.jit.load(file).state_dict()`, in its order, and those that other attributes hold: behind
@@ -35,7 +34,6 @@ def script_state(module: Any, budget: Budget) -> tuple[dict[str, Tensor], dict[s
     waiting = [("", module)]
     while waiting:
         name, part = waiting.pop()
-        budget.charge(OBJECT + len(name) // TEXT + len(part.state))
         kind = classes[name] = _MANGLED.sub("", part.class_name).lstrip(".")
         if part.built is not None:
             raise CheckpointError(
@@ -44,14 +42,13 @@ def script_state(module: Any, budget: Budget) -> tuple[dict[str, Tensor], dict[s
             )
         parts = []
         for key, value in part.state.items():
-            path = f"{name}.{key}" if name else key
-            budget.charge(len(path) // TEXT)
+            path = joined(name, key)
             if isinstance(value, Tensor):
                 state[path] = value
             elif _is_part(value):
                 parts.append((path, value))
             else:
-                held += _inside(value, path, budget)
+                held += _inside(value, path)
         waiting += reversed(parts)
     named = {id(tensor) for tensor in state.values()}
     state |= {path: tensor for path, tensor in held if id(tensor) not in named and path not in state}
@@ -62,12 +59,11 @@ def _is_part(value: Any) -> bool:
     return isinstance(value, Stub) and not isinstance(value, Name) and value.class_name.startswith(SCRIPTED)
 
 
-def _inside(value: Any, path: str, budget: Budget) -> Iterator[tuple[str, Tensor]]:
+def _inside(value: Any, path: str) -> Iterator[tuple[str, Tensor]]:
     """The tensors in a list, tuple or dictionary, with their names."""
-    budget.charge(1 + len(path) // TEXT)
     if isinstance(value, Tensor):
         yield path, value
     elif isinstance(value, dict | list | tuple):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, item in items:
-            yield from _inside(item, f"{path}.{key}", budget)
+            yield from _inside(item, joined(path, str(key)))
