@@ -8,9 +8,9 @@ from typing import Any
 
 from txl_runtime.errors import CheckpointError, UsageError, some
 
-from txl_export.checkpoints.files.loading import load_file, module_state
-from txl_export.checkpoints.files.pickle_names import Stub, shown
-from txl_export.checkpoints.files.rebuilding import known
+from txl_export.checkpoints.files.loading import load_file
+from txl_export.checkpoints.files.pickle_names import Stub, known, shown
+from txl_export.checkpoints.modules import module_state, unscripted
 
 _UNKNOWN = "not known here (nothing was imported or run)"
 _EXPECTED = "expected a state dict or a dictionary with one in it; save model.state_dict()"
@@ -53,7 +53,7 @@ def described(value: Any) -> str:
 
 def _stored(path: Path) -> tuple[Any, list[str]]:
     """What a file holds, and the unknown classes of what it holds; none for a whole module, which is its state dict."""
-    content = load_file(path).content
+    content = unscripted(path, load_file(path)).content
     unknown = sorted(name for name in _classes(content) if not known(name))
     if not isinstance(content, Stub):
         return content, unknown

@@ -20,8 +20,8 @@ from txl_runtime.listener import Listener
 from txl_export.checkpoints.files.containers import MOST
 from txl_export.checkpoints.files.loading import load_file
 from txl_export.checkpoints.files.pickle_names import Stub
-from txl_export.checkpoints.files.regular import read_regular
 from txl_export.options import ExportOptions
+from txl_export.regular import read_regular
 
 
 def word_vocabulary(attributes: Mapping[str, Any], source: str) -> bytes:

@@ -1,8 +1,4 @@
-"""What a pickle may refer to, and the stand-ins for it.
-
-No name leads to the real class or function: an object is a `Stub`, a storage its elements, and `rebuilding` makes
-dictionaries, lists and tensors of what calls the functions in its table.
-"""
+"""Stand-ins for what a pickle names, and the names that mean to a model what an importer expects."""
 
 from __future__ import annotations
 
@@ -11,6 +7,11 @@ from typing import Any
 
 import torch
 from txl_runtime.errors import CheckpointError
+
+LONGEST = 4096
+"""Characters of the name of a tensor or a part: a file may ask for as many of them as it has bytes."""
+CODE = "__torch__."
+"""Where the classes of a TorchScript archive lie, whose code is in the archive."""
 
 
 @dataclass(eq=False, repr=False)
@@ -37,14 +38,13 @@ class Name(Stub):
     """A class or function the file names, not an object made with it."""
 
 
-_TYPES = "Double float64 Float float32 Half float16 BFloat16 bfloat16 Long int64 Int int32 Short int16 Char int8"
-_KINDS = f"{_TYPES} Byte uint8 Bool bool".split()
+_PAIRS = "Double float64 Float float32 Half float16 BFloat16 bfloat16 Long int64 Int int32 Short int16 Char int8"
+_KINDS = f"{_PAIRS} Byte uint8 Bool bool".split()
 STORAGE_TYPES: dict[str, torch.dtype] = {
     f"{module}.{kind}Storage": getattr(torch, name)
     for module in ("torch", "torch.cuda")
     for kind, name in zip(_KINDS[::2], _KINDS[1::2], strict=True)
 }
-
 _CLASSES = {
     "mem_transformer": "AdaptiveEmbedding DecoderLayer MemTransformerLM MultiHeadAttn PositionalEmbedding "
     "PositionwiseFF RelLearnableDecoderLayer RelLearnableMultiHeadAttn RelMultiHeadAttn "
@@ -53,33 +53,36 @@ _CLASSES = {
     "data_parallel utils.data_parallel": "BalancedDataParallel",
     "torch.nn.parallel.data_parallel": "DataParallel",
     "torch.nn.parallel.distributed apex.parallel.distributed": "DistributedDataParallel",
-    "torch.nn.backends.thnn": "_get_thnn_function_backend",
     "torch.nn.parameter": "Parameter",
-    "torch": "Tensor bfloat16 bool device float16 float32 float64 int16 int32 int64 int8 strided uint8 "
+    "torch": "Size Tensor bfloat16 bool device float16 float32 float64 int16 int32 int64 int8 strided uint8 "
     "ComplexDoubleStorage ComplexFloatStorage QInt32Storage QInt8Storage QUInt8Storage",
+    "torch.storage": "_load_from_bytes",
+    "torch._tensor": "_rebuild_from_type_v2",
     "apex.fp16_utils.loss_scaler deepspeed.pt.loss_scaler deepspeed.runtime.fp16.loss_scaler": "DynamicLossScaler "
     "LossScaler",
     "argparse": "Namespace",
-    "builtins": "bool dict float int list long str tuple unicode",
+    "builtins": "bool bytes dict float frozenset int list long set str tuple unicode",
+    "collections": "Counter OrderedDict defaultdict",
     "typing": "Any",
     "pathlib": "Path PosixPath WindowsPath",
     "data_utils": "Corpus LMOrderedIterator LMShuffledIterator",
-    "utils.vocabulary": "OpenAIVocab Vocab",
-    "vocabulary": "Vocab",
+    "utils.vocabulary vocabulary": "OpenAIVocab Vocab",
     "pytorch_transformers.tokenization_gpt2": "GPT2Tokenizer",
     "_regex regex._regex": "compile",
+    "_codecs": "encode",
     "fastai.text.models.transformer": "Activation TransformerXL init_transformer",
 }
-STUBS = frozenset(
+CLASSES = STORAGE_TYPES.keys() | {
     f"{module}.{name}" for modules, names in _CLASSES.items() for module in modules.split() for name in names.split()
-)
-"""Classes whose objects mean what they do in the code that an importer knows, or nothing for a model."""
-LIBRARIES = ("torch.nn.modules.", "omegaconf.", "numpy.")
-"""Where all other classes of that kind lie."""
+}
+"""Names that mean in every file what they do in the code that an importer knows, or nothing for a model."""
+_BEGINNINGS = "torch._utils._rebuild_tensor torch._utils._rebuild_parameter torch.jit._pickle. torch.nn.modules. "
+_BEGINNINGS += "torch.nn.backends. numpy. omegaconf. ruamel.yaml."
 
-LONGEST = 4096
-SCRIPTED = "__torch__."
-"""Where the classes of a TorchScript archive lie, whose code is in the archive."""
+
+def known(name: str) -> bool:
+    """Whether a name means to a model what an importer expects, or nothing."""
+    return name in CLASSES or name.startswith(tuple(_BEGINNINGS.split()))
 
 
 def shown(name: str) -> str:
@@ -92,7 +95,7 @@ def joined(path: str, name: str) -> str:
     """The dotted name of a part of what has the name `path`, "" for the whole.
 
     Raises:
-        CheckpointError: it is longer than any program has names, so a file may ask for many of that length.
+        CheckpointError: it is longer than `LONGEST`.
     """
     dotted = f"{path}.{name}" if path else name
     if len(dotted) > LONGEST:

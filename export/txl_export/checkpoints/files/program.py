@@ -20,15 +20,12 @@ PER_BYTE, FREE, TEXT = 4, 1 << 16, 16
 """Values for each byte of a program, and for every program; so many characters of text, or bytes, count as a value."""
 DEPTH, BITS = 256, 256
 """Levels of containers in one another, and bits of an integer, at most."""
-NESTED = "torch.storage._load_from_bytes"
-"""What a pickle that torch.save did not write calls for each storage, with a whole legacy file."""
 HARM = "the file is damaged or was made to do harm"
-DAMAGED = "the pickle is cut short or damaged; copy the file again"
-PARTS = ("_content", "_val")
-"""All that is written of OmegaConf's nodes: the rest says where each stands, and leads back to what it stands in."""
 PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 PLAIN = ("collections.", "ruamel.yaml.")
-"""Classes of plain data, whose own attributes are left out: they may lead back as well."""
+"""Classes of plain data, whose own attributes may lead back to them and are left out."""
+NODE = {"_content", "_val"}
+"""What is written of OmegaConf's nodes; their other attributes lead back to what they stand in."""
 
 
 class RefusedError(Exception):
@@ -40,6 +37,10 @@ class Made:
 
     __slots__ = ("args", "pairs", "states", "values")
     called = ""
+    args: tuple[Any, ...]
+    pairs: list[Any]
+    states: list[Any]
+    values: list[Any]
 
     def __new__(cls, /, *args: Any, **_: Any) -> Made:
         made = object.__new__(cls)
@@ -50,13 +51,13 @@ class Made:
         self.states.append(state)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self.pairs.append((key, value))
+        self.pairs += key, value
 
     def append(self, value: Any) -> None:
         self.values.append(value)
 
     def extend(self, values: Any) -> None:
-        self.values.extend(values)
+        self.values += values
 
     add = append
 
@@ -70,7 +71,7 @@ class Outside(Made):
 class Programs(pickle.Unpickler):
     """Runs the programs of a file, one after the other; `names` has the classes that they name."""
 
-    def __init__(self, file: io.BufferedReader, names: dict[tuple[str, str], type[Made]]) -> None:
+    def __init__(self, file: Any, names: dict[tuple[str, str], type[Made]]) -> None:
         super().__init__(file, encoding="utf-8")  # which is how Python 2 wrote text that was not plain
         self._names = names
 
@@ -88,22 +89,17 @@ class Programs(pickle.Unpickler):
 
 
 class Writer:
-    """Writes contents of programs as lists for JSON.
-
-    Attributes:
-        names: the classes that the programs name.
-        blob: the bytes in the content.
-    """
+    """Writes contents of programs as lists for JSON; `names` has what they name, `blob` the bytes in them."""
 
     def __init__(self, size: int) -> None:
         self.names: dict[tuple[str, str], type[Made]] = {}
         self.blob = bytearray()
         self._most = self._room = PER_BYTE * size + FREE
-        self._depth, self._nested = 0, False
+        self._depth = 0
 
     def contents(self, data: bytes, count: int) -> tuple[list[Any], str, int]:
         """What the first programs in some bytes make, what is wrong with the next one, and where that begins."""
-        file, found = io.BufferedReader(io.BytesIO(data)), []  # type: ignore[var-annotated]
+        file, found = io.BufferedReader(io.BytesIO(data)), list[Any]()
         try:
             for _ in range(count):
                 found.append(self.node(Programs(file, self.names).load()))
@@ -112,7 +108,7 @@ class Writer:
         except MemoryError:
             raise
         except Exception:  # whatever Python raises for an instruction that has nothing to work on
-            return found, DAMAGED, 0
+            return found, "the pickle is cut short or damaged; copy the file again", 0
         return found, "", file.tell()
 
     def node(self, value: Any) -> Any:
@@ -122,14 +118,8 @@ class Writer:
             RefusedError: it is no plain data, nested too deeply or shared too often.
         """
         kind = type(value)
-        self._room -= 1 + (len(value) // TEXT if kind in (str, bytes, bytearray) else 0)
-        if self._room < 0:
-            raise RefusedError(f"the content stands for more than {self._most} values; {HARM}")
-        if value is None or kind in (str, float, bool):
-            return value
-        if kind is int:
-            if value.bit_length() > BITS:
-                raise RefusedError(f"the pickle has an integer of {value.bit_length()} bits; {HARM}")
+        self._take(1 + (len(value) // TEXT if kind is str else 0))
+        if value is None or kind in (str, float, bool) or (kind is int and value.bit_length() <= BITS):
             return value
         self._depth += 1
         if self._depth > DEPTH:
@@ -137,6 +127,11 @@ class Writer:
         written = self._list(value)
         self._depth -= 1
         return written
+
+    def _take(self, values: int) -> None:
+        self._room -= values
+        if self._room < 0:
+            raise RefusedError(f"the content stands for more than {self._most} values; {HARM}")
 
     def _list(self, value: Any) -> list[Any]:
         match value:
@@ -148,43 +143,49 @@ class Writer:
                 return [LIST, *map(self.node, sorted(value, key=repr))]
             case dict():
                 return [DICT, *map(self.node, chain.from_iterable(value.items()))]
-            case bytes() | bytearray():
-                self.blob += value
-                return [BYTES, len(self.blob) - len(value), len(self.blob)]
+            case bytes() | bytearray() | Made(called="_codecs.encode"):
+                return self._bytes(_bytes(value))
             case type():
                 return [NAME, value.called]  # type: ignore[attr-defined]
             case Outside():
                 return [OUTSIDE, *map(self.node, value.args)]
-            case Made(args=(bytes() as data,)) if value.called == NESTED:
-                return self._file(data)
+            case Made(called="torch.storage._load_from_bytes", args=(data,)):
+                # pickle.dump has a legacy file in place of each storage: its programs, and the bytes behind them
+                found, error, end = self.contents(data := _bytes(data), 5)
+                if error:
+                    raise RefusedError(error)
+                return [FILE, self._bytes(data[end:]), *found]
             case Made():
-                return self._made(value)
-        raise RefusedError(f"the content has a {type(value).__name__} where plain data was expected")
+                states = [] if value.called.startswith(PLAIN) else value.states
+                if value.called.startswith("omegaconf."):
+                    states = [{key: state.get(key) for key in NODE & state.keys()} for state in states if state]
+                parts = (value.args, states, value.values, value.pairs)
+                return [MADE, value.called, *([*map(self.node, part)] for part in parts)]
+        raise RefusedError(f"the content has a {type(value).__name__} that is no plain data; {HARM}")
 
-    def _made(self, value: Made) -> list[Any]:
-        states = [] if value.called.startswith(PLAIN) else value.states
-        if value.called.startswith("omegaconf."):
-            states = [{key: state[key] for key in PARTS if key in state} for state in states if type(state) is dict]
-        parts = (value.args, states, value.values, chain.from_iterable(value.pairs))
-        return [MADE, value.called, *([TUPLE, *map(self.node, part)] for part in parts)]
+    def _bytes(self, data: bytes) -> list[int]:
+        self._take(len(data) // TEXT)
+        self.blob += data
+        return [BYTES, len(self.blob) - len(data), len(self.blob)]
 
-    def _file(self, data: bytes) -> list[Any]:
-        """A whole file in place of a storage: its programs, and the bytes behind them."""
-        if self._nested:
-            raise RefusedError(f"a nested file holds another one; {HARM}")
-        self._nested = True
-        found, error, end = self.contents(data, 5)
-        self._nested = False
-        if error:
-            raise RefusedError(error)
-        return [FILE, self.node(data[end:]), *found]
+
+def _bytes(value: Any) -> bytes:
+    match value:
+        case bytes() | bytearray():
+            return bytes(value)
+        case Made(called="_codecs.encode", args=(str() as text, "latin1" | "latin-1")):  # as protocol 2 writes them
+            return text.encode("latin-1")
+    raise RefusedError(f"bytes are written in an encoding other than latin1; {HARM}")
 
 
 def answer(request: bytes) -> bytes:
     """Run as many programs as the first byte says, which begin behind it: the JSON's length, the JSON and the bytes."""
-    gc.disable()
     writer = Writer(len(request))
     contents, error, end = writer.contents(request[1:], request[0])
     names = [made.called for made in writer.names.values()]
     written = json.dumps({"contents": contents, "error": error, "end": end, "names": names}).encode()
     return len(written).to_bytes(8, "little") + written + writer.blob
+
+
+if __name__ == "bounded":
+    gc.disable()  # which would look through millions of values again and again

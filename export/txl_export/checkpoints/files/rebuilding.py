@@ -15,7 +15,7 @@ from txl_runtime.errors import CheckpointError
 from txl_runtime.sandbox.process import Bounded, Bounds, EndedError
 
 from txl_export.checkpoints.files import program
-from txl_export.checkpoints.files.pickle_names import LIBRARIES, STORAGE_TYPES, STUBS, Name, Stub, shown
+from txl_export.checkpoints.files.pickle_names import STORAGE_TYPES, Name, Stub, shown
 from txl_export.checkpoints.files.program import HARM
 
 MEMORY, EACH, SECONDS = 1 << 28, 64, 20
@@ -43,10 +43,10 @@ class Written(Struct, frozen=True):
     """
 
     contents: list[Any]
-    error: str
-    end: int
-    names: list[str]
-    blob: bytes
+    error: str = ""
+    end: int = 0
+    names: list[str] = []
+    blob: bytes = b""
 
 
 def run(data: bytes, count: int) -> Written:
@@ -55,49 +55,46 @@ def run(data: bytes, count: int) -> Written:
     Raises:
         CheckpointError: it died, or took more than its bounds.
     """
-    bounds = Bounds(MEMORY + EACH * len(data), SECONDS, 10.0 * SECONDS)
-    try:
-        with Bounded(program.__file__, bounds, bounds.memory) as process:
-            answer = process.ask(bytes([count]) + data)
-    except EndedError as error:
-        raise CheckpointError(f"the process that reads its pickle {error}; {HARM}") from None
+    answer = _asked(bytes([count]) + data)
     behind = 8 + int.from_bytes(answer[:8], "little")
     return Written(**json.loads(answer[8:behind]), blob=answer[behind:])
 
 
+def _asked(request: bytes) -> bytes:
+    bounds = Bounds(MEMORY + EACH * len(request), SECONDS, 10.0 * SECONDS)
+    try:
+        with Bounded(program.__file__, bounds, bounds.memory) as process:
+            return process.ask(request)
+    except EndedError as error:
+        raise CheckpointError(f"the process that reads its pickle {error}; {HARM}") from None
+
+
 @dataclass(eq=False)
 class Storage:
-    """The elements of one storage (or of a part of it), and the tensors already made of them.
-
-    Equal views are one tensor object, so that ties are found with `is` in state dicts too.
-    """
+    """The elements of one storage, or of a part of it. Equal views of them are one tensor, so that `is` finds ties."""
 
     elements: Tensor
     views: dict[Any, Tensor] = field(default_factory=dict)
     viewed: int = 0
 
 
+@dataclass
 class Builder:
     """Makes contents of what a program has written.
 
-    Args:
+    Attributes:
         blob: the bytes that it refers to.
-        storage: gives the elements of a storage, one-dimensional, by key, dtype and number of elements; called once per
-            key; raises CheckpointError where the file does not hold that.
+        elements: gives those of a storage [count], by its key, type and count; raises CheckpointError where it cannot.
         aliases: names in the file, and those to read them as.
         nested: gives the storage in a file that stands in place of one, from its contents as they are written and the
             bytes behind them.
     """
 
-    def __init__(
-        self,
-        blob: bytes,
-        storage: Callable[[str, torch.dtype, int], Tensor],
-        aliases: Mapping[str, str],
-        nested: Callable[[list[Any], bytes], Storage] | None = None,
-    ) -> None:
-        self._blob, self._read, self._aliases, self._nested = blob, storage, aliases, nested
-        self._storages: dict[Any, tuple[Any, Storage]] = {}
+    blob: bytes
+    elements: Callable[[str, torch.dtype, int], Tensor]
+    aliases: Mapping[str, str]
+    nested: Callable[[list[Any], bytes], Storage] | None = None
+    _storages: dict[Any, tuple[Any, Storage]] = field(default_factory=dict)
 
     def plain(self, written: Any) -> Any:
         """Plain data and tensors.
@@ -105,17 +102,12 @@ class Builder:
         Raises:
             CheckpointError: it is something else, or a tensor lies outside its storage.
         """
-        if isinstance(found := self._made(written), Storage):
+        if isinstance(found := self.any(written), Storage):
             raise CheckpointError(f"the content has a Storage where plain data was expected; {HARM}")
         return found
 
-    def storage(self, written: Any) -> Storage:
-        """Likewise one storage."""
-        if not isinstance(found := self._made(written), Storage):
-            raise CheckpointError(f"a nested file holds no storage; {HARM}")
-        return found
-
-    def _made(self, written: Any) -> Any:
+    def any(self, written: Any) -> Any:
+        """Plain data or a `Storage`; raises as `plain`."""
         if type(written) is not list:
             return written
         kind, *parts = written
@@ -128,15 +120,15 @@ class Builder:
                 values = map(self.plain, parts)
                 return _mapping(zip(values, values, strict=True))
             case program.BYTES:
-                return self._blob[parts[0] : parts[1]]
+                return self.blob[parts[0] : parts[1]]
             case program.NAME:
-                return Name(self._aliases.get(*parts * 2))
+                return Name(self.aliases.get(parts[0], parts[0]))
             case program.OUTSIDE:
                 return self._outside(self.plain(*parts))
-            case program.FILE if self._nested is not None:
-                return self._nested(parts[1:], self.plain(parts[0]))
+            case program.FILE if self.nested is not None:
+                return self.nested(parts[1:], self.plain(parts[0]))
             case program.MADE:
-                return self._object(self._aliases.get(*parts[:1] * 2), *(part[1:] for part in parts[1:]))
+                return self._object(self.aliases.get(parts[0], parts[0]), *parts[1:])
         raise CheckpointError("a tensor was saved by pickle, not by torch.save; save the file again with torch.save")
 
     def _object(self, name: str, args: list[Any], states: list[Any], values: list[Any], pairs: list[Any]) -> Any:
@@ -145,7 +137,7 @@ class Builder:
             name, args = REBUILD, args[2][1:]  # a tensor with a type and attributes of its own, which are dropped
         if function := FUNCTIONS.get(name):
             try:
-                made = function(*map(self._made, args))
+                made = function(*map(self.any, args))
             except (TypeError, ValueError):
                 raise CheckpointError(f"the pickle calls {name} with what it does not take; {HARM}") from None
             if type(made) is list:
@@ -162,38 +154,37 @@ class Builder:
                     stub.built = state
         if name.startswith("omegaconf."):
             return stub.state.get("_content", stub.state.get("_val"))
-        return _number_or_array(stub) if name.startswith("numpy.") else stub
+        return _numpy(stub) if name.startswith("numpy.") else stub
 
     def _outside(self, pid: Any) -> Storage:
         match pid:
-            case ("storage", Name(class_name=kind), str(key), _, int(count), *view) if kind in STORAGE_TYPES:
+            case ("storage", Name(class_name=kind), str(key), _, int(count), *view) if (
+                kind in STORAGE_TYPES and count >= 0
+            ):
                 dtype = STORAGE_TYPES[kind]
             case _:
                 raise CheckpointError(
-                    "the pickle refers to something outside it that is not a storage of a known type; sparse, "
-                    "quantised and complex tensors are not read here"
+                    "the pickle refers to something outside it that is no storage of a known type; sparse, quantised "
+                    "and complex tensors are not read here"
                 )
-        if type(count) is not int or count < 0:
-            raise CheckpointError(f"storage {shown(key)} has {count} elements, expected a number ≥ 0; {HARM}")
         if key not in self._storages:
-            self._storages[key] = (dtype, count), Storage(self._read(key, dtype, count))
+            self._storages[key] = (dtype, count), Storage(self.elements(key, dtype, count))
         known, storage = self._storages[key]
         if known != (dtype, count):
             raise CheckpointError(
                 f"storage {shown(key)} is {known[1]} × {known[0]} and {count} × {dtype} at once; "
                 "save a state dict whose tensors do not share memory under two types"
             )
-        if view in ([], [None]):
-            return storage
-        match view:  # a part of it, which torch ≤ 1.5 wrote as (its own key, first element, number of elements)
-            case [(_, int(first), int(many))] if 0 <= first <= first + many <= count:
+        match view:
+            case [] | [None]:
+                return storage
+            case [(_, int(first), int(many))] if 0 <= first <= first + many <= count:  # a part of it, by torch ≤ 1.5
                 part = Storage(storage.elements[first : first + many])
                 return self._storages.setdefault((key, first, many), (None, part))[1]
         raise CheckpointError(f"a part of storage {shown(key)} lies outside it; {HARM}")
 
 
 def _mapping(items: Iterable[Any] = ()) -> dict[Any, Any]:
-    """OrderedDict(), OrderedDict(pairs), Counter(mapping): a dict, which keeps order as well."""
     pairs = [*items.items()] if type(items) is dict else [*items]
     try:
         if len(pairs) - len({hash(key) for key, _ in pairs}) > ALIKE:
@@ -204,11 +195,9 @@ def _mapping(items: Iterable[Any] = ()) -> dict[Any, Any]:
 
 
 def _integers(values: Any, what: str) -> tuple[int, ...]:
-    """Numbers ≥ 0 that torch can take; anything else is refused."""
-    if type(values) not in (tuple, list) or not all(type(n) is int and 0 <= n < 1 << 62 for n in values):
-        raise CheckpointError(f"{what} of a tensor is not a tuple of numbers ≥ 0; {HARM}")
-    if len(values) > AXES:
-        raise CheckpointError(f"{what} of a tensor has {len(values)} numbers, expected at most {AXES}; {HARM}")
+    numbers = type(values) in (tuple, list) and len(values) <= AXES
+    if not (numbers and all(type(n) is int and 0 <= n < 1 << 62 for n in values)):
+        raise CheckpointError(f"{what} of a tensor is not a tuple of at most {AXES} numbers ≥ 0; {HARM}")
     return tuple(values)
 
 
@@ -218,11 +207,8 @@ def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *more: Any) -> Te
         raise CheckpointError(f"a tensor is not described by storage, offset, size and stride; {HARM}")
     if any(more[2:]):
         raise CheckpointError("a tensor is conjugate or negated; save it again with resolve_conj()/resolve_neg()")
-    ((first,), size, stride) = place = (
-        _integers((offset,), "the offset"),
-        _integers(size, "the shape"),
-        _integers(stride, "the stride"),
-    )
+    (first,), size = _integers((offset,), "the offset"), _integers(size, "the shape")
+    place = first, size, stride = first, size, _integers(stride, "the stride")
     elements, count = storage.elements.numel(), math.prod(size)
     last = first + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     # The count matters as well: a stride of 0 would let a few bytes stand for any number of elements.
@@ -240,31 +226,6 @@ def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *more: Any) -> Te
     return storage.views[place]
 
 
-def _parameter(tensor: Any, *_: Any) -> Tensor:
-    """A parameter: its tensor itself, so that tied parameters stay one object."""
-    if not isinstance(tensor, Tensor):
-        raise CheckpointError(f"a parameter is not made of a tensor; {HARM}")
-    return tensor
-
-
-def _encode(text: str, encoding: str) -> bytes:
-    """How protocol 2 writes bytes."""
-    if type(text) is not str or encoding not in ("latin1", "latin-1"):
-        raise CheckpointError(f"bytes are written in an encoding other than latin1; {HARM}")
-    return text.encode("latin-1")
-
-
-def _quantised(*_: Any) -> Any:
-    raise CheckpointError("a tensor is quantised, expected plain tensors; save the weights before they are quantised")
-
-
-def _same(value: Any, *_: Any) -> Any:
-    """A list or a dictionary of TorchScript, beside which its type may stand."""
-    if type(value) not in (list, dict):
-        raise CheckpointError(f"a list of TorchScript is not made of a list; {HARM}")
-    return value
-
-
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "collections.OrderedDict": _mapping,
     "collections.Counter": _mapping,
@@ -276,51 +237,35 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "builtins.frozenset": lambda items=(): [*items],
     "builtins.bytes": lambda: b"",  # how protocol 2 writes no bytes at all
     "torch.Size": lambda sizes: _integers(sizes, "the shape"),
-    "_codecs.encode": _encode,
     "torch._utils._rebuild_tensor": _tensor,
     REBUILD: _tensor,
-    "torch._utils._rebuild_parameter": _parameter,
-    "torch._utils._rebuild_parameter_with_state": _parameter,
-    "torch._utils._rebuild_qtensor": _quantised,
-    "torch.jit._pickle.restore_type_tag": _same,
-    **dict.fromkeys((f"torch.jit._pickle.build_{kind}list" for kind in ("bool", "double", "int", "tensor")), _same),
+    "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,  # itself, so that tied parameters stay one object
+    "torch._utils._rebuild_parameter_with_state": lambda tensor, *_: tensor,
+    "torch.jit._pickle.restore_type_tag": lambda made, _: made,
+    **{f"torch.jit._pickle.build_{kind}list": lambda made: made for kind in ("bool", "double", "int", "tensor")},
 }
 """What a program may call for more than a stand-in. None is the function of that name: each only makes plain data."""
 
 
-def known(name: str) -> bool:
-    """Whether importers know what objects of a class are, or the calls of a function; or a model does without them."""
-    return (
-        name in STUBS
-        or name in FUNCTIONS
-        or name in STORAGE_TYPES
-        or name.startswith(LIBRARIES)
-        or name == program.NESTED
-    )
-
-
-def _number_or_array(stub: Stub) -> Any:
+def _numpy(stub: Stub) -> Any:
     """NumPy's numbers as Python's, and its arrays as tensors, made of their bytes; others stay stand-ins."""
     match stub.class_name.rpartition(".")[2], stub.args, stub.built:
-        case "scalar", (Stub() as kind, bytes(data)), _:
-            found = _array(stub, data, kind, ())
-            return found.item() if isinstance(found, Tensor) else stub
-        case "_reconstruct", _, (_, shape, Stub() as kind, bool(columns), bytes(data)):
-            return _array(stub, data, kind, shape, columns)
-        case "_frombuffer", (bytes(data), Stub() as kind, shape, str(order)), _:
-            return _array(stub, data, kind, shape, order == "F")
-    return stub
-
-
-def _array(stub: Stub, data: bytes, kind: Stub, shape: Any, columns: bool = False) -> Tensor | Stub:
-    """The tensor; the stub where the type is none of `NUMPY`. `columns`: the first axis runs fastest."""
-    match kind.args, kind.built:
-        case (str(name), *_), (_, "<" | "|" | "=", *_) if name in NUMPY:
-            dtype = NUMPY[name]
+        case "scalar" as what, (Stub() as kind, bytes(data)), _:
+            shape, columns = (), False
+        case "_reconstruct" as what, _, (_, shape, Stub() as kind, bool(columns), bytes(data)):
+            pass
+        case "_frombuffer" as what, (bytes(data), Stub() as kind, shape, str(order)), _:
+            columns = order == "F"  # whose first axis runs fastest
         case _:
             return stub
-    sizes = _integers(shape, "an array")
+    match kind.args, kind.built:
+        case (str(name), *_), (_, "<" | "|" | "=", *_) if name in NUMPY:
+            dtype, sizes = NUMPY[name], _integers(shape, "an array")
+        case _:
+            return stub
     if math.prod(sizes) * dtype.itemsize != len(data) or max(sizes, default=0) > LONGEST:
         raise CheckpointError(f"an array of {len(data)} bytes has the shape {list(sizes)} of {name}; {HARM}")
     flat = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.zeros(0, dtype=dtype)
-    return flat.reshape(sizes[::-1]).permute(*range(len(sizes))[::-1]).contiguous() if columns else flat.reshape(sizes)
+    if columns:
+        return flat.reshape(sizes[::-1]).permute(*range(len(sizes))[::-1]).contiguous()
+    return flat.item() if what == "scalar" else flat.reshape(sizes)
