@@ -38,7 +38,7 @@ _OTHERS = {
     rb"\x89HDF": "an HDF5 file (Keras?), expected PyTorch; convert it first",
     rb"\x1f\x8b|BZh|\xfd7zXZ|\(\xb5/\xfd": "a compressed file; unpack it first",
     rb"PK": f"the beginning of a zip archive, or an empty one; the file is {DAMAGED}",
-    rb"(?s)\x08.{,4096}onnx": "an ONNX file, expected the checkpoint it was made from",
+    rb"(?is)\x08.{,4200}onnx": "an ONNX file, expected the checkpoint it was made from",
     rb"version https://git-lfs": "a Git LFS pointer, not the file itself; fetch it with git lfs pull",
 }
 """What files are that are no checkpoints known here, and what to do about each, by how they begin."""
@@ -163,11 +163,12 @@ def _what_else(path: Path, head: bytes, file: io.BufferedReader, size: int) -> s
     if SUFFIX.search(path.name) or file.read(8) == b"\x57\xfb\x80\x8b\x24\x75\x47\xdb":
         return converting(path)
     for beginning, what in _OTHERS.items():
-        if re.match(beginning, head):
+        if re.match(beginning, head[:4096] + path.suffix.encode("utf-8", "replace")):
             return f"this is {what}"
     if path.suffix == ".safetensors":
         return f"not a valid safetensors file; the file is {DAMAGED}"
-    text = head[:40].decode(errors="replace")
-    if all(character.isprintable() or character.isspace() for character in text):
+    text = head[:40].decode(errors="ignore")
+    plain = all(character.isprintable() or character.isspace() for character in text)
+    if plain and len(text.encode()) > len(head[:40]) - 4:  # of which the last character may be a part
         return f"looks like text ({shown(text)}), expected a checkpoint; check the path"
     return f"begins with {head[:8].hex(' ')}, expected a file by torch.save or safetensors; check the path"

@@ -18,8 +18,8 @@ from typing import Any
 LIST, TUPLE, DICT, BYTES, NAME, MADE, OUTSIDE, FILE = range(1, 9)
 PER_BYTE, FREE, TEXT = 4, 1 << 16, 16
 """Values for each byte of a program, and for every program; so many characters of text, or bytes, count as a value."""
-DEPTH, BITS = 256, 256
-"""Levels of containers in one another, and bits of an integer, at most."""
+DEPTH, BITS, NAME_LIMIT = 256, 256, 512
+"""Levels of containers in one another, bits of an integer, and characters of a dotted name, at most."""
 HARM = "the file is damaged or was made to do harm"
 PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 PLAIN = ("collections.", "ruamel.yaml.")
@@ -42,7 +42,10 @@ class Made:
     states: list[Any]
     values: list[Any]
 
-    def __new__(cls, /, *args: Any, **_: Any) -> Made:
+    def __new__(cls, /, *args: Any, **_: Any) -> Any:
+        match args:
+            case (type() as outer, str(inner)) if cls.called == "builtins.getattr":  # a class inside another
+                return made_up(f"{outer.called}.{inner}")  # type: ignore[attr-defined]
         made = object.__new__(cls)
         made.args, made.states, made.values, made.pairs = args, [], [], []
         return made
@@ -62,6 +65,13 @@ class Made:
     add = append
 
 
+def made_up(dotted: str) -> type[Made]:
+    """An empty class under a name."""
+    if len(dotted) > NAME_LIMIT:
+        raise RefusedError(f"a name has {len(dotted)} characters; {HARM}")
+    return type("Made", (Made,), {"__slots__": (), "called": dotted})
+
+
 class Outside(Made):
     """What a persistent id stands for, most of all a storage; called with the id."""
 
@@ -77,8 +87,7 @@ class Programs(pickle.Unpickler):
 
     def find_class(self, module: str, name: str, /) -> type[Made]:
         if (module, name) not in self._names:
-            dotted = f"{PYTHON_2.get(module, module)}.{name}"
-            self._names[module, name] = type("Made", (Made,), {"__slots__": (), "called": dotted})
+            self._names[module, name] = made_up(f"{PYTHON_2.get(module, module)}.{name}")
         return self._names[module, name]
 
     def persistent_load(self, pid: Any, /) -> Any:

@@ -18,8 +18,9 @@ from txl_export.checkpoints.files import program
 from txl_export.checkpoints.files.pickle_names import STORAGE_TYPES, Name, Stub, shown
 from txl_export.checkpoints.files.program import HARM
 
-MEMORY, EACH, SECONDS = 1 << 28, 64, 20
-"""Bytes that reading programs may take, and beside them for each byte of theirs; seconds of processor time."""
+MEMORY, EACH, SECONDS, PER_SECOND = 1 << 28, 64, 10, 1 << 22
+"""Bytes that reading programs may take, and those beside them for each byte of theirs; seconds of processor time, and
+bytes for one second beside them."""
 AXES, LONGEST = 16, 1 << 40
 """Axes of a tensor at most, and numbers along one: torch multiplies the sizes of a tensor that is empty, too."""
 VIEWS, ALIKE = 16, 64
@@ -61,7 +62,8 @@ def run(data: bytes, count: int) -> Written:
 
 
 def _asked(request: bytes) -> bytes:
-    bounds = Bounds(MEMORY + EACH * len(request), SECONDS, 10.0 * SECONDS)
+    seconds = SECONDS + len(request) // PER_SECOND
+    bounds = Bounds(MEMORY + EACH * len(request), seconds, 10.0 * seconds)
     try:
         with Bounded(program.__file__, bounds, bounds.memory) as process:
             return process.ask(request)
