@@ -13,9 +13,9 @@ from txl_runtime.errors import CheckpointError, TxlError
 from txl_export.checkpoints import check_code_base, identify, import_model, load, scripted
 from txl_export.checkpoints.files.containers import SCRIPTED
 from txl_export.checkpoints.files.loading import Loaded, scan_globals
-from txl_export.checkpoints.files.pickle_names import Stub, joined
+from txl_export.checkpoints.files.pickle_names import Stub
 from txl_export.checkpoints.imported import ConfigNeededError, Imported
-from txl_export.checkpoints.modules import module_state
+from txl_export.checkpoints.modules import joined, module_state
 from txl_export.families.own_module.skeleton import recognised, skeleton
 from txl_export.families.transformer_xl.weights import Weights, check_weights, parameter_count
 

@@ -13,11 +13,13 @@ from txl_runtime.errors import CheckpointError
 
 from txl_export.checkpoints.files.containers import SAVE_AGAIN, SCRIPTED
 from txl_export.checkpoints.files.loading import Loaded
-from txl_export.checkpoints.files.pickle_names import CODE, Name, Stub, joined, shown
+from txl_export.checkpoints.files.pickle_names import CODE, Name, Stub, shown
 
 _WITHOUT_TENSORS = ("einops.layers.torch.Rearrange", "einops.layers.torch.Reduce")
 """Layers that pickle their patterns and nothing of a module."""
 WRAPPERS = ("DataParallel", "DistributedDataParallel", "BalancedDataParallel")
+LONGEST = 4096
+"""Characters of the name of a tensor or a part: a file may ask for as many of them as it has bytes."""
 _MANGLED = re.compile(r"^__torch__\.|\.?___torch_mangle_\d+(?=\.)")
 """What stands in the name of a TorchScript class beside the name that it had in Python."""
 
@@ -155,3 +157,15 @@ def _inside(value: Any, path: str) -> Iterator[tuple[str, Tensor]]:
     elif isinstance(value, dict | list | tuple):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _inside(item, joined(path, str(key)))
+
+
+def joined(path: str, name: str) -> str:
+    """The dotted name of a part of what has the name `path`, "" for the whole.
+
+    Raises:
+        CheckpointError: it is longer than `LONGEST`.
+    """
+    dotted = f"{path}.{name}" if path else name
+    if len(dotted) > LONGEST:
+        raise CheckpointError(f"{shown(dotted)} has {len(dotted)} characters, expected a name of at most {LONGEST}")
+    return dotted

@@ -9,8 +9,8 @@ import io
 import re
 import struct
 import zipfile
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -19,13 +19,10 @@ from txl_runtime.errors import CheckpointError
 from txl_export.checkpoints.files.pickle_names import shown
 from txl_export.checkpoints.files.rebuilding import Builder, Storage, Written
 
-MAGIC_NUMBER = 0x1950A86A20F9469CFC6C  # how the legacy container begins, as a pickled integer
+MAGIC_NUMBER, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # how the legacy container begins, as pickled integers
 MAGIC_BYTES = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
-PROTOCOL = 1001
 MOST = 1 << 27
 """Bytes of a program; a vocabulary of 800,000 words in an NVIDIA checkpoint takes 40 MB."""
-File: TypeAlias = io.BufferedReader | io.BytesIO
-T = TypeVar("T")
 SCRIPTED = "TorchScript"
 SAVE_AGAIN = "save it again with torch.save(model.state_dict(), path)"
 DAMAGED = "cut short or damaged; copy the file again"
@@ -34,60 +31,91 @@ _OTHERS = {
     "a program of torch.export": r"[^/]+/models/.*\.json|serialized_exported_program",
 }
 """What else torch writes as a zip archive, and how the name of one of its entries begins."""
+STABLE_BASELINES = """this is an archive of Stable-Baselines3, whose policy no config builds; load it in Python, \
+policy = RecurrentPPO.load(path).policy, and export txl_export.adapt("recurrent-policy", policy), or save \
+policy.state_dict() for a module of your own"""
 _CODE = r"[^/]+/code/"
 """Entries of a TorchScript archive that may be compressed, because they are never opened."""
 
 
-class ZipFile:
-    """The container torch ≥ 1.6 writes, an uncompressed zip archive.
+class PlainPickle:
+    """What pickle.dump writes, and what all containers have.
 
     Attributes:
         name: of the container; a TorchScript archive holds code beside the pickle, which is never opened.
-        constants: how many tensors of that code lie beside it, which have no names.
         programs: how many pickles there are.
+        constants: how many tensors of that code lie beside the pickle, which have no names.
+        most: bytes from its beginning that are looked at for pickles; -1 for all.
     """
 
-    programs = 1
+    name, programs, constants, most = "pickle", 1, 0, -1
 
-    def __init__(self, file: File, size: int) -> None:
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file, self._size = file, size
+        self._storages: dict[str, tuple[int, Tensor]] = {}
+        self._promised = 0
+
+    def program(self) -> bytes:
+        """The bytes that begin with the pickles; CheckpointError where they are too many, or damaged."""
+        self._file.seek(0)
+        return self._file.read(self.most)
+
+    def content(self, written: Written, builder: Builder) -> Any:
+        """The content, of what the programs make; CheckpointError where the container lacks what they promise."""
+        made = builder.plain(written.contents[0])
+        if self._storages:
+            raise CheckpointError(f"its tensors lie in no file that torch.save wrote; {SAVE_AGAIN}")
+        return made
+
+    def elements(self, key: str, dtype: torch.dtype, count: int) -> Tensor:
+        """Room for a storage [count], which is filled later; CheckpointError where the file cannot have as many."""
+        self._promised += count * dtype.itemsize
+        if self._promised > self._size:
+            told = f"storage {shown(key)} of {count} × {dtype} does not fit into the {self._size} bytes of the file"
+            raise CheckpointError(f"{told}; the file is {DAMAGED}")
+        self._storages[key] = count, _allocated(count * dtype.itemsize)
+        return self._storages[key][1].view(dtype)
+
+    def nested(self, contents: list[Any], behind: bytes) -> Storage:
+        """The storage in a legacy file that stands in place of one, and holds nothing else."""
+        file = LegacyFile(io.BytesIO(behind), len(behind))
+        found = file.content(Written(contents), Builder(b"", file.elements, {}), bare=True)
+        if not isinstance(found, Storage):
+            raise CheckpointError("a nested file holds no storage; the file is damaged or was made to do harm")
+        return found
+
+
+class ZipFile(PlainPickle):
+    """The container torch ≥ 1.6 writes, an uncompressed zip archive."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        super().__init__(file, size)
         self._archive = _attempted("the zip archive has no directory", lambda: zipfile.ZipFile(file))
         self._entries = entries = self._archive.NameToInfo
         self._check(self._archive.infolist(), size)
         programs = [name for name in entries if name.endswith("/data.pkl") and name.count("/") == 1]
         if not programs and "policy.pth" in entries:
-            raise CheckpointError(
-                "this is an archive of Stable-Baselines3, whose policy no config builds; load it in Python, "
-                'policy = RecurrentPPO.load(path).policy, and export txl_export.adapt("recurrent-policy", policy), or '
-                "save policy.state_dict() for a module of your own"
-            )
+            raise CheckpointError(STABLE_BASELINES)
         if len(programs) != 1:
-            raise CheckpointError(
-                f"this is a zip archive with {len(programs)} data.pkl, expected one as torch.save writes; {SAVE_AGAIN}"
-            )
+            told = f"this is a zip archive with {len(programs)} data.pkl, expected one as torch.save writes"
+            raise CheckpointError(f"{told}; {SAVE_AGAIN}")
         self._root = root = programs[0].removesuffix("data.pkl")
         scripted = any(name == f"{root}constants.pkl" or name.startswith(f"{root}code/") for name in entries)
-        self.constants = sum(
-            name.startswith(f"{root}constants/") and info.file_size > 0 for name, info in entries.items()
-        )
+        self.constants = sum(name.startswith(f"{root}constants/") and entries[name].file_size > 0 for name in entries)
         self.name = SCRIPTED if scripted else "torch zip"
         if f"{root}byteorder" in entries and self._read(f"{root}byteorder", 16) != b"little":
             raise CheckpointError(f"saved on a big-endian machine; load it there and {SAVE_AGAIN} on another")
 
     def program(self) -> bytes:
-        """The pickle; CheckpointError where it is too large, or its checksum is wrong."""
         return self._read(f"{self._root}data.pkl", MOST)
 
-    def content(self, written: Written, aliases: Mapping[str, str]) -> Any:
-        """The content, of what the program makes; CheckpointError where the archive does not hold what it refers to."""
-        return Builder(written.blob, self._elements, aliases).plain(written.contents[0])
-
-    def _elements(self, key: str, dtype: torch.dtype, count: int) -> Tensor:
+    def elements(self, key: str, dtype: torch.dtype, count: int) -> Tensor:
         name = f"{self._root}data/{key}"
-        length = self._entries[name].file_size if name in self._entries else None
+        length = self._entries[name].file_size if name in self._entries else "no"
         if length != count * dtype.itemsize:
-            found = "there is none" if length is None else f"the file has {length} bytes"
-            raise CheckpointError(f"storage {shown(key)} of {count} × {dtype}: {found}; the file is {DAMAGED}")
-        elements = _allocated(length)
+            told = f"storage {shown(key)} of {count} × {dtype}: the file has {length} bytes"
+            raise CheckpointError(f"{told}; the file is {DAMAGED}")
+        elements = _allocated(count * dtype.itemsize)
         with _attempted(name, lambda: self._archive.open(name)) as entry:
             _attempted(name, lambda: _fill(elements, entry))
         return elements.view(dtype)
@@ -95,7 +123,8 @@ class ZipFile:
     def _read(self, name: str, limit: int) -> bytes:
         if (length := self._entries[name].file_size) > limit:
             raise CheckpointError(f"{shown(name)} has {length} bytes, expected at most {limit}")
-        return _attempted(name, lambda: self._archive.read(name))
+        data: bytes = _attempted(name, lambda: self._archive.read(name))
+        return data
 
     def _check(self, infos: list[zipfile.ZipInfo], size: int) -> None:
         """All entries but code are uncompressed, and together no larger than the file."""
@@ -105,40 +134,26 @@ class ZipFile:
         for info in infos:
             stored = info.compress_type == zipfile.ZIP_STORED and info.file_size == info.compress_size
             if not (stored or re.match(_CODE, info.filename)) or info.flag_bits & 1:
-                raise CheckpointError(
-                    f"{shown(info.filename)} in the zip archive is compressed or encrypted, which torch.save never "
-                    f"does; {SAVE_AGAIN}"
-                )
+                told = f"{shown(info.filename)} in the zip archive is compressed or encrypted"
+                raise CheckpointError(f"{told}, which torch.save never does; {SAVE_AGAIN}")
             info.CRC = info.CRC or None  # type: ignore[assignment] # torch writes 0 where it leaves checksums out
         if sum(info.compress_size for info in infos) > size or len(self._entries) < len(infos):
             raise CheckpointError(f"entries of the zip archive overlap, or have one name; the file is {DAMAGED}")
 
 
-class LegacyFile:
-    """The container torch ≤ 1.5 writes. A storage is promised by the pickle and only filled after it."""
+class LegacyFile(PlainPickle):
+    """The container torch ≤ 1.5 writes. A storage is promised by the pickle and only filled after it.
 
-    name, programs, constants = "torch legacy", 5, 0
+    Its pickles are a magic number, a protocol, sizes of integers, the content, and the keys of the storages.
+    """
 
-    def __init__(self, file: File, size: int) -> None:
-        self._file, self._size = file, size
-        self._storages: dict[str, tuple[int, Tensor]] = {}
-        self._promised = 0
+    name, programs, most = "torch legacy", 5, MOST
 
-    def program(self) -> bytes:
-        """Bytes that begin with the pickles: magic number, protocol, sizes of integers, content, keys of storages."""
-        self._file.seek(0)
-        return self._file.read(min(self._size, MOST))
-
-    def content(self, written: Written, aliases: Mapping[str, str], bare: bool = False) -> Any:
-        """The content, of what the programs make; with `bare` it is one storage.
-
-        Raises:
-            CheckpointError: they are others, or the file does not hold what they promise.
-        """
+    def content(self, written: Written, builder: Builder, bare: bool = False) -> Any:
+        """Likewise; with `bare` it is one storage."""
         magic, protocol, _, content, listed = written.contents
         if (magic, protocol) != (MAGIC_NUMBER, PROTOCOL):
             raise CheckpointError(f"no magic number, or not protocol {PROTOCOL}, as torch.save writes; it is {DAMAGED}")
-        builder = Builder(written.blob, self._elements, aliases)
         made, keys = (builder.any if bare else builder.plain)(content), builder.plain(listed)
         if (
             type(keys) is not list
@@ -154,44 +169,8 @@ class LegacyFile:
             _fill(elements, self._file)
         return made
 
-    def _elements(self, key: str, dtype: torch.dtype, count: int) -> Tensor:
-        """Room for a storage [count], filled when the pickle has ended."""
-        self._promised += count * dtype.itemsize
-        if self._promised > self._size:
-            raise CheckpointError(
-                f"storage {shown(key)} of {count} × {dtype} does not fit into the {self._size} bytes of the file; "
-                f"the file is {DAMAGED}"
-            )
-        self._storages[key] = count, _allocated(count * dtype.itemsize)
-        return self._storages[key][1].view(dtype)
 
-
-class PlainPickle:
-    """What pickle.dump writes: every storage is a call with a legacy file that holds nothing else."""
-
-    name, programs, constants = "pickle", 1, 0
-
-    def __init__(self, file: File, size: int) -> None:
-        self._file, self._size = file, size
-
-    def program(self) -> bytes:
-        """The file."""
-        self._file.seek(0)
-        return self._file.read(self._size)
-
-    def content(self, written: Written, aliases: Mapping[str, str]) -> Any:
-        """The content, of what the program makes; CheckpointError where a storage is none."""
-        elements = LegacyFile(io.BytesIO(), 0)._elements
-        return Builder(written.blob, elements, aliases, self._nested).plain(written.contents[0])
-
-    def _nested(self, contents: list[Any], behind: bytes) -> Storage:
-        found = LegacyFile(io.BytesIO(behind), len(behind)).content(Written(contents), {}, bare=True)
-        if not isinstance(found, Storage):
-            raise CheckpointError("a nested file holds no storage; the file is damaged or was made to do harm")
-        return found
-
-
-def _attempted(what: str, read: Callable[[], T]) -> T:
+def _attempted(what: str, read: Callable[[], Any]) -> Any:
     """What `zipfile` reads, which raises many kinds for what is damaged."""
     try:
         return read()

@@ -1,15 +1,13 @@
 """Reads a checkpoint file into plain data. Nothing the file names is imported, nothing in it is run.
 
-The containers are opened here rather than by torch.load, so that every size is checked against the file before memory
-is taken for it, and no reader for a format that is refused anyway (tar) is ever reached:
+`program` runs pickles in a process of its own, `rebuilding` makes plain data and tensors of its answers. Containers are
+not opened by torch.load, so that every size is checked against the file, and no reader of other formats is reached:
 
     torch zip      torch ≥ 1.6: an uncompressed zip of one pickle, <name>/data.pkl, and one entry per storage
     TorchScript    the same, and code, which is never opened
     torch legacy   torch ≤ 1.5: five pickles (magic number, protocol, system, content, storage keys), then the storages
     pickle         what pickle.dump wrote; in place of each storage stands a torch legacy file
     safetensors    a header of JSON, then the tensors (`safetensors_file`)
-
-`program` runs the pickles in a process of its own, `rebuilding` makes plain data and tensors of what it answers.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from txl_runtime.errors import CheckpointError
 
 from txl_export.checkpoints.files.containers import DAMAGED, MAGIC_BYTES, SAVE_AGAIN, LegacyFile, PlainPickle, ZipFile
 from txl_export.checkpoints.files.pickle_names import CLASSES, shown
-from txl_export.checkpoints.files.rebuilding import Written, run
+from txl_export.checkpoints.files.rebuilding import Builder, Written, run
 from txl_export.checkpoints.files.safetensors_file import is_safetensors, read_safetensors
 from txl_export.regular import open_regular
 from txl_export.tensorflow import SUFFIX, converting
@@ -50,10 +48,9 @@ class Loaded:
 
     Attributes:
         container: "torch zip", "TorchScript", "torch legacy", "pickle" or "safetensors".
-        content: dict, list, tuple, str, int, float, bool, bytes, None, torch.Tensor (on the CPU) and `Stub`, nothing
-            else. Ordered dictionaries and counters are dicts, sets are lists, parameters and NumPy's arrays tensors.
-            Tensors over the same elements of one storage, such as tied ones, are one object; whatever else is shared
-            comes as often as it is met.
+        content: dict, list, tuple, str, int, float, bool, bytes, None, torch.Tensor (on the CPU) and `Stub`. Ordered
+            dictionaries and counters are dicts, sets are lists, parameters and NumPy's arrays tensors. Tensors over the
+            same elements of one storage, such as tied ones, are one object; all else comes as often as it is met.
         global_names: every dotted name the file refers to, sorted.
         sha256: of the file, hexadecimal.
         notes: what was translated on the way, for people.
@@ -73,26 +70,25 @@ class Loaded:
 def load_file(path: Path, aliases: Mapping[str, str] | None = None) -> Loaded:
     """Read a file that torch.save, torch.jit.save, safetensors or pickle.dump wrote.
 
-    Args:
-        path: the file.
-        aliases: names of classes in the file, and the known ones to read them as, e.g.
-            {"modules.MemTransformerLM": "mem_transformer.MemTransformerLM"}.
+    `aliases` are names of classes in the file, and known ones to read them as, e.g. {"modules.MemTransformerLM":
+    "mem_transformer.MemTransformerLM"}.
 
     Raises:
         CheckpointError: there is no such file, it is something else, or damaged; an alias leads to no known class.
     """
     aliases = aliases or {}
     with _reading(path) as (file, size, head):
-        if wrong := sorted(shown(target) for target in aliases.values() if target not in CLASSES):
-            raise CheckpointError(
-                f"aliases lead to {', '.join(wrong)}, expected known classes such as mem_transformer.MemTransformerLM"
-            )
+        if wrong := ", ".join(sorted(shown(target) for target in aliases.values() if target not in CLASSES)):
+            raise CheckpointError(f"aliases lead to {wrong}, expected known ones like mem_transformer.MemTransformerLM")
         if is_safetensors(head, size):
             return Loaded("safetensors", read_safetensors(file, size), (), _sha256(file))
         container, written = _run(path, file, size, head)
         if written.error:
             raise CheckpointError(written.error)
-        content, names = container.content(written, aliases), tuple(sorted(set(written.names)))
+        builder = Builder(
+            written.blob, container.elements, aliases, container.nested if container.name == "pickle" else None
+        )
+        content, names = container.content(written, builder), tuple(sorted(set(written.names)))
         notes = tuple(f"{name} read as {aliases[name]}" for name in names if name in aliases)
         return Loaded(container.name, content, names, _sha256(file), notes, container.constants)
 
@@ -108,11 +104,9 @@ def scan_globals(path: Path) -> tuple[str, ...]:
         return tuple(sorted({shown(name) for name in names}))
 
 
-def _run(
-    path: Path, file: io.BufferedReader, size: int, head: bytes
-) -> tuple[ZipFile | LegacyFile | PlainPickle, Written]:
+def _run(path: Path, file: io.BufferedReader, size: int, head: bytes) -> tuple[PlainPickle, Written]:
     """The container, and what its programs make."""
-    kind: type[ZipFile | LegacyFile | PlainPickle]
+    kind: type[PlainPickle]
     if head.startswith(b"PK\x03\x04"):
         kind = ZipFile
     elif MAGIC_BYTES in head[:40]:
@@ -130,9 +124,7 @@ def _reading(path: Path) -> Iterator[tuple[io.BufferedReader, int, bytes]]:
     """The file, open, its size and how it begins; what goes wrong inside becomes one line that names it."""
     try:
         if path.is_dir():
-            raise CheckpointError(
-                "this is a folder, expected a checkpoint file; a Hugging Face folder needs its config.json"
-            )
+            raise CheckpointError("this is a folder, expected a file; a Hugging Face folder needs its config.json")
         if not path.exists():
             raise CheckpointError("no such file; check the path")
         with open_regular(path) as (file, size):

@@ -6,10 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from txl_runtime.errors import CheckpointError
 
-LONGEST = 4096
-"""Characters of the name of a tensor or a part: a file may ask for as many of them as it has bytes."""
 CODE = "__torch__."
 """Where the classes of a TorchScript archive lie, whose code is in the archive."""
 
@@ -29,9 +26,6 @@ class Stub:
     state: dict[str, Any] = field(default_factory=dict)
     args: tuple[Any, ...] = ()
     built: Any = None
-
-    def __repr__(self) -> str:
-        return f"Stub({self.class_name})"
 
 
 class Name(Stub):
@@ -89,15 +83,3 @@ def shown(name: str) -> str:
     """A name from a file, fit for one line of a message."""
     text = name if name.isascii() and name.isprintable() else ascii(name)
     return text if len(text) <= 120 else f"{text[:120]}…"
-
-
-def joined(path: str, name: str) -> str:
-    """The dotted name of a part of what has the name `path`, "" for the whole.
-
-    Raises:
-        CheckpointError: it is longer than `LONGEST`.
-    """
-    dotted = f"{path}.{name}" if path else name
-    if len(dotted) > LONGEST:
-        raise CheckpointError(f"{shown(dotted)} has {len(dotted)} characters, expected a name of at most {LONGEST}")
-    return dotted

@@ -56,13 +56,11 @@ class Made:
     def __setitem__(self, key: Any, value: Any) -> None:
         self.pairs += key, value
 
-    def append(self, value: Any) -> None:
+    def add(self, value: Any) -> None:
         self.values.append(value)
 
     def extend(self, values: Any) -> None:
         self.values += values
-
-    add = append
 
 
 def made_up(dotted: str) -> type[Made]:
@@ -70,12 +68,6 @@ def made_up(dotted: str) -> type[Made]:
     if len(dotted) > NAME_LIMIT:
         raise RefusedError(f"a name has {len(dotted)} characters; {HARM}")
     return type("Made", (Made,), {"__slots__": (), "called": dotted})
-
-
-class Outside(Made):
-    """What a persistent id stands for, most of all a storage; called with the id."""
-
-    __slots__ = ()
 
 
 class Programs(pickle.Unpickler):
@@ -94,7 +86,7 @@ class Programs(pickle.Unpickler):
         match pid:
             case ("module", type() as cls, _, _):  # torch ≤ 1.5 wrote classes so, with their source
                 return cls
-        return Outside(pid)
+        return Made(pid)
 
 
 class Writer:
@@ -156,7 +148,7 @@ class Writer:
                 return self._bytes(_bytes(value))
             case type():
                 return [NAME, value.called]  # type: ignore[attr-defined]
-            case Outside():
+            case Made(called=""):  # which stands for a persistent id, most of all of a storage
                 return [OUTSIDE, *map(self.node, value.args)]
             case Made(called="torch.storage._load_from_bytes", args=(data,)):
                 # pickle.dump has a legacy file in place of each storage: its programs, and the bytes behind them

@@ -29,18 +29,11 @@ dictionary may have one hash: each is held against the others."""
 NUMPY = {"f2": torch.float16, "f4": torch.float32, "f8": torch.float64, "b1": torch.bool, "i1": torch.int8}
 NUMPY |= {"i2": torch.int16, "i4": torch.int32, "i8": torch.int64, "u1": torch.uint8}
 """Types that both have, by NumPy's names."""
-REBUILD = "torch._utils._rebuild_tensor_v2"
 
 
 class Written(Struct, frozen=True):
-    """What programs made, as `program` writes it.
-
-    Attributes:
-        contents: of each program that was read.
-        error: what is wrong with the next one; "" for nothing.
-        end: where the last program ended.
-        names: every dotted name that the programs refer to.
-        blob: the bytes in them.
+    """What programs made, as `program` writes it: the content of each, what is wrong with the next one ("" for
+    nothing), where the last one ends, every dotted name that they refer to, and the bytes in their contents.
     """
 
     contents: list[Any]
@@ -63,9 +56,9 @@ def run(data: bytes, count: int) -> Written:
 
 def _asked(request: bytes) -> bytes:
     seconds = SECONDS + len(request) // PER_SECOND
-    bounds = Bounds(MEMORY + EACH * len(request), seconds, 10.0 * seconds)
+    memory = MEMORY + EACH * len(request)
     try:
-        with Bounded(program.__file__, bounds, bounds.memory) as process:
+        with Bounded(program.__file__, Bounds(memory, seconds, 10.0 * seconds), memory) as process:
             return process.ask(request)
     except EndedError as error:
         raise CheckpointError(f"the process that reads its pickle {error}; {HARM}") from None
@@ -82,14 +75,10 @@ class Storage:
 
 @dataclass
 class Builder:
-    """Makes contents of what a program has written.
+    """Makes contents of what a program has written, which refers to the bytes in `blob`.
 
-    Attributes:
-        blob: the bytes that it refers to.
-        elements: gives those of a storage [count], by its key, type and count; raises CheckpointError where it cannot.
-        aliases: names in the file, and those to read them as.
-        nested: gives the storage in a file that stands in place of one, from its contents as they are written and the
-            bytes behind them.
+    `elements` gives those of a storage [count], by its key, type and count; `nested` a storage in place of which a file
+    stands, by its contents as they are written and the bytes behind them. `aliases` has names to read others instead.
     """
 
     blob: bytes
@@ -135,11 +124,12 @@ class Builder:
 
     def _object(self, name: str, args: list[Any], states: list[Any], values: list[Any], pairs: list[Any]) -> Any:
         """What a call of a name has made, and what was put into that afterwards."""
-        if name == "torch._tensor._rebuild_from_type_v2" and args[:1] == [[program.NAME, REBUILD]]:
-            name, args = REBUILD, args[2][1:]  # a tensor with a type and attributes of its own, which are dropped
-        if function := FUNCTIONS.get(name):
+        match name, args:  # a tensor with a type and attributes of its own, which are dropped
+            case "torch._tensor._rebuild_from_type_v2", [[program.NAME, function], _, [program.TUPLE, *inner], _]:
+                name, args = function, inner
+        if call := FUNCTIONS.get(name):
             try:
-                made = function(*map(self.any, args))
+                made = call(*map(self.any, args))
             except (TypeError, ValueError):
                 raise CheckpointError(f"the pickle calls {name} with what it does not take; {HARM}") from None
             if type(made) is list:
@@ -160,23 +150,19 @@ class Builder:
 
     def _outside(self, pid: Any) -> Storage:
         match pid:
-            case ("storage", Name(class_name=kind), str(key), _, int(count), *view) if (
-                kind in STORAGE_TYPES and count >= 0
-            ):
-                dtype = STORAGE_TYPES[kind]
+            case ("storage", Name() as kind, str(key), _, int(count), *view) if count >= 0:
+                dtype = STORAGE_TYPES.get(kind.class_name)
             case _:
-                raise CheckpointError(
-                    "the pickle refers to something outside it that is no storage of a known type; sparse, quantised "
-                    "and complex tensors are not read here"
-                )
+                dtype = None
+        if dtype is None:
+            told = "sparse, quantised and complex tensors are not read here"
+            raise CheckpointError(f"the pickle refers to something that is no storage of a known type; {told}")
         if key not in self._storages:
             self._storages[key] = (dtype, count), Storage(self.elements(key, dtype, count))
         known, storage = self._storages[key]
         if known != (dtype, count):
-            raise CheckpointError(
-                f"storage {shown(key)} is {known[1]} × {known[0]} and {count} × {dtype} at once; "
-                "save a state dict whose tensors do not share memory under two types"
-            )
+            told = f"storage {shown(key)} is {known[1]} × {known[0]} and {count} × {dtype} at once"
+            raise CheckpointError(f"{told}; save a state dict whose tensors do not share memory under two types")
         match view:
             case [] | [None]:
                 return storage
@@ -240,7 +226,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "builtins.bytes": lambda: b"",  # how protocol 2 writes no bytes at all
     "torch.Size": lambda sizes: _integers(sizes, "the shape"),
     "torch._utils._rebuild_tensor": _tensor,
-    REBUILD: _tensor,
+    "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,  # itself, so that tied parameters stay one object
     "torch._utils._rebuild_parameter_with_state": lambda tensor, *_: tensor,
     "torch.jit._pickle.restore_type_tag": lambda made, _: made,

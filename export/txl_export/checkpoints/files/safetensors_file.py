@@ -15,13 +15,12 @@ from txl_runtime.bundle.weight_header import MOST_BYTES, decode_header, in_order
 from txl_runtime.errors import CheckpointError
 
 from txl_export.checkpoints.files.pickle_names import shown
+from txl_export.checkpoints.files.rebuilding import LONGEST
 
 _NAMES = "BOOL bool U8 uint8 I8 int8 U16 uint16 I16 int16 U32 uint32 I32 int32 U64 uint64 I64 int64 F16 float16"
 _NAMES += " BF16 bfloat16 F32 float32 F64 float64 F8_E4M3 float8_e4m3fn F8_E5M2 float8_e5m2 C64 complex64"
 TYPES = {name: getattr(torch, dtype) for name, dtype in zip(_NAMES.split()[::2], _NAMES.split()[1::2], strict=True)}
 WIDTHS = {name: dtype.itemsize for name, dtype in TYPES.items()}
-MOST = 2**40
-"""The largest size of an axis: torch multiplies the sizes of a tensor that is empty, too."""
 
 
 def is_safetensors(head: bytes, size: int) -> bool:
@@ -43,7 +42,7 @@ def read_safetensors(file: io.BufferedReader, size: int) -> dict[str, Tensor]:
         raise _refusal(str(error)) from None
     tensors: dict[str, Tensor] = {}
     for name, place in ordered:
-        if max(place.shape, default=0) > MOST:
+        if max(place.shape, default=0) > LONGEST:
             raise _refusal(f"{shown(name)} has the shape {list(place.shape)}")
         dtype = TYPES[place.dtype]
         data = torch.empty(place.data_offsets[1] - place.data_offsets[0], dtype=torch.uint8)

@@ -251,7 +251,7 @@ ALTERED = {
 
 def everything():
     """What a program could alter: the reader, its table, and the modules that it names."""
-    made = [reader.Made, reader.Outside, reader.Programs, reader.Writer, *rebuilding.FUNCTIONS.values(), Stub]
+    made = [reader.Made, reader.Programs, reader.Writer, *rebuilding.FUNCTIONS.values(), Stub]
     homes = [reader, rebuilding, torch, torch._utils, torch.nn.Linear, np, np.dtype, pickle, copyreg, collections]
     homes += [collections.OrderedDict, builtins, os, sys.modules]
     return {
