@@ -45,10 +45,10 @@ class PlainPickle:
         name: of the container; a TorchScript archive holds code beside the pickle, which is never opened.
         programs: how many pickles there are.
         constants: how many tensors of that code lie beside the pickle, which have no names.
-        most: bytes from its beginning that are looked at for pickles; -1 for all.
+        most: bytes from its beginning that are looked at for pickles.
     """
 
-    name, programs, constants, most = "pickle", 1, 0, -1
+    name, programs, constants, most = "pickle", 1, 0, 1 << 62
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self._size = file, size
@@ -58,7 +58,7 @@ class PlainPickle:
     def program(self) -> bytes:
         """The bytes that begin with the pickles; CheckpointError where they are too many, or damaged."""
         self._file.seek(0)
-        return self._file.read(self.most)
+        return self._file.read(min(self._size, self.most))
 
     def content(self, written: Written, builder: Builder) -> Any:
         """The content, of what the programs make; CheckpointError where the container lacks what they promise."""
@@ -113,8 +113,9 @@ class ZipFile(PlainPickle):
         name = f"{self._root}data/{key}"
         length = self._entries[name].file_size if name in self._entries else "no"
         if length != count * dtype.itemsize:
-            told = f"storage {shown(key)} of {count} × {dtype}: the file has {length} bytes"
-            raise CheckpointError(f"{told}; the file is {DAMAGED}")
+            raise CheckpointError(
+                f"storage {shown(key)} of {count} × {dtype}: the file has {length} bytes; it is {DAMAGED}"
+            )
         elements = _allocated(count * dtype.itemsize)
         with _attempted(name, lambda: self._archive.open(name)) as entry:
             _attempted(name, lambda: _fill(elements, entry))
@@ -123,8 +124,7 @@ class ZipFile(PlainPickle):
     def _read(self, name: str, limit: int) -> bytes:
         if (length := self._entries[name].file_size) > limit:
             raise CheckpointError(f"{shown(name)} has {length} bytes, expected at most {limit}")
-        data: bytes = _attempted(name, lambda: self._archive.read(name))
-        return data
+        return bytes(_attempted(name, lambda: self._archive.read(name)))
 
     def _check(self, infos: list[zipfile.ZipInfo], size: int) -> None:
         """All entries but code are uncompressed, and together no larger than the file."""
@@ -155,11 +155,7 @@ class LegacyFile(PlainPickle):
         if (magic, protocol) != (MAGIC_NUMBER, PROTOCOL):
             raise CheckpointError(f"no magic number, or not protocol {PROTOCOL}, as torch.save writes; it is {DAMAGED}")
         made, keys = (builder.any if bare else builder.plain)(content), builder.plain(listed)
-        if (
-            type(keys) is not list
-            or not all(type(key) is str for key in keys)
-            or sorted(keys) != sorted(self._storages)
-        ):
+        if type(keys) is not list or {*map(type, keys)} - {str} or sorted(keys) != sorted(self._storages):
             raise CheckpointError(f"the storages that are used are not those that are listed; the file is {DAMAGED}")
         self._file.seek(written.end)
         for key in keys:

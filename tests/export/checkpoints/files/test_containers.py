@@ -82,7 +82,7 @@ FILES = {
         SOUND.replace(b"rebuild_tensor_v2", b"rebuild_tensor_v3", 1),
         "a/data.pkl cannot be read",
     ),
-    "a missing storage": (zip_bytes([*ENTRIES[:1], *ENTRIES[2:]]), "there is none"),
+    "a missing storage": (zip_bytes([*ENTRIES[:1], *ENTRIES[2:]]), "the file has no bytes"),
     "a short storage": (zip_bytes([ENTRIES[0], ("a/data/0", bytes(12))]), "the file has 12 bytes"),
     "no pickle": (zip_bytes(ENTRIES[1:]), "with 0 data.pkl"),
     "two pickles": (zip_bytes([*ENTRIES, ("b/data.pkl", b"N.")]), "with 2 data.pkl"),
