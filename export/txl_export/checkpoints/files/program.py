@@ -56,10 +56,8 @@ class Made:
     def __setitem__(self, key: Any, value: Any) -> None:
         self.pairs += key, value
 
-    def add(self, value: Any) -> None:
-        self.values.append(value)
-
     def extend(self, values: Any) -> None:
+        """Keep what a program appends; it never adds to an object as to a set."""
         self.values += values
 
 
@@ -83,6 +81,7 @@ class Programs(pickle.Unpickler):
         return self._names[module, name]
 
     def persistent_load(self, pid: Any, /) -> Any:
+        """A class, or what stands for a storage."""
         match pid:
             case ("module", type() as cls, _, _):  # torch ≤ 1.5 wrote classes so, with their source
                 return cls
@@ -157,6 +156,7 @@ class Writer:
                     raise RefusedError(error)
                 return [FILE, self._bytes(data[end:]), *found]
             case Made():
+                self._take(4)  # a stand-in is larger than any other value
                 states = [] if value.called.startswith(PLAIN) else value.states
                 if value.called.startswith("omegaconf."):
                     states = [{key: state.get(key) for key in NODE & state.keys()} for state in states if state]

@@ -292,3 +292,9 @@ def test_a_damaged_file_loads_or_is_refused(tmp_path, valid_files, container, ed
         assert_plain(loaded.content)
     with contextlib.suppress(CheckpointError):
         scan_globals(path)
+
+
+def test_a_plain_pickle_has_no_storages_outside_it(tmp_path):
+    """Nothing would ever fill them."""
+    (tmp_path / "a.pkl").write_bytes(program(tensor()))
+    refused(tmp_path / "a.pkl", "its tensors lie in no file that torch.save wrote")
