@@ -24,7 +24,7 @@ from typing import Any
 from txl_runtime.errors import CheckpointError
 
 from txl_export.checkpoints.files.containers import DAMAGED, MAGIC_BYTES, SAVE_AGAIN, LegacyFile, PlainPickle, ZipFile
-from txl_export.checkpoints.files.pickle_names import CLASSES, shown
+from txl_export.checkpoints.files.pickle_names import known, shown
 from txl_export.checkpoints.files.rebuilding import Builder, Written, run
 from txl_export.checkpoints.files.safetensors_file import is_safetensors, read_safetensors
 from txl_export.regular import open_regular
@@ -78,7 +78,7 @@ def load_file(path: Path, aliases: Mapping[str, str] | None = None) -> Loaded:
     """
     aliases = aliases or {}
     with _reading(path) as (file, size, head):
-        if wrong := ", ".join(sorted(shown(target) for target in aliases.values() if target not in CLASSES)):
+        if wrong := ", ".join(sorted(shown(target) for target in aliases.values() if not known(target))):
             raise CheckpointError(f"aliases lead to {wrong}, expected known ones like mem_transformer.MemTransformerLM")
         if is_safetensors(head, size):
             return Loaded("safetensors", read_safetensors(file, size), (), _sha256(file))

@@ -4,6 +4,7 @@ import builtins
 import collections
 import contextlib
 import copyreg
+import json
 import os
 import pickle  # noqa: TID251 - the tests write what others wrote with it
 import struct
@@ -235,7 +236,8 @@ CALLABLES = ["collections.OrderedDict", "torch._utils._rebuild_tensor_v2", "torc
 CALLABLES += ["builtins.dict", "copyreg._reconstructor", "torch.nn.modules.linear.Linear", "torch.storage.os.system"]
 ALTERED = {
     "attributes": code({"called": "os.system", "args": 1, "__new__": None}) + b"b",
-    "slots": code((None, {"called": "os.system", "args": 1, "__class__": 2, "__dict__": {}, "append": 3})) + b"b",
+    "slots": code((None, {"called": "os.system", "args": 1, "extend": 3})) + b"b",
+    "slots that all objects have": code((None, {"__class__": 2, "__dict__": {}, "__new__": 4})) + b"b",
     "attributes that are a class": name("os.system") + b"b",
     "an item": code("called") + code("os.system") + b"s",
     "items": b"(" + code("called") + code("os.system") + b"u",
@@ -262,6 +264,12 @@ def everything():
     }
 
 
+def contents(body):
+    """What the reader writes of a program; nothing where it is refused."""
+    written = reader.answer(bytes([1]) + program(body, 4))
+    return json.loads(written[8 : 8 + int.from_bytes(written[:8], "little")])["contents"]
+
+
 @pytest.mark.parametrize("alteration", ALTERED)
 def test_no_program_alters_what_it_is_read_by(tmp_path, monkeypatch, alteration):
     """Here the reader runs in this process, where a test sees what it touches."""
@@ -270,8 +278,10 @@ def test_no_program_alters_what_it_is_read_by(tmp_path, monkeypatch, alteration)
     before, expected = everything(), reader.answer(sound)
     for dotted in CALLABLES:
         for target in (name(dotted), name(dotted) + b")R", name(dotted) + b")\x81", storage()):
+            (alone,) = contents(target)
             with watching():
-                reader.answer(bytes([1]) + program(target + ALTERED[alteration] + b"0" + target, 4))
+                found = contents(target + b"q\x07" + ALTERED[alteration] + b"0h\x07")
+            assert [content[:3] for content in found] in ([], [alone[:3]])  # kind, name and what it was called with
             assert everything() == before
             assert reader.answer(sound) == expected
     assert not Path("canary").exists()

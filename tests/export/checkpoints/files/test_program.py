@@ -29,7 +29,7 @@ def answered(body, protocol=2):
 
 def test_what_a_program_makes_is_written_as_lists_and_the_rest_stands_for_itself():
     made = name("m.C") + code((1,)) + b"R" + code({"a": None}) + b"b"
-    found, blob = answered([2, {"a": 0.5}, ("é", True), b"C\x02\x00\xff", made, b"\x8f(K\x03K\x01\x90", tensor()], 5)
+    found, blob = answered([2, {"a": 0.5}, ("é", True), b"C\x02\x00\xff", made, b"\x8f(K\x08K\x01\x90", tensor()], 5)
     assert found["error"] == ""
     assert found["names"] == ["m.C", "torch._utils._rebuild_tensor_v2", "torch.FloatStorage", "collections.OrderedDict"]
     (content,) = found["contents"]
@@ -37,7 +37,7 @@ def test_what_a_program_makes_is_written_as_lists_and_the_rest_stands_for_itself
     assert content[4] == [reader.BYTES, 0, 2]
     assert blob == b"\x00\xff"
     assert content[5] == [reader.MADE, "m.C", [1], [[reader.DICT, "a", None]], [], []]
-    assert content[6] == [reader.LIST, 1, 3]
+    assert content[6] == [reader.LIST, 1, 8]
     assert content[7][2][0][:1] == [reader.OUTSIDE]
 
 
