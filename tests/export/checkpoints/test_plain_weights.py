@@ -99,6 +99,13 @@ def test_a_plain_pickle_of_weights_and_config_is_read(tmp_path, protocol):
         read_weights(path)
 
 
+def test_one_tensor_under_two_names_in_a_plain_pickle_stays_one(tmp_path):
+    (tmp_path / "tied.pkl").write_bytes(pickle.dumps(dict.fromkeys("ab", torch.arange(6.0)) | {"c": torch.ones(6)}))
+    found = read_stored(tmp_path / "tied.pkl")
+    assert found["a"] is found["b"]
+    assert found["c"].tolist() == [1.0] * 6
+
+
 def classes(monkeypatch, package, kinds):
     """Classes of a package that is not there, by the last part of their names, each with its base."""
     made = {}

@@ -22,10 +22,8 @@ DEPTH, BITS, NAME_LIMIT = 256, 256, 512
 """Levels of containers in one another, bits of an integer, and characters of a dotted name, at most."""
 HARM = "the file is damaged or was made to do harm"
 PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
-PLAIN = ("collections.", "ruamel.yaml.")
-"""Classes of plain data, whose own attributes may lead back to them and are left out."""
-NODE = {"_content", "_val"}
-"""What is written of OmegaConf's nodes; their other attributes lead back to what they stand in."""
+PLAIN, NODE = ("collections.", "ruamel.yaml."), {"_content", "_val"}
+"""Classes of plain data, and what is written of OmegaConf's nodes: other attributes of both may lead back to them."""
 
 
 class RefusedError(Exception):
@@ -93,9 +91,8 @@ class Writer:
 
     def __init__(self, size: int) -> None:
         self.names: dict[tuple[str, str], type[Made]] = {}
-        self.blob = bytearray()
+        self.blob, self._files, self._depth = bytearray(), dict[int, int](), 0
         self._most = self._room = PER_BYTE * size + FREE
-        self._depth = 0
 
     def contents(self, data: bytes, count: int) -> tuple[list[Any], str, int]:
         """What the first programs in some bytes make, what is wrong with the next one, and where that begins."""
@@ -150,11 +147,14 @@ class Writer:
             case Made(called=""):  # which stands for a persistent id, most of all of a storage
                 return [OUTSIDE, *map(self.node, value.args)]
             case Made(called="torch.storage._load_from_bytes", args=(data,)):
-                # pickle.dump has a legacy file in place of each storage: its programs, and the bytes behind them
+                # pickle.dump has a file in place of each storage: its number, its programs, and the bytes behind them
+                if id(value) in self._files:
+                    return [FILE, self._files[id(value)]]
+                number = self._files[id(value)] = len(self._files)
                 found, error, end = self.contents(data := _bytes(data), 5)
                 if error:
                     raise RefusedError(error)
-                return [FILE, self._bytes(data[end:]), *found]
+                return [FILE, number, self._bytes(data[end:]), *found]
             case Made():
                 self._take(4)  # a stand-in is larger than any other value
                 states = [] if value.called.startswith(PLAIN) else value.states

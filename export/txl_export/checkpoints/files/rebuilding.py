@@ -117,7 +117,9 @@ class Builder:
             case program.OUTSIDE:
                 return self._outside(self.plain(*parts))
             case program.FILE if self.nested is not None:
-                return self.nested(parts[1:], self.plain(parts[0]))
+                if parts[0] not in self._storages:
+                    self._storages[parts[0]] = None, self.nested(parts[2:], self.plain(parts[1]))
+                return self._storages[parts[0]][1]
             case program.MADE:
                 return self._object(self.aliases.get(parts[0], parts[0]), *parts[1:])
         raise CheckpointError("a tensor was saved by pickle, not by torch.save; save the file again with torch.save")

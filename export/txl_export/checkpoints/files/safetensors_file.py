@@ -1,7 +1,6 @@
 """The files safetensors writes: a JSON header with places, then the tensors, without gaps.
 
-The safetensors library maps a file into memory, and a file that somebody cuts short meanwhile ends the process. So the
-tensors are copied out of the open file here.
+They are copied here: a file that is mapped, as the library has it, ends the process if somebody cuts it short.
 """
 
 from __future__ import annotations
