@@ -11,11 +11,11 @@ from torch import Tensor
 from txl_runtime.errors import CheckpointError, TxlError
 
 from txl_export.checkpoints import check_code_base, identify, import_model, load, scripted
-from txl_export.checkpoints.files.budget import TEXT, Budget
-from txl_export.checkpoints.files.loading import Loaded, module_state, scan_globals
+from txl_export.checkpoints.files.containers import SCRIPTED
+from txl_export.checkpoints.files.loading import Loaded, scan_globals
 from txl_export.checkpoints.files.pickle_names import Stub
-from txl_export.checkpoints.files.torchscript import CONTAINER as SCRIPTED
 from txl_export.checkpoints.imported import ConfigNeededError, Imported
+from txl_export.checkpoints.modules import joined, module_state
 from txl_export.families.own_module.skeleton import recognised, skeleton
 from txl_export.families.transformer_xl.weights import Weights, check_weights, parameter_count
 
@@ -73,7 +73,7 @@ def describe_checkpoint(
             document["notes"] += [note for note in imported.notes if note not in document["notes"]]
     document["tensors"] = [
         {"name": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
-        for name, tensor in _tensors(_content(loaded), loaded.budget)
+        for name, tensor in _tensors(_content(loaded))
     ]
     return document
 
@@ -111,17 +111,12 @@ def _content(loaded: Loaded) -> Any:
         return None
 
 
-def _tensors(content: Any, budget: Budget, prefix: str = "") -> list[tuple[str, Tensor]]:
-    """Every tensor of nested mappings, with its path, which is charged to the budget."""
-    budget.charge(1 + len(prefix) // TEXT)
+def _tensors(content: Any, path: str = "") -> list[tuple[str, Tensor]]:
+    """Every tensor of nested mappings, with its path."""
     if isinstance(content, Tensor):
-        return [(prefix, content)]
+        return [(path, content)]
     inside = content.items() if isinstance(content, Mapping) else ()
-    return [
-        found
-        for key, value in inside
-        for found in _tensors(value, budget, f"{prefix}.{_key(key)}" if prefix else _key(key))
-    ]
+    return [found for key, value in inside for found in _tensors(value, joined(path, _key(key)))]
 
 
 def _key(key: Any) -> str:

@@ -29,47 +29,15 @@ def listed(first: bytes, repeated: bytes, size: int) -> bytes:
     return b"](" + first + repeated * max(2, (size - len(first)) // len(repeated)) + b"e"
 
 
-def pairs(size: int) -> bytes:
-    return b"](" + b"".join(code((f"{i:05x}", None)) for i in range(size // 28)) + b"e"
-
-
-def numbers(size: int, step: int = 1) -> bytes:
-    return b"(" + b"".join(code(i * step) for i in range(size // 12)) + b"t"
-
-
-def mapping(size: int) -> bytes:
-    return b"}(" + b"".join(code(f"{i:05x}") + b"N" for i in range(size // 22)) + b"u"
-
-
-def text(size: int, more: str = "") -> bytes:
-    data = ("x" * (size // 2) + more).encode()
+def text(size: int) -> bytes:
+    data = b"x" * (size // 2)
     return b"X" + struct.pack("<I", len(data)) + data
 
 
-def called(dotted: str, made: bytes, size: int) -> bytes:
-    """One argument, made once, and given to a function again and again."""
-    function = kept(name(dotted), 8)
-    return listed(function + kept(made), again(8) + again(9) + b"\x85R", size)
-
-
 def ordered_dictionaries(size: int) -> bytes:
-    return called("collections.OrderedDict", pairs(size), size)
-
-
-def counters(size: int) -> bytes:
-    return called("collections.Counter", mapping(size), size)
-
-
-def sets(size: int) -> bytes:
-    return called("builtins.set", b"](" + b"N" * (size // 2) + b"e", size)
-
-
-def frozen_sets(size: int) -> bytes:
-    return called("builtins.frozenset", b"(" + b"N" * (size // 2) + b"t", size)
-
-
-def sequences(size: int) -> bytes:
-    return called("ruamel.yaml.comments.CommentedSeq", b"](" + b"N" * (size // 2) + b"e", size)
+    pairs = b"](" + b"".join(code((f"{i:05x}", None)) for i in range(size // 28)) + b"e"
+    function = kept(name("collections.OrderedDict"), 8)
+    return listed(function + kept(pairs), again(8) + again(9) + b"\x85R", size)
 
 
 def encoded(size: int) -> bytes:
@@ -77,68 +45,24 @@ def encoded(size: int) -> bytes:
     return listed(function + kept(text(size)), again(8) + again(9) + again(7) + b"\x86R", size)
 
 
-def shapes(size: int) -> bytes:
-    return called("torch.Size", b"(" + b"K\x01" * (size // 4) + b"t", size)
-
-
-def shapes_of_tensors(size: int) -> bytes:
-    first = (
-        kept(b"(" + b"K\x01" * (size // 4) + b"t") + kept(storage(), 7) + kept(name("torch._utils._rebuild_tensor"), 8)
-    )
-    return listed(first, again(8) + b"(" + again(7) + b"K\x00" + again(9) + again(9) + b"tR", size)
-
-
 def attributes(size: int) -> bytes:
-    thing = name("argparse.Namespace") + b")\x81"
-    return listed(kept(mapping(size)) + thing, again(9) + b"b", size)
-
-
-def attributes_in_tuples(size: int) -> bytes:
-    thing = name("argparse.Namespace") + b")\x81"
-    return listed(kept(b"(" + b"N" * (size // 2) + b"t") + thing, again(9) + b"b", size)
+    mapping = b"}(" + b"".join(code(f"{i:05x}") + b"N" for i in range(size // 22)) + b"u"
+    return listed(kept(mapping) + name("argparse.Namespace") + b")\x81", again(9) + b"b", size)
 
 
 def colliding_integers(size: int) -> bytes:
     return b"}(" + b"".join(code(i * COLLIDING) + b"N" for i in range(size // 13)) + b"u"
 
 
-def colliding_tuples(size: int) -> bytes:
-    return b"}(" + b"".join(code((i * COLLIDING,)) + b"N" for i in range(size // 15)) + b"u"
-
-
-def keys_in_tuples(size: int) -> bytes:
-    """One long tuple as a key, again and again: each time it is hashed from its first number to its last."""
-    return b"](" + kept(numbers(size)) + b"}(" + (again() + b"N") * (size // 12) + b"ue"
-
-
-def equal_keys(size: int) -> bytes:
-    """Two texts that are equal and not the same: a dictionary compares them at every entry."""
-    return (
-        b"]("
-        + kept(text(size // 2))
-        + kept(text(size // 2), 8)
-        + b"}("
-        + again(9)
-        + b"N"
-        + (again(8) + b"N") * (size // 12)
-        + b"ue"
-    )
-
-
-def keys_of_mappings(size: int) -> bytes:
-    """Pairs with one long tuple as a key, in a list that is made a dictionary again and again."""
-    long = kept(numbers(size // 2), 7)
-    pairs = b"](" + (again(7) + b"N\x86") * (size // 28) + b"e"
-    return b"](" + long + called("collections.OrderedDict", pairs, size // 4) + b"e"
-
-
-def joined_names(size: int) -> bytes:
-    return listed(kept(text(size)) + kept(code("x"), 8), again(9) + again(8) + b"\x93", size)
+def colliding_pairs(size: int) -> bytes:
+    pairs = b"](" + b"".join(code(((i * COLLIDING,), None)) for i in range(size // 18)) + b"e"
+    return name("collections.OrderedDict") + pairs + b"\x85R"
 
 
 def nested_files(size: int) -> bytes:
     data = legacy_bytes(body=storage(size // 8, extra=(None,)), count=size // 8, data=bytes(size // 2))
-    return called("torch.storage._load_from_bytes", binary(data), size)
+    function = kept(name("torch.storage._load_from_bytes"), 8)
+    return listed(function + kept(binary(data)), again(8) + again(9) + b"\x85R", size)
 
 
 def arrays(size: int) -> bytes:
@@ -161,7 +85,7 @@ def doubled_text(size: int) -> bytes:
 def windows(size: int) -> bytes:
     """Views of one storage, each of half of it: whoever converts them has many times the file."""
     count = size // 2
-    first = kept(storage(count, kind="torch.ByteStorage"), 7) + kept(name("torch._utils._rebuild_tensor"), 8)
+    first = kept(storage(count, kind="torch.ByteStorage"), 7) + b"0" + kept(name("torch._utils._rebuild_tensor"), 8)
     first += kept(code((count // 2,))) + kept(code((1,)), 6)
     every = (again(8) + b"(" + again(7) + code(i) + again() + again(6) + b"tR" for i in range(min(count, size) // 40))
     return b"](" + first + b"".join(every) + b"e"
@@ -192,31 +116,19 @@ def _module(modules: bytes, parameters: bytes) -> bytes:
     return made + _entries(_modules=modules, _parameters=parameters, _buffers=b"}") + b"b"
 
 
-IN_CONTAINERS: dict[str, Body] = {
-    function.__name__.replace("_", " "): function
-    for function in (
-        ordered_dictionaries,
-        counters,
-        sets,
-        frozen_sets,
-        sequences,
-        encoded,
-        shapes,
-        shapes_of_tensors,
-        attributes,
-        attributes_in_tuples,
-        colliding_integers,
-        colliding_tuples,
-        keys_in_tuples,
-        equal_keys,
-        keys_of_mappings,
-        doubled,
-        doubled_text,
-        windows,
-    )
+AMPLIFIERS: dict[str, tuple[Body, str]] = {
+    "ordered dictionaries": (ordered_dictionaries, "stands for more than"),
+    "bytes as protocol 2 has them": (encoded, "stands for more than"),
+    "attributes": (attributes, "stands for more than"),
+    "keys that are integers of one hash": (colliding_integers, "more than 64 keys of one hash"),
+    "pairs whose keys have one hash": (colliding_pairs, "more than 64 keys of one hash"),
+    "files in place of storages": (nested_files, "stands for more than"),
+    "arrays": (arrays, "stands for more than"),
+    "what is there twice, twice, twice": (doubled, "stands for more than"),
+    "text that is there twice": (doubled_text, "stands for more than"),
+    "views": (windows, "more than 16 times the elements of their storage"),
+    "modules that are shared": (shared_modules, "stands for more than"),
+    "long names of parts": (long_module_names, "expected a name of at most 4096"),
+    "a long name of a class": (lambda size: text(size) + code("x") + b"\x93", "a name has"),
 }
-"""Those that any file by torch.save may hold."""
-IN_PICKLES: dict[str, Body] = {"joined names": joined_names, "nested files": nested_files}
-"""Those that only a file by pickle.dump may hold, or names that nobody knows."""
-LATER: dict[str, Body] = {"arrays": arrays, "shared modules": shared_modules, "long module names": long_module_names}
-"""Those that ask for much of whoever makes something of what was read."""
+"""Each with a part of what the refusal says."""

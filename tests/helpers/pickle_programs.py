@@ -8,12 +8,16 @@ import struct
 import sys
 import threading
 import zipfile
+from unittest import mock
 
 import pytest
 import torch
-from txl_export.checkpoints.files.loading import load_file
+from txl_export.checkpoints import load
+from txl_export.checkpoints.files import program as reader
+from txl_export.checkpoints.files import rebuilding
 from txl_export.checkpoints.files.pickle_names import Stub
 from txl_runtime.errors import CheckpointError
+from txl_runtime.sandbox.process import Bounded, Bounds, EndedError
 
 CONTAINERS = {"torch zip": True, "torch legacy": False}
 
@@ -38,9 +42,33 @@ def watching():
 
 
 def watched_load(path, aliases=None):
-    """`load_file`, watched."""
+    """What an importer is given of a file, watched."""
     with watching():
-        return load_file(path, aliases)
+        return load(path, aliases)[1]
+
+
+class OneProcess:
+    """Reads pickles as `rebuilding` does, but all in one process, which saves its start; a new one where it died."""
+
+    def __init__(self):
+        self._process = None
+
+    def __call__(self, request):
+        if self._process is None:
+            self._process = Bounded(reader.__file__, Bounds(rebuilding.MEMORY, rebuilding.SECONDS), rebuilding.MEMORY)
+        try:
+            return self._process.ask(request)
+        except EndedError as error:
+            self._process = None
+            raise CheckpointError(f"the process that reads its pickle {error}; the file is damaged") from None
+
+
+ONE_PROCESS = OneProcess()
+
+
+def in_one_process():
+    """In here all pickles are read in one process."""
+    return mock.patch.object(rebuilding, "_asked", ONE_PROCESS)
 
 
 def assert_plain(value):

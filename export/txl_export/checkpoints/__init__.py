@@ -14,10 +14,11 @@ from torch import Tensor
 from txl_runtime.errors import CheckpointError, UsageError, some
 
 from txl_export.checkpoints import cntxl, fastai, hf, kimiyoung, nvidia, remixl, txl
+from txl_export.checkpoints.files.containers import SCRIPTED
 from txl_export.checkpoints.files.loading import Loaded, load_file
-from txl_export.checkpoints.files.pickle_names import Stub, shown
-from txl_export.checkpoints.files.torchscript import CONTAINER as SCRIPTED
+from txl_export.checkpoints.files.pickle_names import CODE, Stub, known, shown
 from txl_export.checkpoints.imported import CodeBase, Imported, ScriptedError, State, Unwrapped
+from txl_export.checkpoints.modules import unscripted
 from txl_export.checkpoints.overrides import Overrides, apply_overrides
 from txl_export.tensorflow import refuse_tensorflow
 from txl_export.token_files import regular
@@ -144,6 +145,16 @@ def load(path: Path, aliases: Mapping[str, str] | None = None) -> tuple[Any, Loa
     if path.is_dir():
         return hf.read_folder(path)
     loaded = load_file(path, aliases)
+    unknown = {shown(name) for name in loaded.global_names if not (known(name) or name in (aliases or {}))}
+    if loaded.container == SCRIPTED:
+        unknown = {name for name in unknown if not name.startswith(CODE)}
+    if unknown:
+        raise CheckpointError(
+            f"{path}: refers to {some(sorted(unknown), 20)}, not known here (nothing was imported or run); if these "
+            "are a fork's names for known classes, say so (--alias modules.MemTransformerLM=mem_transformer."
+            "MemTransformerLM, once each); otherwise load the file where it was trained and save model.state_dict()"
+        )
+    loaded = unscripted(path, loaded)
     return loaded.content, loaded
 
 

@@ -15,11 +15,11 @@ from txl_runtime.bundle.tables import Count, Index
 from txl_runtime.errors import CheckpointError
 
 from txl_export.checkpoints.files.loading import Loaded, load_file
-from txl_export.checkpoints.files.regular import read_regular
 from txl_export.checkpoints.imported import Imported, State, Unwrapped, check_config, convert_config
 from txl_export.checkpoints.kimiyoung import KimiyoungConfig, adaptive_softmax, decoder_layer, embedding
 from txl_export.checkpoints.vocabularies import read_vocabulary_file
 from txl_export.families.transformer_xl.weights import layer_name
+from txl_export.regular import read_regular
 
 NAME = "hf"
 MARKS: tuple[str, ...] = ("transformer.word_emb.emb_layers.0.weight",)

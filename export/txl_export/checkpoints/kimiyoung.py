@@ -16,7 +16,6 @@ from txl_runtime.bundle.tables import Count, Index
 from txl_runtime.bundle.transformer_xl import ModelConfig, Positive
 from txl_runtime.errors import CheckpointError
 
-from txl_export.checkpoints.files.loading import module_state, submodule
 from txl_export.checkpoints.files.pickle_names import Stub, shown
 from txl_export.checkpoints.imported import (
     Evaluation,
@@ -27,6 +26,7 @@ from txl_export.checkpoints.imported import (
     check_cutoffs,
     convert_config,
 )
+from txl_export.checkpoints.modules import module_state, submodule
 from txl_export.families.transformer_xl.weights import Weights, layer_name
 
 NAME = "kimiyoung"

@@ -8,10 +8,9 @@ from typing import Any
 
 from txl_runtime.errors import CheckpointError, UsageError, some
 
-from txl_export.checkpoints.files.loading import load_file, module_state
-from txl_export.checkpoints.files.pickle_names import KNOWN, Stub, shown
-from txl_export.checkpoints.files.plain_data import plain_data
-from txl_export.checkpoints.files.unpickling import children
+from txl_export.checkpoints.files.loading import load_file
+from txl_export.checkpoints.files.pickle_names import Stub, known, shown
+from txl_export.checkpoints.modules import module_state, unscripted
 
 _UNKNOWN = "not known here (nothing was imported or run)"
 _EXPECTED = "expected a state dict or a dictionary with one in it; save model.state_dict()"
@@ -54,9 +53,8 @@ def described(value: Any) -> str:
 
 def _stored(path: Path) -> tuple[Any, list[str]]:
     """What a file holds, and the unknown classes of what it holds; none for a whole module, which is its state dict."""
-    loaded = load_file(path, others=True)
-    content = plain_data(loaded.content, loaded.budget)
-    unknown = sorted(_classes(content) - KNOWN)
+    content = unscripted(path, load_file(path)).content
+    unknown = sorted(name for name in _classes(content) if not known(name))
     if not isinstance(content, Stub):
         return content, unknown
     if "_modules" not in content.state:
@@ -69,14 +67,16 @@ def _stored(path: Path) -> tuple[Any, list[str]]:
 
 def _classes(content: Any) -> set[str]:
     """The classes and functions that stand-ins in this are of."""
-    found, seen, waiting = set(), set(), [content]
+    found, waiting = set(), [content]
     while waiting:
         value = waiting.pop()
-        if isinstance(value, dict | list | tuple | Stub) and id(value) not in seen:
-            seen.add(id(value))
-            waiting += children(value)
-            if isinstance(value, Stub):
-                found.add(value.class_name)
+        if isinstance(value, Stub):
+            found.add(value.class_name)
+            waiting += [value.state, value.args, value.built]
+        elif isinstance(value, dict):
+            waiting += [*value, *value.values()]
+        elif isinstance(value, list | tuple):
+            waiting += value
     return found
 
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from txl_runtime.bundle.tables import Count
 from txl_runtime.bundle.transformer_xl import ModelConfig
 
-from txl_export.checkpoints.files.loading import module_state
 from txl_export.checkpoints.files.pickle_names import Stub, shown
 from txl_export.checkpoints.imported import Imported, State, Unwrapped, check_config, convert_config
 from txl_export.checkpoints.kimiyoung import LengthSettings, decoder_layer
+from txl_export.checkpoints.modules import module_state
 from txl_export.families.transformer_xl.weights import layer_name
 
 NAME = "remixl"

@@ -17,11 +17,11 @@ from txl_runtime.bundle.vocabulary import Words, decode_vocabulary, split_lines
 from txl_runtime.errors import CheckpointError, UsageError, some
 from txl_runtime.listener import Listener
 
-from txl_export.checkpoints.files.loading import load_plain
+from txl_export.checkpoints.files.containers import MOST
+from txl_export.checkpoints.files.loading import load_file
 from txl_export.checkpoints.files.pickle_names import Stub
-from txl_export.checkpoints.files.regular import read_regular
-from txl_export.checkpoints.files.unpickling import PROGRAM_LIMIT
 from txl_export.options import ExportOptions
+from txl_export.regular import read_regular
 
 
 def word_vocabulary(attributes: Mapping[str, Any], source: str) -> bytes:
@@ -148,7 +148,7 @@ def read_vocabulary_file(path: Path) -> bytes:
     """
     if path.suffix in (".json", ".txt"):
         try:
-            data = read_regular(path, PROGRAM_LIMIT)
+            data = read_regular(path, MOST)
         except CheckpointError as error:
             raise CheckpointError(f"{path}: {error}") from None
         except OSError as error:
@@ -160,7 +160,7 @@ def read_vocabulary_file(path: Path) -> bytes:
         except UnicodeDecodeError as error:
             raise CheckpointError(f"{path}: {error}, expected one symbol per line; check the file") from None
         return word_vocabulary({"idx2sym": [line.split(" ")[0] for line in symbols if line]}, str(path))
-    content = load_plain(path)
+    content = load_file(path).content
     if isinstance(content, Stub):
         content = content.state
     if isinstance(content, Mapping) and isinstance(content.get("vocab"), Stub):

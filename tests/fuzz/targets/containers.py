@@ -13,9 +13,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from pickle_programs import in_one_process
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
-from txl_export.checkpoints.files.loading import load_file, load_plain, scan_globals
+from txl_export.checkpoints.files.loading import load_file, scan_globals
 from txl_export.checkpoints.plain_weights import read_stored, read_weights
 from txl_export.checkpoints.vocabularies import read_vocabulary_file
 from txl_runtime.errors import CheckpointError
@@ -43,9 +44,10 @@ def one_input(data: bytes) -> None:
             file = choices.rest()
     path = written("file.pt", file)
     errors: dict[str, CheckpointError] = {}
-    for read in (load_file, read_stored, read_weights, load_plain, scan_globals, read_vocabulary_file):
+    for read in (load_file, read_stored, read_weights, scan_globals, read_vocabulary_file):
         try:
-            found = read(path)
+            with in_one_process():
+                found = read(path)
         except CheckpointError as error:
             errors[read.__name__] = error
         else:

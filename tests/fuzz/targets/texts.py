@@ -10,8 +10,6 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from txl_export.checkpoints import read_config
-from txl_export.checkpoints.files.budget import Budget
-from txl_export.checkpoints.files.unpickling import Unpickler
 from txl_export.checkpoints.hf import read_folder
 from txl_export.token_files import read_tokens
 from txl_runtime.streaming.checks import check_lengths, check_rows, check_tokens
@@ -54,7 +52,6 @@ def _token_list(choices: Choices) -> None:
 def _aliases(choices: Choices) -> None:
     found = parse_aliases([choices.text() for _ in range(choices.number(3))])
     assert all(name and target for name, target in found.items())
-    Unpickler(Budget(0), aliases=found)
 
 
 def _config(choices: Choices) -> None:

@@ -1,4 +1,4 @@
-"""Pickle programs, as each container runs them; and NumPy's arrays in what they make."""
+"""Pickle programs, as each container runs them: the reader's own process, and what is made of its answers."""
 
 from __future__ import annotations
 
@@ -8,46 +8,42 @@ import io
 import pickle  # noqa: TID251 - seeds are what others wrote with it
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from pickle_programs import in_one_process
 from torch import Tensor
-from txl_export.checkpoints.files.budget import Budget
-from txl_export.checkpoints.files.loading import module_state
-from txl_export.checkpoints.files.pickle_names import Name, Storage, Stub
-from txl_export.checkpoints.files.plain_data import plain_data
-from txl_export.checkpoints.files.torchscript import script_state
-from txl_export.checkpoints.files.unpickling import Unpickler, names_in
+from txl_export.checkpoints.files import rebuilding
+from txl_export.checkpoints.files.containers import SCRIPTED as ARCHIVE
+from txl_export.checkpoints.files.loading import Loaded
+from txl_export.checkpoints.files.pickle_names import Name, Stub
+from txl_export.checkpoints.modules import module_state, unscripted
 from txl_export.families.own_module.skeleton import skeleton
 from txl_runtime.errors import CheckpointError
 
 PLAIN = (str, int, float, bool, bytes, type(None), Tensor)
 SCRIPTED = 128
-"""From this way on a program may make objects of a TorchScript archive's classes."""
+"""From this way on the content may be a TorchScript archive's."""
 AMPLIFIED = 1 << 16
-"""Of the elements that a program may make beside a fixed number for each of its bytes."""
+"""Of the values that a program may make beside a fixed number for each of its bytes."""
 
 
 def one_input(data: bytes) -> None:
-    """Run a program in one of the ways there are, walk through what it made, and run it again."""
+    """Run a program, or five, look at everything that it made, and run it again."""
     way, program = (data[0], data[1:]) if data else (0, b"")
-    names_in(io.BytesIO(program), Budget(len(program)))
-    content = _run(way, program)
-    if not isinstance(content, Storage):
-        count = _walk(content)
-        assert count <= AMPLIFIED + 64 * len(program), f"{count} objects of {len(program)} bytes"
-        again = _run(way, program)
-        assert _equal(content, again), "a program made two things"
-        plain_data(content, Budget(len(program)))
-        if isinstance(content, Stub):
-            module_state(content)
-        if way >= SCRIPTED:
-            state, classes = script_state(content, Budget(len(program)))
-            made = len(state) + len(classes)
-            assert made <= AMPLIFIED + 64 * len(program), f"{made} names of {len(program)} bytes"
-            assert all(type(value) is Tensor for value in state.values())
-            _written(state, classes)
+    content = _made(way, program)
+    count = sum(1 for _ in _walk(content))
+    assert count <= AMPLIFIED + 64 * len(program), f"{count} values of {len(program)} bytes"
+    assert repr([*_walk(content)]) == repr([*_walk(_made(way, program))]), "a program made two things"
+    if isinstance(content, Stub):
+        module_state(content)
+    if way >= SCRIPTED:
+        loaded = unscripted(Path("policy.pt"), Loaded(ARCHIVE, content, (), ""))
+        assert len(loaded.content) + len(loaded.classes) <= AMPLIFIED + 64 * len(program)
+        assert all(type(value) is Tensor for value in loaded.content.values())
+        _written(loaded)
 
 
 def seeds() -> Iterator[bytes]:
@@ -97,87 +93,52 @@ def record_of(archive: bytes) -> bytes:
     return torch._C.PyTorchFileReader(io.BytesIO(archive)).get_record("data.pkl")
 
 
-def _written(state: dict[str, Tensor], classes: dict[str, str]) -> None:
+def _written(loaded: Loaded) -> None:
     """The file for a module is Python, and imports what it always does."""
     try:
-        text = skeleton(state, classes, "policy.pt")
+        text = skeleton(loaded.content, loaded.classes, "policy.pt")
     except CheckpointError:
         return
     found = ast.walk(ast.parse(text))
     assert sum(isinstance(node, ast.Import | ast.ImportFrom) for node in found) == 3, text
 
 
-def _run(way: int, program: bytes) -> Any:
+def _made(way: int, program: bytes) -> Any:
+    """The content of the last program that runs; three ways have storages of files, the others none."""
     room = [1 << 16]
 
     def storage(key: str, dtype: torch.dtype, count: int) -> Tensor:
         room[0] -= count * dtype.itemsize
-        if room[0] < 0:
+        if room[0] < 0 or way % 6 == 0:
             raise CheckpointError("the file does not hold that")
         return torch.zeros(count, dtype=dtype)
 
-    def nested(inner: bytes) -> Storage:
-        return Storage(torch.zeros(len(inner) % 64))
+    def nested(contents: list[Any], behind: bytes) -> rebuilding.Storage:
+        return rebuilding.Storage(torch.zeros(len(behind) % 64))
 
-    read = None if way % 6 == 0 else storage
-    options: dict[str, Any] = {"legacy": way % 6 in (2, 5), "lenient": way % 6 in (3, 4)}
-    if way % 6 == 3:
-        options |= {"nested": nested}
-    if way % 6 == 5:
-        options |= {"bare": True}
-    if way >= SCRIPTED:
-        options |= {"scripted": True}
-    return Unpickler(Budget(len(program)), read, **options).load(io.BytesIO(program))
+    with in_one_process():
+        written = rebuilding.run(program, 5 if way % 6 == 5 else 1)
+    if written.error:
+        raise CheckpointError(written.error)
+    builder = rebuilding.Builder(written.blob, storage, {"a.B": "c.D"}, nested if way % 6 == 3 else None)
+    return builder.plain(written.contents[-1])
 
 
-def _walk(content: Any) -> int:
-    """How many objects there are, shared ones once; everything has to be plain."""
-    seen, waiting, count = set(), [content], 0
+def _walk(content: Any) -> Iterator[Any]:
+    """Everything in a content, containers by their length alone; all of it has to be plain."""
+    waiting = [content]
     while waiting:
         value = waiting.pop()
-        count += 1
-        if isinstance(value, Stub | dict | list | tuple):
-            if id(value) in seen:
-                continue
-            seen.add(id(value))
-            if isinstance(value, Stub):
-                assert type(value) in (Stub, Name)
-                waiting += [value.state, value.args, value.built]
-            elif isinstance(value, dict):
-                waiting += [*value, *value.values()]
-            else:
-                waiting += value
+        if isinstance(value, Stub):
+            assert type(value) in (Stub, Name)
+            yield value.class_name
+            waiting += [value.state, value.args, value.built]
+        elif isinstance(value, dict):
+            yield len(value)
+            waiting += [*value, *value.values()]
+        elif isinstance(value, list | tuple):
+            yield type(value), len(value)
+            waiting += value
         else:
             assert type(value) in PLAIN, f"a {type(value).__name__}"
-    return count
-
-
-def _equal(left: Any, right: Any) -> bool:
-    """Whether two contents are the same; shared parts are compared once."""
-    seen: set[tuple[int, int]] = set()
-    waiting = [(left, right)]
-    while waiting:
-        one, other = waiting.pop()
-        if (id(one), id(other)) in seen:
-            continue
-        seen.add((id(one), id(other)))
-        if type(one) is not type(other):
-            return False
-        if isinstance(one, Stub):
-            waiting += [(one.class_name, other.class_name), (one.state, other.state), (one.args, other.args)]
-        elif isinstance(one, Tensor):
-            if one.dtype != other.dtype or one.shape != other.shape or one.stride() != other.stride():
-                return False
-        elif isinstance(one, dict):
-            if len(one) != len(other):
-                return False
-            waiting += [
-                pair for items in zip(one.items(), other.items(), strict=True) for pair in zip(*items, strict=True)
-            ]
-        elif isinstance(one, list | tuple):
-            if len(one) != len(other):
-                return False
-            waiting += zip(one, other, strict=True)
-        elif one != other and one == one:  # NaN differs from itself
-            return False
-    return True
+            yield (value.dtype, value.shape, value.stride()) if isinstance(value, Tensor) else value

@@ -9,241 +9,172 @@ import io
 import re
 import struct
 import zipfile
-import zlib
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 from txl_runtime.errors import CheckpointError
 
-from txl_export.checkpoints.files.budget import Budget
-from txl_export.checkpoints.files.pickle_names import Storage, shown
-from txl_export.checkpoints.files.torchscript import CONTAINER as SCRIPTED
-from txl_export.checkpoints.files.unpickling import PROGRAM_LIMIT, Unpickler
+from txl_export.checkpoints.files.pickle_names import shown
+from txl_export.checkpoints.files.rebuilding import Builder, Storage, Written
 
-MAGIC_NUMBER = 0x1950A86A20F9469CFC6C  # how the legacy container begins, as a pickled integer
+MAGIC_NUMBER, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # how the legacy container begins, as pickled integers
 MAGIC_BYTES = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
-PROTOCOL = 1001
-File: TypeAlias = io.BufferedReader | io.BytesIO
-LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip entry: signature, …, lengths of the name and of the extra field
+MOST = 1 << 27
+"""Bytes of a program; a vocabulary of 800,000 words in an NVIDIA checkpoint takes 40 MB."""
+SCRIPTED = "TorchScript"
 SAVE_AGAIN = "save it again with torch.save(model.state_dict(), path)"
+DAMAGED = "cut short or damaged; copy the file again"
 _OTHERS = {
     "a TorchScript archive of torch < 1.4": r"[^/]+/model\.json$",
     "a program of torch.export": r"[^/]+/models/.*\.json|serialized_exported_program",
 }
 """What else torch writes as a zip archive, and how the name of one of its entries begins."""
+STABLE_BASELINES = """this is an archive of Stable-Baselines3, whose policy no config builds; load it in Python, \
+policy = RecurrentPPO.load(path).policy, and export txl_export.adapt("recurrent-policy", policy), or save \
+policy.state_dict() for a module of your own"""
 _CODE = r"[^/]+/code/"
 """Entries of a TorchScript archive that may be compressed, because they are never opened."""
-DAMAGED = "cut short or damaged; copy the file again"
-
-
-class ZipFile:
-    """The container torch ≥ 1.6 writes, an uncompressed zip archive: zipfile reads its directory, nothing else.
-
-    Attributes:
-        scripted: whether it is a TorchScript archive: beside the pickle it holds code, which is never opened.
-        constants: how many tensors of that code lie beside it, which have no names.
-        name: of the container.
-    """
-
-    def __init__(self, file: File, size: int) -> None:
-        self._file = file
-        self._entries = _zip_entries(file, size)
-        programs = [name for name in self._entries if name.endswith("/data.pkl") and name.count("/") == 1]
-        if not programs and "policy.pth" in self._entries:
-            raise CheckpointError(
-                "this is an archive of Stable-Baselines3, whose policy no config builds; load it in Python, "
-                'policy = RecurrentPPO.load(path).policy, and export txl_export.adapt("recurrent-policy", policy), or '
-                "save policy.state_dict() for a module of your own"
-            )
-        if len(programs) != 1:
-            raise CheckpointError(
-                f"this is a zip archive with {len(programs)} data.pkl, expected one as torch.save writes; {SAVE_AGAIN}"
-            )
-        self._program = programs[0]
-        self._root = root = programs[0].removesuffix("data.pkl")
-        self.scripted = any(name == f"{root}constants.pkl" or name.startswith(f"{root}code/") for name in self._entries)
-        constants = [entry for name, entry in self._entries.items() if name.startswith(f"{root}constants/")]
-        self.constants = sum(entry.length > 0 for entry in constants)
-        self.name = SCRIPTED if self.scripted else "torch zip"
-        if f"{self._root}byteorder" in self._entries and self._read(f"{self._root}byteorder", 16) != b"little":
-            raise CheckpointError(f"saved on a big-endian machine; load it there and {SAVE_AGAIN} on another")
-
-    def program(self) -> io.BytesIO:
-        """The pickle.
-
-        Raises:
-            CheckpointError: it is too large, or its checksum is wrong.
-        """
-        return io.BytesIO(self._read(self._program, PROGRAM_LIMIT))
-
-    def load(self, unpickler: Unpickler) -> Any:
-        """The content; `unpickler` reads storages with this object's `storage`."""
-        return unpickler.load(self.program())
-
-    def storage(self, key: str, dtype: torch.dtype, count: int) -> Tensor:
-        """The elements of a storage [count].
-
-        Raises:
-            CheckpointError: the archive has none of that size.
-        """
-        entry = self._entries.get(f"{self._root}data/{key}")
-        if entry is None or entry.length != count * dtype.itemsize:
-            found = "there is none" if entry is None else f"the file has {entry.length} bytes"
-            raise CheckpointError(
-                f"storage {shown(key)} of {count} × {dtype}: {found}; the file is damaged, copy it again"
-            )
-        elements = _allocate(entry.length)
-        self._file.seek(entry.offset)
-        _fill(elements, self._file)
-        entry.check(zlib.crc32(elements.numpy().data))
-        return elements.view(dtype)
-
-    def _read(self, name: str, limit: int) -> bytes:
-        entry = self._entries[name]
-        if entry.length > limit:
-            raise CheckpointError(f"{shown(name)} has {entry.length} bytes, expected at most {limit}")
-        self._file.seek(entry.offset)
-        data = self._file.read(entry.length)
-        entry.check(zlib.crc32(data))
-        return data
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """Where an entry of a zip archive lies: its name, first byte, length and checksum."""
-
-    name: str
-    offset: int
-    length: int
-    crc: int
-
-    def check(self, crc: int) -> None:
-        # torch writes 0 where it was told to leave checksums out.
-        if self.crc not in (0, crc):
-            raise CheckpointError(f"the checksum of {shown(self.name)} is wrong; the file is {DAMAGED}")
-
-
-def _zip_entries(file: File, size: int) -> dict[str, _Entry]:
-    """The entries of a zip archive that do not overlap and lie inside the file; all but code are uncompressed.
-
-    Raises:
-        CheckpointError: the archive is anything else.
-    """
-    try:
-        with zipfile.ZipFile(file) as archive:
-            infos, directory = archive.infolist(), archive.start_dir
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, OSError, struct.error):
-        raise CheckpointError(f"the zip archive has no directory; the file is {DAMAGED}") from None
-    for kind, mark in _OTHERS.items():  # before the rest: they compress some of their entries
-        if any(re.match(mark, info.filename) for info in infos):
-            raise CheckpointError(f"this is {kind}, expected a checkpoint; {SAVE_AGAIN} where it was trained")
-    entries: dict[str, _Entry] = {}
-    end = 0
-    for info in sorted(infos, key=lambda info: info.header_offset):
-        name = shown(info.filename)
-        stored = info.compress_type == zipfile.ZIP_STORED and info.file_size == info.compress_size
-        if not (stored or re.match(_CODE, info.filename)) or info.flag_bits & 1:
-            raise CheckpointError(
-                f"{name} in the zip archive is compressed or encrypted, which torch.save never does; {SAVE_AGAIN}"
-            )
-        if info.header_offset < end or info.header_offset + LOCAL_HEADER.size > size:
-            raise CheckpointError(f"{name} in the zip archive overlaps another entry; the file is {DAMAGED}")
-        file.seek(info.header_offset)
-        signature, name_length, extra_length = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
-        offset = info.header_offset + LOCAL_HEADER.size + name_length + extra_length
-        end = offset + info.compress_size
-        if signature != b"PK\x03\x04" or end > min(directory, size) or info.filename in entries:
-            raise CheckpointError(f"{name} in the zip archive is not where it should be; the file is {DAMAGED}")
-        entries[info.filename] = _Entry(info.filename, offset, info.compress_size, info.CRC)
-    return entries
 
 
 class PlainPickle:
-    """What pickle.dump writes: every storage is a call with a legacy file that holds nothing else."""
+    """What pickle.dump writes, and what all containers have.
 
-    name = "pickle"
+    Attributes:
+        name: of the container; a TorchScript archive holds code beside the pickle, which is never opened.
+        programs: how many pickles there are.
+        constants: how many tensors of that code lie beside the pickle, which have no names.
+        most: bytes from its beginning that are looked at for pickles.
+    """
 
-    def __init__(self, file: File) -> None:
-        self._file = file
+    name, programs, constants, most = "pickle", 1, 0, 1 << 62
 
-    def load(self, unpickler: Unpickler) -> Any:
-        """The content; `unpickler` reads nested files with this object's `nested`."""
-        self._file.seek(0)
-        return unpickler.load(io.BytesIO(self._file.read()))
-
-    def nested(self, data: bytes, budget: Budget) -> Storage:
-        """The elements of a storage.
-
-        Raises:
-            CheckpointError: the nested file holds something else.
-        """
-        file = LegacyFile(io.BytesIO(data), len(data))
-        content = file.load(Unpickler(budget, file.storage, legacy=True, bare=True))
-        if not isinstance(content, Storage):
-            raise CheckpointError("a nested file holds no storage; the file is damaged or was made to do harm")
-        return content
-
-
-class LegacyFile:
-    """The container torch ≤ 1.5 writes. A storage is promised by the pickle and only filled after it."""
-
-    name = "torch legacy"
-
-    def __init__(self, file: File, size: int) -> None:
+    def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self._size = file, size
         self._storages: dict[str, tuple[int, Tensor]] = {}
         self._promised = 0
 
-    def load(self, unpickler: Unpickler) -> Any:
-        """The content; `unpickler` reads storages with this object's `storage`.
-
-        Raises:
-            CheckpointError: the file does not hold what it promises.
-        """
+    def program(self) -> bytes:
+        """The bytes that begin with the pickles; CheckpointError where they are too many, or damaged."""
         self._file.seek(0)
-        program = io.BytesIO(self._file.read(min(self._size, PROGRAM_LIMIT)))
-        header = Unpickler(unpickler.budget)
-        if (magic := header.load(program)) != MAGIC_NUMBER or header.load(program) != PROTOCOL:
-            found = "no magic number" if magic != MAGIC_NUMBER else f"not protocol {PROTOCOL}"
-            raise CheckpointError(f"{found}, expected a file by torch.save; the file is {DAMAGED}")
-        header.load(program)  # sizes of the writer's integers; storages are little-endian on every machine
-        content = unpickler.load(program)
-        keys = header.load(program)
-        if type(keys) is not list or not all(type(key) is str for key in keys) or len(set(keys)) < len(keys):
-            raise CheckpointError(f"the list of storages is no list of names; the file is {DAMAGED}")
-        if set(keys) != set(self._storages):
+        return self._file.read(min(self._size, self.most))
+
+    def content(self, written: Written, builder: Builder) -> Any:
+        """The content, of what the programs make; CheckpointError where the container lacks what they promise."""
+        made = builder.plain(written.contents[0])
+        if self._storages:
+            raise CheckpointError(f"its tensors lie in no file that torch.save wrote; {SAVE_AGAIN}")
+        return made
+
+    def elements(self, key: str, dtype: torch.dtype, count: int) -> Tensor:
+        """Room for a storage [count], which is filled later; CheckpointError where the file cannot have as many."""
+        self._promised += count * dtype.itemsize
+        if self._promised > self._size:
+            told = f"storage {shown(key)} of {count} × {dtype} does not fit into the {self._size} bytes of the file"
+            raise CheckpointError(f"{told}; the file is {DAMAGED}")
+        self._storages[key] = count, _allocated(count * dtype.itemsize)
+        return self._storages[key][1].view(dtype)
+
+    def nested(self, contents: list[Any], behind: bytes) -> Storage:
+        """The storage in a legacy file that stands in place of one, and holds nothing else."""
+        file = LegacyFile(io.BytesIO(behind), len(behind))
+        found = file.content(Written(contents), Builder(b"", file.elements, {}), bare=True)
+        if not isinstance(found, Storage):
+            raise CheckpointError("a nested file holds no storage; the file is damaged or was made to do harm")
+        return found
+
+
+class ZipFile(PlainPickle):
+    """The container torch ≥ 1.6 writes, an uncompressed zip archive."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        super().__init__(file, size)
+        self._archive = _attempted("the zip archive has no directory", lambda: zipfile.ZipFile(file))
+        self._entries = entries = self._archive.NameToInfo
+        self._check(self._archive.infolist(), size)
+        programs = [name for name in entries if name.endswith("/data.pkl") and name.count("/") == 1]
+        if not programs and "policy.pth" in entries:
+            raise CheckpointError(STABLE_BASELINES)
+        if len(programs) != 1:
+            told = f"this is a zip archive with {len(programs)} data.pkl, expected one as torch.save writes"
+            raise CheckpointError(f"{told}; {SAVE_AGAIN}")
+        self._root = root = programs[0].removesuffix("data.pkl")
+        scripted = any(name == f"{root}constants.pkl" or name.startswith(f"{root}code/") for name in entries)
+        self.constants = sum(name.startswith(f"{root}constants/") and entries[name].file_size > 0 for name in entries)
+        self.name = SCRIPTED if scripted else "torch zip"
+        if f"{root}byteorder" in entries and self._read(f"{root}byteorder", 16) != b"little":
+            raise CheckpointError(f"saved on a big-endian machine; load it there and {SAVE_AGAIN} on another")
+
+    def program(self) -> bytes:
+        return self._read(f"{self._root}data.pkl", MOST)
+
+    def elements(self, key: str, dtype: torch.dtype, count: int) -> Tensor:
+        name = f"{self._root}data/{key}"
+        length = self._entries[name].file_size if name in self._entries else "no"
+        if length != count * dtype.itemsize:
             raise CheckpointError(
-                f"{len(keys)} storages are listed and {len(self._storages)} used, or others; the file is {DAMAGED}"
+                f"storage {shown(key)} of {count} × {dtype}: the file has {length} bytes; it is {DAMAGED}"
             )
-        self._file.seek(program.tell())
+        elements = _allocated(count * dtype.itemsize)
+        with _attempted(name, lambda: self._archive.open(name)) as entry:
+            _attempted(name, lambda: _fill(elements, entry))
+        return elements.view(dtype)
+
+    def _read(self, name: str, limit: int) -> bytes:
+        if (length := self._entries[name].file_size) > limit:
+            raise CheckpointError(f"{shown(name)} has {length} bytes, expected at most {limit}")
+        return bytes(_attempted(name, lambda: self._archive.read(name)))
+
+    def _check(self, infos: list[zipfile.ZipInfo], size: int) -> None:
+        """All entries but code are uncompressed, and together no larger than the file."""
+        for kind, mark in _OTHERS.items():  # before the rest: they compress some of their entries
+            if any(re.match(mark, info.filename) for info in infos):
+                raise CheckpointError(f"this is {kind}, expected a checkpoint; {SAVE_AGAIN} where it was trained")
+        for info in infos:
+            stored = info.compress_type == zipfile.ZIP_STORED and info.file_size == info.compress_size
+            if not (stored or re.match(_CODE, info.filename)) or info.flag_bits & 1:
+                told = f"{shown(info.filename)} in the zip archive is compressed or encrypted"
+                raise CheckpointError(f"{told}, which torch.save never does; {SAVE_AGAIN}")
+            info.CRC = info.CRC or None  # type: ignore[assignment] # torch writes 0 where it leaves checksums out
+        if sum(info.compress_size for info in infos) > size or len(self._entries) < len(infos):
+            raise CheckpointError(f"entries of the zip archive overlap, or have one name; the file is {DAMAGED}")
+
+
+class LegacyFile(PlainPickle):
+    """The container torch ≤ 1.5 writes. A storage is promised by the pickle and only filled after it.
+
+    Its pickles are a magic number, a protocol, sizes of integers, the content, and the keys of the storages.
+    """
+
+    name, programs, most = "torch legacy", 5, MOST
+
+    def content(self, written: Written, builder: Builder, bare: bool = False) -> Any:
+        """Likewise; with `bare` it is one storage."""
+        magic, protocol, _, content, listed = written.contents
+        if (magic, protocol) != (MAGIC_NUMBER, PROTOCOL):
+            raise CheckpointError(f"no magic number, or not protocol {PROTOCOL}, as torch.save writes; it is {DAMAGED}")
+        made, keys = (builder.any if bare else builder.plain)(content), builder.plain(listed)
+        if type(keys) is not list or {*map(type, keys)} - {str} or sorted(keys) != sorted(self._storages):
+            raise CheckpointError(f"the storages that are used are not those that are listed; the file is {DAMAGED}")
+        self._file.seek(written.end)
         for key in keys:
             count, elements = self._storages[key]
             if self._file.read(8) != struct.pack("<q", count):
                 raise CheckpointError(f"storage {shown(key)} does not have {count} elements; the file is {DAMAGED}")
             _fill(elements, self._file)
-        return content
-
-    def storage(self, key: str, dtype: torch.dtype, count: int) -> Tensor:
-        """Room for a storage [count], filled by `load` when the pickle has ended.
-
-        Raises:
-            CheckpointError: it is more than the file can hold.
-        """
-        length = count * dtype.itemsize
-        self._promised += length
-        if self._promised > self._size:
-            raise CheckpointError(
-                f"storage {shown(key)} of {count} × {dtype} does not fit into the {self._size} bytes of the file; "
-                f"the file is {DAMAGED}"
-            )
-        elements = _allocate(length)
-        self._storages[key] = count, elements
-        return elements.view(dtype)
+        return made
 
 
-def _allocate(length: int) -> Tensor:
+def _attempted(what: str, read: Callable[[], Any]) -> Any:
+    """What `zipfile` reads, which raises many kinds for what is damaged."""
+    try:
+        return read()
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, OSError, EOFError, struct.error):
+        raise CheckpointError(f"{shown(what)} cannot be read; the file is {DAMAGED}") from None
+
+
+def _allocated(length: int) -> Tensor:
     """Bytes for a storage; only ever called with a length that was compared with the file's."""
     try:
         return torch.empty(length, dtype=torch.uint8)
@@ -251,6 +182,8 @@ def _allocate(length: int) -> Tensor:
         raise MemoryError from None
 
 
-def _fill(elements: Tensor, file: File) -> None:
-    if file.readinto(elements.numpy().data) != elements.numel():
-        raise CheckpointError(f"a storage ends with the file; the file is {DAMAGED}")
+def _fill(elements: Tensor, file: Any) -> None:
+    room = elements.numpy().data
+    for at in range(0, len(room), 1 << 24):
+        if file.readinto(room[at : at + (1 << 24)]) != len(room[at : at + (1 << 24)]):
+            raise CheckpointError(f"a storage ends with the file; the file is {DAMAGED}")

@@ -1,14 +1,13 @@
 """Reads a checkpoint file into plain data. Nothing the file names is imported, nothing in it is run.
 
-Three containers, all read here rather than by torch.load, so that every size is checked against the file before memory
-is taken for it, and no reader for a format that is refused anyway (tar) is ever reached:
+`program` runs pickles in a process of its own, `rebuilding` makes plain data and tensors of its answers. Containers are
+not opened by torch.load, so that every size is checked against the file, and no reader of other formats is reached:
 
     torch zip      torch ≥ 1.6: an uncompressed zip of one pickle, <name>/data.pkl, and one entry per storage
-    TorchScript    the same, and code, which is never opened (`torchscript`)
+    TorchScript    the same, and code, which is never opened
     torch legacy   torch ≤ 1.5: five pickles (magic number, protocol, system, content, storage keys), then the storages
+    pickle         what pickle.dump wrote; in place of each storage stands a torch legacy file
     safetensors    a header of JSON, then the tensors (`safetensors_file`)
-
-`unpickling` interprets the pickles, `budget` says what a file of its size may ask for.
 """
 
 from __future__ import annotations
@@ -16,37 +15,31 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
 from txl_runtime.errors import CheckpointError
 
-from txl_export.checkpoints.files.budget import OBJECT, TEXT, Budget
-from txl_export.checkpoints.files.containers import (
-    DAMAGED,
-    MAGIC_BYTES,
-    SAVE_AGAIN,
-    LegacyFile,
-    PlainPickle,
-    ZipFile,
-)
-from txl_export.checkpoints.files.pickle_names import Stub, shown
-from txl_export.checkpoints.files.regular import open_regular
+from txl_export.checkpoints.files.containers import DAMAGED, MAGIC_BYTES, SAVE_AGAIN, LegacyFile, PlainPickle, ZipFile
+from txl_export.checkpoints.files.pickle_names import known, shown
+from txl_export.checkpoints.files.rebuilding import Builder, Written, run
 from txl_export.checkpoints.files.safetensors_file import is_safetensors, read_safetensors
-from txl_export.checkpoints.files.torchscript import script_state
-from txl_export.checkpoints.files.unpickling import PROGRAM_LIMIT, Unpickler, names_in
+from txl_export.regular import open_regular
 from txl_export.tensorflow import SUFFIX, converting
 
 READ_SIZE = 1 << 20
-_WITHOUT_TENSORS = ("einops.layers.torch.Rearrange", "einops.layers.torch.Reduce")
-"""Layers that pickle their patterns and nothing of a module."""
-WRAPPERS = ("DataParallel", "DistributedDataParallel", "BalancedDataParallel")
+_OTHERS = {
+    rb"(?s).{257}ustar": f"a tar archive; if torch < 0.4 wrote it, load it there and {SAVE_AGAIN}; otherwise unpack it",
+    rb"\x89HDF": "an HDF5 file (Keras?), expected PyTorch; convert it first",
+    rb"\x1f\x8b|BZh|\xfd7zXZ|\(\xb5/\xfd": "a compressed file; unpack it first",
+    rb"PK": f"the beginning of a zip archive, or an empty one; the file is {DAMAGED}",
+    rb"(?is)\x08.{,4200}onnx": "an ONNX file, expected the checkpoint it was made from",
+    rb"version https://git-lfs": "a Git LFS pointer, not the file itself; fetch it with git lfs pull",
+}
+"""What files are that are no checkpoints known here, and what to do about each, by how they begin."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +48,14 @@ class Loaded:
 
     Attributes:
         container: "torch zip", "TorchScript", "torch legacy", "pickle" or "safetensors".
-        content: dict, list, tuple, str, int, float, bool, bytes, None, torch.Tensor (on the CPU) and `Stub`, nothing
-            else. Ordered dictionaries and counters are dicts, sets are lists, parameters are tensors. Tensors over the
-            same elements of one storage, such as tied ones, are one object.
+        content: dict, list, tuple, str, int, float, bool, bytes, None, torch.Tensor (on the CPU) and `Stub`. Ordered
+            dictionaries and counters are dicts, sets are lists, parameters and NumPy's arrays tensors. Tensors over the
+            same elements of one storage, such as tied ones, are one object; all else comes as often as it is met.
         global_names: every dotted name the file refers to, sorted.
         sha256: of the file, hexadecimal.
         notes: what was translated on the way, for people.
-        budget: the work that such a file may ask for, for whoever walks through the content.
-        classes: of a TorchScript archive, whose content is its tensors by name: the class of each part by its name.
+        constants: how many tensors without names a TorchScript archive has beside its module.
+        classes: what `modules.unscripted` finds: of a TorchScript archive, the class of each part by its name.
     """
 
     container: str
@@ -70,177 +63,60 @@ class Loaded:
     global_names: tuple[str, ...]
     sha256: str
     notes: tuple[str, ...] = ()
-    budget: Budget = field(default_factory=lambda: Budget(0))
+    constants: int = 0
     classes: Mapping[str, str] = field(default_factory=dict)
 
 
-def load_file(path: Path, aliases: Mapping[str, str] | None = None, others: bool = False) -> Loaded:
-    """Read a file that torch.save, torch.jit.save or safetensors wrote.
+def load_file(path: Path, aliases: Mapping[str, str] | None = None) -> Loaded:
+    """Read a file that torch.save, torch.jit.save, safetensors or pickle.dump wrote.
 
-    Args:
-        path: the file.
-        aliases: names of classes in the file that are not known, and the known ones to read them as, e.g.
-            {"modules.MemTransformerLM": "mem_transformer.MemTransformerLM"}.
-        others: whether to read what pickle.dump wrote as well, and objects of unknown classes as stand-ins for nothing.
+    `aliases` are names of classes in the file, and known ones to read them as, e.g. {"modules.MemTransformerLM":
+    "mem_transformer.MemTransformerLM"}.
 
     Raises:
-        CheckpointError: there is no such file, it is something else, damaged, or refers to names that are not known.
+        CheckpointError: there is no such file, it is something else, or damaged; an alias leads to no known class.
     """
-    aliases = dict(aliases or {})
+    aliases = aliases or {}
     with _reading(path) as (file, size, head):
-        budget = Budget(size)
+        if wrong := ", ".join(sorted(shown(target) for target in aliases.values() if not known(target))):
+            raise CheckpointError(f"aliases lead to {wrong}, expected known ones like mem_transformer.MemTransformerLM")
         if is_safetensors(head, size):
-            tensors, sha256 = read_safetensors(file, size)
-            return Loaded("safetensors", tensors, (), sha256, budget=budget)
-        interpreter = partial(Unpickler, budget, aliases=aliases, lenient=others)
-        unpickler: Unpickler
-        container: ZipFile | LegacyFile | PlainPickle
-        if others and re.match(rb"\x80[\x02-\x05]", head) and MAGIC_BYTES not in head[:40]:
-            container = PlainPickle(file)
-            unpickler = interpreter(nested=container.nested)
-        elif head.startswith(b"PK\x03\x04"):
-            container = ZipFile(file, size)
-            scripted = container.scripted
-            unpickler = interpreter(container.storage, lenient=others and not scripted, scripted=scripted)
-        elif MAGIC_BYTES in head[:40]:
-            container = LegacyFile(file, size)
-            unpickler = interpreter(container.storage, legacy=True)
-        else:
-            raise CheckpointError(_what_else(path, head, file, size))
-        content = container.load(unpickler)
-        classes: dict[str, str] = {}
-        if isinstance(container, ZipFile) and container.scripted:
-            content, classes = script_state(content, budget.again())
-            if container.constants and not content:
-                raise CheckpointError(
-                    f"its {container.constants} tensors are constants of its code, without names, as torch.jit.freeze "
-                    "leaves them; save the module before it is frozen"
-                )
-        names = tuple(sorted(unpickler.names))
+            return Loaded("safetensors", read_safetensors(file, size), (), _sha256(file))
+        container, written = _run(path, file, size, head)
+        if written.error:
+            raise CheckpointError(written.error)
+        builder = Builder(
+            written.blob, container.elements, aliases, container.nested if container.name == "pickle" else None
+        )
+        content, names = container.content(written, builder), tuple(sorted(set(written.names)))
         notes = tuple(f"{name} read as {aliases[name]}" for name in names if name in aliases)
-        return Loaded(container.name, content, names, _sha256(file), notes, budget.again(), classes)
-
-
-def load_plain(path: Path) -> Any:
-    """The content of a pickle without tensors, such as a vocabulary, or of what `load_file` reads.
-
-    Raises:
-        CheckpointError: there is no such file, it is damaged, too large, or refers to names that are not known.
-    """
-    with _reading(path) as (file, size, head):
-        if head.startswith(b"\x80") and MAGIC_BYTES not in head[:40]:
-            file.seek(0)
-            return Unpickler(Budget(size)).load(io.BytesIO(file.read(min(size, PROGRAM_LIMIT))))
-    return load_file(path).content
+        return Loaded(container.name, content, names, _sha256(file), notes, container.constants)
 
 
 def scan_globals(path: Path) -> tuple[str, ...]:
-    """The dotted names a torch zip, torch legacy or plain pickle file refers to, sorted, without building anything.
-
-    Also for files that `load_file` refuses: names are given up to where a pickle is damaged.
+    """The dotted names that the pickles of a file refer to, sorted, up to where one is damaged.
 
     Raises:
         CheckpointError: the file cannot be read, or is no such file.
     """
     with _reading(path) as (file, size, head):
-        names: set[str] = set()
-        budget = Budget(size)
-        if head.startswith(b"PK\x03\x04"):
-            names = names_in(ZipFile(file, size).program(), budget)
-        elif re.match(rb"\x80[\x02-\x05]", head):
-            file.seek(0)
-            program = io.BytesIO(file.read(min(size, PROGRAM_LIMIT)))
-            for _ in range(4 if MAGIC_BYTES in head[:40] else 1):
-                names |= names_in(program, budget)
-        elif not is_safetensors(head, size):
-            raise CheckpointError(_what_else(path, head, file, size))
-    return tuple(sorted(map(shown, names)))
+        names = [] if is_safetensors(head, size) else _run(path, file, size, head)[1].names
+        return tuple(sorted({shown(name) for name in names}))
 
 
-def module_state(module: Stub) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What a whole-module pickle holds: (its state dict, its hyper-parameters).
-
-    Names are those of model.state_dict(), without wrappers for several devices; tied tensors are one object under
-    every name. Hyper-parameters are the plain attributes of the model itself: numbers, text, None, and lists of them.
-
-    Raises:
-        CheckpointError: the object is not a module.
-    """
-    top = _unwrapped(module)
-    state: dict[str, Tensor] = {}
-    _collect(top, "", state, module.budget.again())
-    if state and all(name.startswith("module.") for name in state):
-        state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
-    plain = {
-        name: value
-        for name, value in top.state.items()
-        if not name.startswith("_") and name != "training" and _is_plain(value)
-    }
-    return state, plain
-
-
-def submodule(module: Stub, name: str) -> Stub | None:
-    """A part of a module by its dotted name, e.g. "layers.0.pos_ff", without wrappers; None if there is none.
-
-    "" is the module itself.
-
-    Raises:
-        CheckpointError: the object, or one on the way, is not a module.
-    """
-    found = _unwrapped(module)
-    for part in name.split(".") if name else ():
-        child = _parts(found, "_modules").get(part)
-        if not isinstance(child, Stub):
-            return None
-        found = _unwrapped(child)
-    return found
-
-
-def _collect(module: Stub, prefix: str, state: dict[str, Tensor], budget: Budget) -> None:
-    """Add a module's tensors and those of its parts, by their names; a part is met as often as it is shared."""
-    listed = module.state.get("_non_persistent_buffers_set")
-    transient = {name for name in listed if isinstance(name, str)} if isinstance(listed, list) else set()
-    buffers, parameters, modules = (_parts(module, kind) for kind in ("_buffers", "_parameters", "_modules"))
-    budget.charge(OBJECT + len(transient) + len(parameters) + len(buffers) + len(modules))
-    buffers = {name: buffer for name, buffer in buffers.items() if name not in transient}
-    for name, tensor in (parameters | buffers).items():
-        budget.charge((len(prefix) + len(name)) // TEXT)
-        if isinstance(tensor, Tensor):
-            state[prefix + name] = tensor
-        elif tensor is not None:
-            raise CheckpointError(f"{shown(prefix + name)} is not a tensor; {SAVE_AGAIN}")
-    for name, child in modules.items():
-        budget.charge((len(prefix) + len(name)) // TEXT)
-        if isinstance(child, Stub) and child.class_name in _WITHOUT_TENSORS:
-            continue
-        if isinstance(child, Stub):
-            _collect(_unwrapped(child), f"{prefix}{name}.", state, budget)
-        elif child is not None:
-            raise CheckpointError(f"{shown(prefix + name)} is not a module; {SAVE_AGAIN}")
-
-
-def _unwrapped(module: Stub) -> Stub:
-    while module.class_name.rpartition(".")[2] in WRAPPERS:
-        inner = _parts(module, "_modules").get("module")
-        if not isinstance(inner, Stub):
-            raise CheckpointError(f"a {shown(module.class_name)} holds no module; {SAVE_AGAIN}")
-        module = inner
-    return module
-
-
-def _parts(module: Stub, kind: str) -> dict[str, Any]:
-    parts = module.state.get(kind)
-    if not isinstance(parts, dict) or not all(isinstance(name, str) for name in parts):
-        raise CheckpointError(
-            f"{shown(module.class_name)} has no {kind}, expected a module as torch.save(model) writes it; {SAVE_AGAIN}"
-        )
-    return parts
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return all(_is_plain(item) for item in value)
-    return value is None or isinstance(value, (bool, int, float, str))
+def _run(path: Path, file: io.BufferedReader, size: int, head: bytes) -> tuple[PlainPickle, Written]:
+    """The container, and what its programs make."""
+    kind: type[PlainPickle]
+    if head.startswith(b"PK\x03\x04"):
+        kind = ZipFile
+    elif MAGIC_BYTES in head[:40]:
+        kind = LegacyFile
+    elif re.match(rb"\x80[\x02-\x05]", head):
+        kind = PlainPickle
+    else:
+        raise CheckpointError(_what_else(path, head, file, size))
+    container = kind(file, size)
+    return container, run(container.program(), container.programs)
 
 
 @contextmanager
@@ -248,18 +124,17 @@ def _reading(path: Path) -> Iterator[tuple[io.BufferedReader, int, bytes]]:
     """The file, open, its size and how it begins; what goes wrong inside becomes one line that names it."""
     try:
         if path.is_dir():
-            raise CheckpointError(
-                "this is a folder, expected a checkpoint file; a Hugging Face folder needs its config.json"
-            )
+            raise CheckpointError("this is a folder, expected a file; a Hugging Face folder needs its config.json")
         if not path.exists():
             raise CheckpointError("no such file; check the path")
-        with open_regular(path) as (file, size), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # pickletools warns of odd names, torch of old tensors
+        with open_regular(path) as (file, size):
             yield file, size, file.read(min(size, READ_SIZE))
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror or error}); check the file") from None
+    except RecursionError:
+        raise CheckpointError(f"{path}: its content is nested too deeply; {SAVE_AGAIN}") from None
     except MemoryError:
         raise CheckpointError(f"{path}: needs more memory than there is; load it on a larger machine") from None
 
@@ -277,33 +152,15 @@ def _what_else(path: Path, head: bytes, file: io.BufferedReader, size: int) -> s
     if not head:
         return "the file is empty; copy it again"
     file.seek(max(0, size - 8))
-    tail = file.read(8)
-    if SUFFIX.search(path.name) or tail == b"\x57\xfb\x80\x8b\x24\x75\x47\xdb":
+    if SUFFIX.search(path.name) or file.read(8) == b"\x57\xfb\x80\x8b\x24\x75\x47\xdb":
         return converting(path)
-    if head[257:262] == b"ustar":
-        return f"this is a tar archive; if torch < 0.4 wrote it, load it there and {SAVE_AGAIN}; otherwise unpack it"
-    if head.startswith(b"\x89HDF"):
-        return "this is an HDF5 file (Keras?), expected PyTorch; convert it first"
-    if head.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"(\xb5/\xfd")):
-        return "this file is compressed; unpack it first"
-    if head.startswith(b"PK"):
-        return f"this is the beginning of a zip archive, or an empty one; the file is {DAMAGED}"
-    if head.startswith(b"\x08") and (path.suffix == ".onnx" or b"onnx" in head[:4096].lower()):
-        return "this is an ONNX file, expected the checkpoint it was made from"
-    if re.match(rb"\x80[\x02-\x05]", head):
-        return f"a pickle that torch.save did not write, or the file is {DAMAGED}; otherwise {SAVE_AGAIN}"
+    for beginning, what in _OTHERS.items():
+        if re.match(beginning, head[:4096] + path.suffix.encode("utf-8", "replace")):
+            return f"this is {what}"
     if path.suffix == ".safetensors":
         return f"not a valid safetensors file; the file is {DAMAGED}"
-    if head.startswith(b"version https://git-lfs"):
-        return "this is a Git LFS pointer, not the file itself; fetch it with git lfs pull"
-    if _looks_like_text(head[:4096]):
-        return f"looks like text ({shown(head[:40].decode(errors='replace'))}), expected a checkpoint; check the path"
+    text = head[:40].decode(errors="ignore")
+    plain = all(character.isprintable() or character.isspace() for character in text)
+    if plain and len(text.encode()) > len(head[:40]) - 4:  # of which the last character may be a part
+        return f"looks like text ({shown(text)}), expected a checkpoint; check the path"
     return f"begins with {head[:8].hex(' ')}, expected a file by torch.save or safetensors; check the path"
-
-
-def _looks_like_text(head: bytes) -> bool:
-    try:
-        text = head[:-4].decode() if len(head) > 8 else head.decode()
-    except UnicodeDecodeError as error:
-        text = head[: error.start].decode() if error.start > len(head) - 8 else "\0"
-    return all(character.isprintable() or character.isspace() for character in text)

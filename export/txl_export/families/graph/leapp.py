@@ -22,7 +22,7 @@ from txl_runtime.errors import BackendError, CheckpointError, one_line, some
 from txl_runtime.installing import pip_line
 
 from txl_export.checkpoints.files.pickle_names import shown
-from txl_export.checkpoints.files.regular import read_regular
+from txl_export.regular import read_regular
 
 MOST_BYTES, MOST_PARTS, DEEPEST, MOST_FILE_BYTES = 2**20, 2**16, 32, 2**31 - 1
 """Of YAML: bytes, parts with each counted wherever it is referred to, how many in one another. Of each other file."""

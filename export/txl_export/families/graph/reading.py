@@ -15,7 +15,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
 from txl_runtime.errors import CheckpointError, brief, printable
 
-from txl_export.checkpoints.files.regular import read_regular
+from txl_export.regular import read_regular
 
 MOST_BYTES = 2**31 - 1
 """What a protocol buffer can have; weights may lie beside it."""

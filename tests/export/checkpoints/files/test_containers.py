@@ -33,7 +33,6 @@ from pickle_programs import (
     overlapping,
     patched,
     program,
-    reference,
     refused,
     safetensors_bytes,
     storage,
@@ -63,27 +62,27 @@ FILES = {
         "compressed or encrypted",
     ),
     "encrypted": (patched(SOUND, central(SOUND, 1) + 8, b"\x01"), "or encrypted"),
-    "overlapping entries": (overlapping(1, 0), "overlaps another entry"),
-    "overlapping entries the other way": (overlapping(0, 1), "overlaps another|not where"),
+    "overlapping entries": (overlapping(1, 0), "cannot be read|no directory"),
+    "overlapping entries the other way": (overlapping(0, 1), "cannot be read|no directory"),
     "an entry inside another": (
         patched(SOUND, central(SOUND, 1) + 42, struct.pack("<I", 40)),
-        "overlaps another entry",
+        "cannot be read",
     ),
     "an entry behind the file": (
         patched(SOUND, central(SOUND, 1) + 42, b"\xff\xff\xff\x7f"),
-        "overlaps another entry|no directory|not where it should be",
+        "cannot be read|no directory",
     ),
     "an entry into the directory": (
-        patched(SOUND, central(SOUND, 2) + 20, struct.pack("<II", 40, 40)),
-        "not where it should be",
+        patched(SOUND, central(SOUND, 2) + 20, struct.pack("<II", 4000, 4000)),
+        "overlap, or have one name|no directory",
     ),
-    "no local header": (patched(SOUND, SOUND.index(b"PK\x03\x04", 9), b"xx"), "not where"),
-    "a wrong checksum": (patched(SOUND, SOUND.index(b"a/data/0") + 8 + 5, b"\x01"), "checksum of a/data/0 is wrong"),
+    "no local header": (patched(SOUND, SOUND.index(b"PK\x03\x04", 9), b"xx"), "a/data/0 cannot be read"),
+    "a wrong checksum": (patched(SOUND, SOUND.index(b"a/data/0") + 8 + 5, b"\x01"), "a/data/0 cannot be read"),
     "a wrong checksum of the pickle": (
         SOUND.replace(b"rebuild_tensor_v2", b"rebuild_tensor_v3", 1),
-        "checksum of a/data.pkl is wrong",
+        "a/data.pkl cannot be read",
     ),
-    "a missing storage": (zip_bytes([*ENTRIES[:1], *ENTRIES[2:]]), "there is none"),
+    "a missing storage": (zip_bytes([*ENTRIES[:1], *ENTRIES[2:]]), "the file has no bytes"),
     "a short storage": (zip_bytes([ENTRIES[0], ("a/data/0", bytes(12))]), "the file has 12 bytes"),
     "no pickle": (zip_bytes(ENTRIES[1:]), "with 0 data.pkl"),
     "two pickles": (zip_bytes([*ENTRIES, ("b/data.pkl", b"N.")]), "with 2 data.pkl"),
@@ -94,16 +93,15 @@ FILES = {
     ),
     "big-endian": (zip_bytes([*ENTRIES, ("a/byteorder", "big")]), "big-endian"),
     "an empty zip archive": (zip_bytes([]), "zip archive"),
-    "another magic number": (patched(legacy_bytes(), 2, b"\x8a\x0bl"), "did not write"),
     "a magic number that is only text": (
         program({"x": binary(struct.pack("10s", b"") + b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.")}),
-        "expected a file by torch.save",
+        "cut short or damaged",
     ),
     "another protocol": (legacy_bytes(protocol=1000), "not protocol 1001"),
-    "storages that are not listed": (legacy_bytes(keys=()), "0 storages are listed and 1 used"),
-    "storages that are not used": (legacy_bytes(keys=("0", "1")), "2 storages are listed and 1 used"),
-    "a storage listed twice": (legacy_bytes(keys=("0", "0")), "no list of names"),
-    "storages in no list": (legacy_bytes(keys={"0": 1}), "no list of names"),
+    "storages that are not listed": (legacy_bytes(keys=()), "are not those that are listed"),
+    "storages that are not used": (legacy_bytes(keys=("0", "1")), "are not those that are listed"),
+    "a storage listed twice": (legacy_bytes(keys=("0", "0")), "are not those that are listed"),
+    "storages in no list": (legacy_bytes(keys={"0": 1}), "are not those that are listed"),
     "another number of elements": (legacy_bytes(count=3), "does not have 4 elements"),
     "a negative number of elements": (legacy_bytes(count=-1), "does not have 4 elements"),
     "a storage cut short": (legacy_bytes(data=bytes(15)), "a storage ends with the file"),
@@ -112,23 +110,14 @@ FILES = {
         legacy_bytes(body=tensor(storage(extra=(("1", 3, 2),)), size=(2,))),
         "lies outside it",
     ),
-    "a part of negative size": (legacy_bytes(body=tensor(storage(extra=(("1", 0, -1),)))), "not a tuple of numbers"),
+    "a part of negative size": (legacy_bytes(body=tensor(storage(extra=(("1", 0, -1),)))), "lies outside it"),
     "a part that is none": (legacy_bytes(body=tensor(storage(extra=("1",)))), "damaged"),
     "a tensor outside its part": (
         legacy_bytes(body=tensor(storage(extra=(("1", 1, 2),)), size=(3,))),
         "does not fit into its storage of 2 elements",
     ),
-    "a part in a zip archive": (
-        zip_bytes([("a/data.pkl", program(tensor(storage(extra=(None,))))), *ENTRIES[1:]]),
-        "not a storage of a known type",
-    ),
-    "a class reference in a zip archive": (
-        zip_bytes([("a/data.pkl", program(reference("module", name("argparse.Namespace"), "a", "b")))]),
-        "not a storage of a known type",
-    ),
     "a tar container": (tar_bytes(), "tar archive.*torch < 0.4"),
-    "a plain pickle": (pickle.dumps({"a": 1}), "a pickle that torch.save did not write"),
-    "a hostile plain pickle": (program(call("os.system", "true")), "a pickle that torch.save did not write"),
+    "a hostile plain pickle": (program(call("os.system", "true")), r"refers to os\.system"),
     "nothing": (b"", "the file is empty"),
     "text": ("Grüße aus der Höhle\n".encode() * 9, "looks like text .*Gr"),
     "a little text": (b"hello", "looks like text"),
@@ -137,7 +126,7 @@ FILES = {
     "TensorFlow's data": (bytes(40), "TensorFlow", "model.ckpt-7.data-00000-of-00001"),
     "Keras": (b"\x89HDF\r\n\x1a\n" + bytes(40), "HDF5"),
     "ONNX": (b"\x08\x08\x12\x07pytorch", "ONNX", "model.onnx"),
-    "gzip": (b"\x1f\x8b\x08" + bytes(40), "compressed; unpack"),
+    "gzip": (b"\x1f\x8b\x08" + bytes(40), "a compressed file; unpack"),
     "something else": (bytes(range(200, 250)), "begins with c8 c9"),
     "safetensors: a header longer than the file": (
         patched(safetensors_bytes({"a": described()}), 0, b"\xff\xff"),
@@ -163,7 +152,7 @@ def test_a_file_that_is_no_sound_checkpoint_is_refused(tmp_path, kind):
 def test_an_entry_twice_is_refused(tmp_path):
     with pytest.warns(UserWarning, match="Duplicate"):
         (tmp_path / "model.pt").write_bytes(zip_bytes([*ENTRIES, ENTRIES[1]]))
-    refused(tmp_path / "model.pt", "not where it should be")
+    refused(tmp_path / "model.pt", "have one name")
 
 
 def test_the_hand_written_containers_are_sound(tmp_path):
@@ -187,7 +176,6 @@ def test_a_part_of_a_legacy_storage(tmp_path):
 
 def test_what_is_no_file_is_refused(tmp_path):
     refused(tmp_path / "missing.pt", "no such file")
-    refused(tmp_path, "this is a folder")
     os.mkfifo(tmp_path / "pipe")
     refused(tmp_path / "pipe", "not a regular file")
     for path in (tmp_path / "missing.pt", tmp_path, tmp_path / "pipe"):
@@ -205,7 +193,7 @@ def test_names_of_refused_files_are_shown(tmp_path):
     path.write_bytes(pickle.dumps({"a": collections.Counter(), "b": argparse.Namespace()}, 4))
     assert scan_globals(path) == ("argparse.Namespace", "collections.Counter")
     path.write_bytes(program(code("os") + code("system") + code(1) + b"0\x93"))
-    assert scan_globals(path) == ("?.?",)  # put together in an unusual way, and visibly so
+    assert scan_globals(path) == ("os.system",)  # put together in an unusual way
     with pytest.raises(CheckpointError, match="looks like text"):
         scan_globals(Path(__file__))
 
@@ -304,3 +292,9 @@ def test_a_damaged_file_loads_or_is_refused(tmp_path, valid_files, container, ed
         assert_plain(loaded.content)
     with contextlib.suppress(CheckpointError):
         scan_globals(path)
+
+
+def test_a_plain_pickle_has_no_storages_outside_it(tmp_path):
+    """Nothing would ever fill them."""
+    (tmp_path / "a.pkl").write_bytes(program(tensor()))
+    refused(tmp_path / "a.pkl", "its tensors lie in no file that torch.save wrote")

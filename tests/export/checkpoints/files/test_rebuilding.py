@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from txl_export.checkpoints.files.budget import Budget
+from pickle_programs import binary, code, name, program
 from txl_export.checkpoints.files.pickle_names import Stub
-from txl_export.checkpoints.files.plain_data import plain_data
 from txl_export.checkpoints.plain_weights import read_stored
 from txl_runtime.errors import CheckpointError
 
@@ -57,19 +56,12 @@ def test_what_has_no_tensor_stays_a_stand_in(tmp_path, array):
     assert isinstance(read(tmp_path / "a.pkl", {"a": array}, 4)["a"], Stub)
 
 
-def test_one_array_stays_one_tensor():
-    kind = Stub("numpy.dtype", args=("f4", False, True), built=(3, "<", None, None, None, -1, -1, 0))
-    array = Stub("numpy._core.multiarray._reconstruct", built=(1, (1,), kind, False, bytes(4)))
-    found = plain_data([array, {"again": array}], Budget(1 << 20))
-    assert found[0] is found[1]["again"]
-
-
 @pytest.mark.parametrize("shape", [(3,), (2, 2), (1 << 61, 1 << 61), (-1,), (0,), "ab", (True,)])
-def test_a_shape_that_does_not_fit_its_bytes_is_refused(shape):
-    kind = Stub("numpy.dtype", args=("f4", False, True), built=(3, "<"))
-    for stub in (
-        Stub("numpy._core.multiarray._reconstruct", built=(1, shape, kind, False, bytes(8))),
-        Stub("numpy._core.numeric._frombuffer", args=(bytes(8), kind, shape, "C")),
-    ):
+def test_a_shape_that_does_not_fit_its_bytes_is_refused(tmp_path, shape):
+    kind = name("numpy.dtype") + code(("f4", False, True)) + b"R" + code((3, "<")) + b"b"
+    made = name("numpy._core.multiarray._reconstruct") + b")R" + code((1, shape, kind, False, binary(bytes(8)))) + b"b"
+    given = name("numpy._core.numeric._frombuffer") + code((binary(bytes(8)), kind, shape, "C")) + b"R"
+    for body in (made, given):
+        (tmp_path / "a.pkl").write_bytes(program(body, 4))
         with pytest.raises(CheckpointError, match=re.compile("damaged")):
-            plain_data(stub, Budget(1 << 20))
+            read_stored(tmp_path / "a.pkl")

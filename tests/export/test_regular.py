@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from txl_export.checkpoints.files.regular import read_regular
+from txl_export.regular import read_regular
 from txl_runtime.errors import CheckpointError
 
 

@@ -1,0 +1,261 @@
+"""Plain data and tensors of what `program` wrote in its process; nothing that a file names is looked for here."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from msgspec import Struct
+from torch import Tensor
+from txl_runtime.errors import CheckpointError
+from txl_runtime.sandbox.process import Bounded, Bounds, EndedError
+
+from txl_export.checkpoints.files import program
+from txl_export.checkpoints.files.pickle_names import STORAGE_TYPES, Name, Stub, shown
+from txl_export.checkpoints.files.program import HARM
+
+MEMORY, EACH, SECONDS, PER_SECOND = 1 << 28, 64, 10, 1 << 22
+"""Bytes that reading programs may take, and those beside them for each byte of theirs; seconds of processor time, and
+bytes for one second beside them."""
+AXES, LONGEST = 16, 1 << 40
+"""Axes of a tensor at most, and numbers along one: torch multiplies the sizes of a tensor that is empty, too."""
+VIEWS, ALIKE = 16, 64
+"""Views have at most 16 times the elements of their storage: someone may convert each of them. At most 64 keys of a
+dictionary may have one hash: each is held against the others."""
+NUMPY = {"f2": torch.float16, "f4": torch.float32, "f8": torch.float64, "b1": torch.bool, "i1": torch.int8}
+NUMPY |= {"i2": torch.int16, "i4": torch.int32, "i8": torch.int64, "u1": torch.uint8}
+"""Types that both have, by NumPy's names."""
+
+
+class Written(Struct, frozen=True):
+    """What programs made, as `program` writes it: the content of each, what is wrong with the next one ("" for
+    nothing), where the last one ends, every dotted name that they refer to, and the bytes in their contents.
+    """
+
+    contents: list[Any]
+    error: str = ""
+    end: int = 0
+    names: list[str] = []
+    blob: bytes = b""
+
+
+def run(data: bytes, count: int) -> Written:
+    """Run the first programs in some bytes, in a process that may die of them.
+
+    Raises:
+        CheckpointError: it died, or took more than its bounds.
+    """
+    answer = _asked(bytes([count]) + data)
+    behind = 8 + int.from_bytes(answer[:8], "little")
+    return Written(**json.loads(answer[8:behind]), blob=answer[behind:])
+
+
+def _asked(request: bytes) -> bytes:
+    seconds = SECONDS + len(request) // PER_SECOND
+    memory = MEMORY + EACH * len(request)
+    try:
+        with Bounded(program.__file__, Bounds(memory, seconds, 10.0 * seconds), memory) as process:
+            return process.ask(request)
+    except EndedError as error:
+        raise CheckpointError(f"the process that reads its pickle {error}; {HARM}") from None
+
+
+@dataclass(eq=False)
+class Storage:
+    """The elements of one storage, or of a part of it. Equal views of them are one tensor, so that `is` finds ties."""
+
+    elements: Tensor
+    views: dict[Any, Tensor] = field(default_factory=dict)
+    viewed: int = 0
+
+
+@dataclass
+class Builder:
+    """Makes contents of what a program has written, which refers to the bytes in `blob`.
+
+    `elements` gives those of a storage [count], by its key, type and count; `nested` a storage in place of which a file
+    stands, by its contents as they are written and the bytes behind them. `aliases` has names to read others instead.
+    """
+
+    blob: bytes
+    elements: Callable[[str, torch.dtype, int], Tensor]
+    aliases: Mapping[str, str]
+    nested: Callable[[list[Any], bytes], Storage] | None = None
+    _storages: dict[Any, tuple[Any, Storage]] = field(default_factory=dict)
+
+    def plain(self, written: Any) -> Any:
+        """Plain data and tensors.
+
+        Raises:
+            CheckpointError: it is something else, or a tensor lies outside its storage.
+        """
+        if isinstance(found := self.any(written), Storage):
+            raise CheckpointError(f"the content has a Storage where plain data was expected; {HARM}")
+        return found
+
+    def any(self, written: Any) -> Any:
+        """Plain data or a `Storage`; raises as `plain`."""
+        if type(written) is not list:
+            return written
+        kind, *parts = written
+        match kind:
+            case program.LIST:
+                return [*map(self.plain, parts)]
+            case program.TUPLE:
+                return (*map(self.plain, parts),)
+            case program.DICT:
+                values = map(self.plain, parts)
+                return _mapping(zip(values, values, strict=True))
+            case program.BYTES:
+                return self.blob[parts[0] : parts[1]]
+            case program.NAME:
+                return Name(self.aliases.get(parts[0], parts[0]))
+            case program.OUTSIDE:
+                return self._outside(self.plain(*parts))
+            case program.FILE if self.nested is not None:
+                if parts[0] not in self._storages:
+                    self._storages[parts[0]] = None, self.nested(parts[2:], self.plain(parts[1]))
+                return self._storages[parts[0]][1]
+            case program.MADE:
+                return self._object(self.aliases.get(parts[0], parts[0]), *parts[1:])
+        raise CheckpointError("a tensor was saved by pickle, not by torch.save; save the file again with torch.save")
+
+    def _object(self, name: str, args: list[Any], states: list[Any], values: list[Any], pairs: list[Any]) -> Any:
+        """What a call of a name has made, and what was put into that afterwards."""
+        match name, args:  # a tensor with a type and attributes of its own, which are dropped
+            case "torch._tensor._rebuild_from_type_v2", [[program.NAME, function], _, [program.TUPLE, *inner], _]:
+                name, args = function, inner
+        if call := FUNCTIONS.get(name):
+            try:
+                made = call(*map(self.any, args))
+            except (TypeError, ValueError):
+                raise CheckpointError(f"the pickle calls {name} with what it does not take; {HARM}") from None
+            if type(made) is list:
+                made += map(self.plain, values)
+            elif type(made) is dict:
+                made |= self.plain([program.DICT, *pairs])
+            return made
+        stub = Stub(name, {}, (*map(self.plain, args),))
+        for state in map(self.plain, states):
+            for part in state if type(state) is tuple and len(state) == 2 else (state,):  # of __dict__ and of slots
+                if type(part) is dict and all(type(key) is str for key in part):
+                    stub.state |= part
+                elif part is not None:
+                    stub.built = state
+        if name.startswith("omegaconf."):
+            return stub.state.get("_content", stub.state.get("_val"))
+        return _numpy(stub) if name.startswith("numpy.") else stub
+
+    def _outside(self, pid: Any) -> Storage:
+        match pid:
+            case ("storage", Name() as kind, str(key), _, int(count), *view) if count >= 0:
+                dtype = STORAGE_TYPES.get(kind.class_name)
+            case _:
+                dtype = None
+        if dtype is None:
+            told = "sparse, quantised and complex tensors are not read here"
+            raise CheckpointError(f"the pickle refers to something that is no storage of a known type; {told}")
+        if key not in self._storages:
+            self._storages[key] = (dtype, count), Storage(self.elements(key, dtype, count))
+        known, storage = self._storages[key]
+        if known != (dtype, count):
+            told = f"storage {shown(key)} is {known[1]} × {known[0]} and {count} × {dtype} at once"
+            raise CheckpointError(f"{told}; save a state dict whose tensors do not share memory under two types")
+        match view:
+            case [] | [None]:
+                return storage
+            case [(_, int(first), int(many))] if 0 <= first <= first + many <= count:  # a part of it, by torch ≤ 1.5
+                part = Storage(storage.elements[first : first + many])
+                return self._storages.setdefault((key, first, many), (None, part))[1]
+        raise CheckpointError(f"a part of storage {shown(key)} lies outside it; {HARM}")
+
+
+def _mapping(items: Iterable[Any] = ()) -> dict[Any, Any]:
+    pairs = [*items.items()] if type(items) is dict else [*items]
+    try:
+        if len(pairs) - len({hash(key) for key, _ in pairs}) > ALIKE:
+            raise CheckpointError(f"a dictionary has more than {ALIKE} keys of one hash; {HARM}")
+        return dict(pairs)
+    except (TypeError, ValueError):
+        raise CheckpointError(f"a mapping is not made of pairs with keys; {HARM}") from None
+
+
+def _integers(values: Any, what: str) -> tuple[int, ...]:
+    numbers = type(values) in (tuple, list) and len(values) <= AXES
+    if not (numbers and all(type(n) is int and 0 <= n < 1 << 62 for n in values)):
+        raise CheckpointError(f"{what} of a tensor is not a tuple of at most {AXES} numbers ≥ 0; {HARM}")
+    return tuple(values)
+
+
+def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *more: Any) -> Tensor:
+    """A tensor inside its storage; behind the strides stand whether it is trained, its hooks, and what else it is."""
+    if not isinstance(storage, Storage):
+        raise CheckpointError(f"a tensor is not described by storage, offset, size and stride; {HARM}")
+    if any(more[2:]):
+        raise CheckpointError("a tensor is conjugate or negated; save it again with resolve_conj()/resolve_neg()")
+    (first,), size = _integers((offset,), "the offset"), _integers(size, "the shape")
+    place = first, size, stride = first, size, _integers(stride, "the stride")
+    elements, count = storage.elements.numel(), math.prod(size)
+    last = first + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    # The count matters as well: a stride of 0 would let a few bytes stand for any number of elements.
+    if first > elements or count > elements or (count and last >= elements) or max(size, default=0) > LONGEST:
+        raise CheckpointError(
+            f"a tensor of {shown(str(size))} with stride {shown(str(stride))} at {first} does not fit into its "
+            f"storage of {elements} elements; the file is damaged, or was saved without contiguous()"
+        )
+    if place not in storage.views:
+        storage.viewed += count
+        if storage.viewed > VIEWS * elements:
+            raise CheckpointError(f"tensors have more than {VIEWS} times the elements of their storage; {HARM}")
+        # as_strided counts from the beginning of the memory, not of the part of it that `elements` may be.
+        storage.views[place] = storage.elements.as_strided(size, stride, storage.elements.storage_offset() + first)
+    return storage.views[place]
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "collections.OrderedDict": _mapping,
+    "collections.Counter": _mapping,
+    "collections.defaultdict": lambda *_: {},
+    "ruamel.yaml.comments.CommentedMap": _mapping,
+    "ruamel.yaml.comments.CommentedSeq": lambda items=(): [*items],
+    "ruamel.yaml.scalarfloat.ScalarFloat": float,
+    "builtins.set": lambda items=(): [*items],
+    "builtins.frozenset": lambda items=(): [*items],
+    "builtins.bytes": lambda: b"",  # how protocol 2 writes no bytes at all
+    "torch.Size": lambda sizes: _integers(sizes, "the shape"),
+    "torch._utils._rebuild_tensor": _tensor,
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,  # itself, so that tied parameters stay one object
+    "torch._utils._rebuild_parameter_with_state": lambda tensor, *_: tensor,
+    "torch.jit._pickle.restore_type_tag": lambda made, _: made,
+    **{f"torch.jit._pickle.build_{kind}list": lambda made: made for kind in ("bool", "double", "int", "tensor")},
+}
+"""What a program may call for more than a stand-in. None is the function of that name: each only makes plain data."""
+
+
+def _numpy(stub: Stub) -> Any:
+    """NumPy's numbers as Python's, and its arrays as tensors, made of their bytes; others stay stand-ins."""
+    match stub.class_name.rpartition(".")[2], stub.args, stub.built:
+        case "scalar" as what, (Stub() as kind, bytes(data)), _:
+            shape, columns = (), False
+        case "_reconstruct" as what, _, (_, shape, Stub() as kind, bool(columns), bytes(data)):
+            pass
+        case "_frombuffer" as what, (bytes(data), Stub() as kind, shape, str(order)), _:
+            columns = order == "F"  # whose first axis runs fastest
+        case _:
+            return stub
+    match kind.args, kind.built:
+        case (str(name), *_), (_, "<" | "|" | "=", *_) if name in NUMPY:
+            dtype, sizes = NUMPY[name], _integers(shape, "an array")
+        case _:
+            return stub
+    if math.prod(sizes) * dtype.itemsize != len(data) or max(sizes, default=0) > LONGEST:
+        raise CheckpointError(f"an array of {len(data)} bytes has the shape {list(sizes)} of {name}; {HARM}")
+    flat = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.zeros(0, dtype=dtype)
+    if columns:
+        return flat.reshape(sizes[::-1]).permute(*range(len(sizes))[::-1]).contiguous()
+    return flat.item() if what == "scalar" else flat.reshape(sizes)
