@@ -187,7 +187,7 @@ int main(int count, char **words) {
     expect(txl_model_load(words[1], &options, &model, &error) == TXL_BUNDLE && !model,
            "another manifest than the pinned one is refused");
     options.manifest_sha256 = "";
-    expect(txl_model_load(words[1], &options, &model, &error) == TXL_BUNDLE && !model, "an empty pin is no pin's lack");
+    expect(txl_model_load(words[1], &options, &model, &error) == TXL_BUNDLE && !model, "an empty pin was taken for none");
     options.manifest_sha256 = getenv("MANIFEST_SHA256"); /* the bundle's own */
     expect(options.manifest_sha256 && txl_model_load(words[1], &options, &model, &error) == TXL_OK, error.message);
     txl_model_free(model);
