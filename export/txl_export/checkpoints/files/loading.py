@@ -124,7 +124,7 @@ def _reading(path: Path) -> Iterator[tuple[io.BufferedReader, int, bytes]]:
     """The file, open, its size and how it begins; what goes wrong inside becomes one line that names it."""
     try:
         if path.is_dir():
-            raise CheckpointError("this is a folder, expected a file; a Hugging Face folder needs its config.json")
+            raise CheckpointError("this is a folder, expected a checkpoint file; Hugging Face's needs its config.json")
         if not path.exists():
             raise CheckpointError("no such file; check the path")
         with open_regular(path) as (file, size):

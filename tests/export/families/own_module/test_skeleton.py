@@ -10,7 +10,7 @@ import pytest
 import torch
 from support import PACKAGES
 from torch import Tensor, nn
-from txl_export.checkpoints.files.loading import load_file
+from txl_export.checkpoints import load
 from txl_export.families.own_module.loading import load_spec
 from txl_export.families.own_module.sizes import fresh_states
 from txl_export.families.own_module.skeleton import recognised, skeleton
@@ -79,7 +79,7 @@ def saved(module: nn.Module, path: Path) -> Path:
 
 def spec_of(path: Path, folder: Path) -> StepSpec:
     """What the skeleton of an archive gives, run as it is written."""
-    loaded = load_file(path)
+    _, loaded = load(path)
     file = folder / f"made_of_{path.stem}.py"
     file.write_text(skeleton(loaded.content, loaded.classes, path.name))
     return load_spec(f"{file}:build", str(path))
@@ -134,7 +134,7 @@ def test_layers_that_fit_nowhere_are_left_to_do(tmp_path: Path) -> None:
     text = (tmp_path / "made_of_both.py").read_text()
     left = [line.strip() for line in text.split("# TODO: not used yet:")[1].split("return")[0].splitlines()]
     assert left == ["", "#   self.critic", "#   self.scale", ""]
-    loaded = load_file(path)
+    _, loaded = load(path)
     assert recognised(loaded.content, loaded.classes) == [
         ("actor", "nn.Linear(4, 3)"),
         ("critic", "nn.Sequential(nn.Linear(5, 1), nn.Tanh())"),
