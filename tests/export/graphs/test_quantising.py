@@ -100,7 +100,16 @@ def _graph(tame, file):
     return onnx.load(tame("int8") / file, load_external_data=False).graph.node
 
 
+def saturates(folder):
+    """Whether this processor sums pairs of int8 products in 16 bits, which 2 * 255 * 127 does not fit into."""
+    parts = quantise({NAME: torch.ones(64, 48)}, "int8", [NAME], many=True)
+    found = _product(folder, parts, np.ones((20, 64), np.float32))
+    return abs(found - 64).max() > 1
+
+
 def test_a_row_of_zeros_or_of_huge_values_is_multiplied_as_exactly_as_any(tmp_path):
+    if saturates(tmp_path):
+        pytest.skip("without VNNI, ONNX Runtime's product of int8 saturates: docs/platforms.md")
     weights = torch.randn(64, 48, generator=torch.Generator().manual_seed(0))
     parts = quantise({NAME: weights}, "int8", [NAME], many=True)
     rows = np.random.default_rng(0).standard_normal((20, 64)).astype(np.float32)
