@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import txl_runtime
 from msgspec import Struct
 from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.bundle.tables import Program
 from txl_runtime.errors import UsageError
 from txl_runtime.host.backend import HostBackend
-from txl_runtime.host.trial import Tried
+from txl_runtime.host.engine import Engine
+from txl_runtime.host.trial import Tried, key_of
 from txl_runtime.listener import Listener
 from txl_runtime.model import Model
 from txl_runtime.sandbox.process import Bounds
+from txl_runtime.types import Arrays, Call
 from txl_runtime.update_rules import usable_updates
 
 OPENING = "(opening)"
@@ -41,7 +45,7 @@ class TriedProgram(Struct, frozen=True):
 
 
 def try_bundle(path: Path, manifest: Manifest, bounds: Bounds, heard: Listener) -> list[TriedProgram]:
-    """Run every program that a stream of B sequences or of one runs, on zeros, in a bounded process and then here.
+    """Run every program that a stream of B sequences or of one runs, on zeros, in a bounded process and nowhere else.
 
     Streams begin with segments of each length, go on with them until no new sizes come, and then take each other
     length. Of a softmax the last positions are computed, so other numbers of rows stay untried.
@@ -62,6 +66,7 @@ def try_bundle(path: Path, manifest: Manifest, bounds: Bounds, heard: Listener) 
             assert isinstance(model.backend, HostBackend)
             tried = model.backend.engine
             assert isinstance(tried, Tried)
+            tried.opener = partial(Nothing, tried)
             for sequences in sorted({model.batch_size, 1 if manifest.can.run_fewer else model.batch_size}):
                 heard.stage(f"try {update} with B {sequences}")
                 for first in manifest.segment_lengths:
@@ -69,6 +74,28 @@ def try_bundle(path: Path, manifest: Manifest, bounds: Bounds, heard: Listener) 
                     _run(model, sequences, [first, *others], tried)
             found += _summed(tried, model)
     return found
+
+
+class Nothing(Engine):
+    """An engine that runs nothing: what a stream of it returns was never written, or is as large as in the trial."""
+
+    description, least_rows = "", 1
+
+    def __init__(self, tried: Tried, _: Sequence[Program]) -> None:
+        self._tried = tried
+
+    def bind(self, program: Program, inputs: Arrays, outputs: Arrays) -> Call:
+        return lambda: None
+
+    def kept(self, program: Program) -> Collection[str]:
+        return ()
+
+    def run(self, program: Program, inputs: Arrays) -> Arrays:
+        returned = self._tried.tried[key_of(program, inputs, None)].returned
+        return {name: np.zeros(found.shape, found.dtype) for name, found in returned.items()}
+
+    def release_pages(self) -> None:
+        pass
 
 
 def _run(model: Model, sequences: int, lengths: list[int], tried: Tried) -> None:

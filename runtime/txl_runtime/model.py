@@ -66,7 +66,9 @@ class Model:
         if not isinstance(forms, str) or forms not in FORMS:
             raise UsageError(f"forms is {shown(forms)}, expected one of {', '.join(FORMS)}")
         if trial is not False and backend not in ("auto", "cpu"):
-            raise UsageError(f"backend is {backend} with a trial, which runs on the CPU alone, expected cpu; give that")
+            raise UsageError(
+                f"backend is {backend}, and a trial is for the CPU alone: expected auto or cpu; leave one of both out"
+            )
         lean, held = check_flag(lean, "lean"), bundle.manifest.updates
         if update is not None and (not isinstance(update, str) or update not in held):
             raise UsageError(f"update is {shown(update)}, this bundle has programs for {', '.join(held)}; use one")

@@ -60,7 +60,7 @@ def attacked(bundle: Path, place: Path, name: str) -> Ended:
     refused = re.fullmatch(r"BundleError: .*step-4\.onnx: (has .*, expected .*); export the model again", error)
     if refused:
         return Ended("structure", refused[1], seconds)
-    in_trial = re.fullmatch(r"BundleError: .*: in a trial, (.*), expected at most .*", error)
+    in_trial = re.fullmatch(r"BundleError: .*: in a trial, (.*), expected (at most|programs that run) .*", error)
     by_engine = re.fullmatch(r"BundleError: .*step-4\.onnx: (.*); expected a graph ONNX Runtime can load", error)
     ended = in_trial or by_engine
     assert ended, error

@@ -1,4 +1,4 @@
-"""Graphs that ask for too much, for what no graph needs, or for what ends an engine's process: 113 attacks by name."""
+"""Graphs that ask for too much, for what no graph needs, or for what ends an engine's process: 115 attacks by name."""
 
 from __future__ import annotations
 
@@ -286,6 +286,12 @@ HOSTILE: dict[str, Edit] = {
     "a division by 0": divided("Div", 0),
     "a division by -1": divided("Div", -1),
     "a remainder of -1": divided("Mod", -1),
+    "a division by -1 behind a node": behind(
+        node("Identity", "b", "c"),
+        node("Cast", S, "i", to=TensorProto.INT32),
+        node("Div", "i c", "x"),
+        b=np.array([-1], np.int32),
+    ),
     "parts of another number than results": ends("Split", "a", "x y z", num_outputs=1),
     "a missing value of several": ends("Max", "a - a"),
     "a missing bias": ends("LayerNormalization", "a row -", "x y z"),

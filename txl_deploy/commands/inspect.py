@@ -57,7 +57,7 @@ def run(
     ] = False,
     memory: Annotated[
         int | None,
-        typer.Option(help="Bytes for --check; 512 MiB + 64 x weights without.", show_default=False),
+        typer.Option(help="Bytes that a trial may take; 512 MiB + 64 x weights without.", show_default=False),
     ] = None,
     processor_seconds: Annotated[
         int | None, typer.Option(help="Seconds for each run of --check; 30 without.", show_default=False)
@@ -67,7 +67,9 @@ def run(
     """Show architecture, sizes, context and parity; what a checkpoint holds, or what an ONNX file remembers."""
     path, aliases = Path(place), parse_aliases(alias)
     if not check and (memory is not None or processor_seconds is not None):
-        raise UsageError("--memory and --processor-seconds are bounds of --check, expected it beside them; give it")
+        raise UsageError(
+            "--memory and --processor-seconds are given without --check, whose bounds they are; give --check too"
+        )
     if not place.strip():
         raise UsageError("the path is empty, expected a bundle or a checkpoint; name one")
     refuse_tensorflow(path)
@@ -150,12 +152,18 @@ def _tried(path: Path, manifest: Manifest, memory: int | None, seconds: int | No
 
 
 def _print_tried(rows: list[TriedProgram]) -> None:
-    """How each program was tried; a system that says no memory has a dash."""
+    """A row for each program that was tried; a system that says no memory has a dash."""
     shown = [
-        (row.program, row.update, row.combinations, f"{row.seconds:.3f}", prefixed(row.memory) if row.memory else "–")
+        (
+            row.program,
+            row.update,
+            row.combinations,
+            f"{row.seconds * 1000:.1f}",
+            prefixed(row.memory) if row.memory else "–",
+        )
         for row in rows
     ]
-    columns = ("\ntried", "\nupdate", "\nsizes", "processor\nseconds", "peak\nmemory")
+    columns = ("\ntried", "\nupdate", "\ncombinations", "processor\nms", "peak\nmemory")
     stdout.print(rows_table(columns, shown))
 
 

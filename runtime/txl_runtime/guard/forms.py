@@ -61,9 +61,9 @@ x AveragePool(auto_pad:s=NOTSET|SAME_UPPER|SAME_LOWER|VALID ceil_mode:b count_in
 x>2 MaxPool(auto_pad:s=NOTSET|SAME_UPPER|SAME_LOWER|VALID ceil_mode:b dilations:I kernel_shape:I! pads:I \
   storage_order:b strides:I)
 x GlobalAveragePool GlobalMaxPool
-xxx???>2 GRU(clip:f direction:s=forward|reverse|bidirectional hidden_size:i layout:b=0 linear_before_reset:b)
-xxx???>2 RNN(clip:f direction:s=forward|reverse|bidirectional hidden_size:i)
-xxx?????>3 LSTM(clip:f direction:s=forward|reverse|bidirectional hidden_size:i input_forget:b layout:b=0)
+xxx?m?>2 GRU(clip:f direction:s=forward|reverse|bidirectional hidden_size:i layout:b=0 linear_before_reset:b)
+xxx?m?>2 RNN(clip:f direction:s=forward|reverse|bidirectional hidden_size:i)
+xxx?m???>3 LSTM(clip:f direction:s=forward|reverse|bidirectional hidden_size:i input_forget:b layout:b=0)
 x* Concat(axis:i!)
 - Constant(value:t value_float:f value_floats:F value_int:i value_ints:I)
 n ConstantOfShape(value:t)

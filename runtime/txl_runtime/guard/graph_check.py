@@ -45,10 +45,8 @@ ITEMS = {1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 12: 4, 13
 """Bytes of one number of each type that a tensor may have, by ONNX's numbers."""
 NODES, SIDES, AXES = 2**14, 2**10, 16
 """Nodes and constants, a node's inputs or results, and a constant's axes."""
-ALIKE = frozenset(("Cast", "Identity", "Slice", "Squeeze", "Transpose", "Unsqueeze"))
-"""What the result of a `NonZero` may go through: they return at most as many numbers as they take."""
-INTO = frozenset(("ScatterElements", "ScatterND"))
-"""They return as many numbers as their first input has, however many places there are."""
+SAME = frozenset(("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
+"""They return the numbers that they take."""
 
 
 class FedSizeError(RefusedError):
@@ -60,14 +58,12 @@ class Value(NamedTuple):
 
     Attributes:
         fixed: its numbers follow from shapes and constants.
-        ragged: how many numbers it has follows from what a model is fed, as behind `NonZero`.
         constant: of a constant of the file, ONNX's number of its type, else 0.
         dims: its sizes, of a constant.
-        numbers: of a constant of whole numbers that lies in the graph, else None.
+        numbers: of whole numbers that lie in the graph, or are taken over from there, else None.
     """
 
     fixed: bool
-    ragged: bool = False
     constant: int = 0
     dims: tuple[int, ...] = ()
     numbers: NDArray[Any] | None = None
@@ -189,7 +185,7 @@ class Walk:
         """
         found: dict[str, NDArray[Any]] = {}
         for name, first in self.outside.items():
-            _, _, kind, dims, _ = self.values[name]
+            _, kind, dims, _ = self.values[name]
             last = first + math.prod(dims) * ITEMS[kind]
             if kind in VIEWS and last <= len(content):
                 found[name] = content[first:last].view(f"<{VIEWS[kind]}").reshape(dims)
@@ -358,6 +354,8 @@ class Walk:
         if min(dims, default=0) < 0 or len(dims) > AXES or math.prod(n or 1 for n in dims) > 2**48:
             raise RefusedError(f"a constant of {ascii(dims)[:60]}", f"at most {AXES} sizes of 0 or more")
         length = math.prod(dims) * ITEMS[kind]
+        if outside == 1 and kind == 9:
+            raise RefusedError(f"the constant {name[:60]!a} of truth values in {self._weights}", "it in the graph")
         if outside == 1 and raw is None and not parts:
             first, numbers = self._outside(places, length), None
             whole = first is not None
@@ -434,11 +432,10 @@ def _returned(op: str, form: Form, inputs: Sequence[Value | None], given: Mappin
         _check_divisor(there[1])
     if op == "MatMulNBits":
         _check_blocks(there, given)
-    ragged = any(value.ragged for value in there)
-    if ragged and op not in ALIKE and (op not in INTO or there[0].ragged):
-        raise FedSizeError("a value whose sizes follow from data", f"{', '.join(sorted(ALIKE | INTO))} alone")
+    if op == "NonZero" and not there[0].fixed:  # which returns as many places as are found
+        raise FedSizeError("a NonZero of data", "one of constants and sizes")
     fixed = all(value.fixed for value in there) or op in ("Shape", "Size")
-    return Value(fixed, not fixed if op == "NonZero" else ragged and op not in INTO)
+    return Value(fixed, numbers=there[0].numbers if op in SAME else None)
 
 
 def _constant(given: Mapping[str, Any]) -> Value:
@@ -455,6 +452,8 @@ def _constant(given: Mapping[str, Any]) -> Value:
 
 def _check_divisor(value: Value) -> None:
     """Refuse constants that end ONNX Runtime's process: -2^31 / -1 is no number of 32 bits."""
+    if value.constant in DTYPES and value.numbers is None:
+        raise RefusedError("whole numbers that are divided by some in the weight file", "a constant in the graph")
     if value.numbers is not None and np.isin(value.numbers.astype(np.int64), (0, -1)).any():
         raise RefusedError("whole numbers that are divided by 0 or -1", "a number above 0")
 

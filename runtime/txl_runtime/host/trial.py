@@ -50,6 +50,7 @@ class Tried(Engine):
 
     Attributes:
         opened, tried: how the trial of opening went, and that of each combination.
+        opener: what opens programs here.
 
     Raises:
         UsageError: the bounds are none.
@@ -71,13 +72,13 @@ class Tried(Engine):
         if not isinstance(bounds, Bounds):
             found = brief(repr(bounds))
             raise UsageError(f"trial is {found}, expected True, False or txl_runtime.sandbox.process.Bounds; give that")
-        self._bundle, self._programs, self._opener, self._bounds = bundle, programs, opener, bounds
+        self._bundle, self._programs, self.opener, self._bounds = bundle, programs, opener, bounds
         self._states = {state.input for state in bundle.manifest.states}
         self._engines: dict[str, Engine] = {}
         self._lock = threading.Lock()
         self.tried: dict[Key, Answer] = {}
         self._check_declared()
-        self._process = Bounded(trial_child.__file__, bounds)
+        self._process, self._ended = Bounded(trial_child.__file__, bounds), ""
         names = tuple(program.name for program in programs)
         self.opened = self._asked(Opening(str(bundle.folder.place), names, lean, forms), "opening its graphs")
         if self.opened.manifest != trial_child.digest(bundle.manifest):
@@ -101,11 +102,11 @@ class Tried(Engine):
             engine.release_pages()
 
     def _engine(self, program: Program) -> Engine:
-        """What has opened the program's graph here."""
+        """The engine that has opened the program's graph here."""
         if program.file not in self._engines:
             with self._lock:
                 if program.file not in self._engines:
-                    engine = self._opener([other for other in self._programs if other.file == program.file])
+                    engine = self.opener([other for other in self._programs if other.file == program.file])
                     if self._bundle.folder.replaced:
                         raise self._replaced()
                     self._engines[program.file] = engine
@@ -117,9 +118,7 @@ class Tried(Engine):
         Raises:
             BundleError: the trial ended, or the engine refused it.
         """
-        sides = [*inputs.items(), *(outputs or {}).items()]
-        key = program.name, tuple((name, array.shape) for name, array in sides)
-        if key not in self.tried:
+        if (key := key_of(program, inputs, outputs)) not in self.tried:
             taken = {name: self._tensor(name, array) for name, array in inputs.items()}
             given = None if outputs is None else {name: _zeros(array) for name, array in outputs.items()}
             sizes = some([f"{name} {list(array.shape)}" for name, array in inputs.items()])
@@ -133,8 +132,15 @@ class Tried(Engine):
     def _asked(self, request: Request, what: str) -> Answer:
         try:
             answer = msgspec.msgpack.decode(self._process.ask(msgspec.msgpack.encode(request)), type=Answer)
+        except KeyboardInterrupt:
+            self._ended = f"{what}: was interrupted"
+            raise
         except (EndedError, msgspec.DecodeError) as error:
-            raise self._refused(f"in a trial, {what}: {error}") from None
+            if self._ended:
+                told = f"its trial ended before ({self._ended}), expected one that can go on; load it again"
+                raise BundleError(f"{self._bundle.path}: {told}") from None
+            self._ended = f"{what}: {error}"
+            raise self._refused(f"in a trial, {self._ended}") from None
         if answer.kind and isinstance(request, Opening):
             said = answer.error.replace(str(self._bundle.folder.place), str(self._bundle.path))
             raise (BackendError if answer.kind == "BackendError" else BundleError)(said)
@@ -159,11 +165,20 @@ class Tried(Engine):
 
     def _refused(self, found: str) -> BundleError:
         b = self._bounds
-        return BundleError(
-            f"{self._bundle.path}: {found}, expected at most {b.memory} bytes, {b.processor_seconds} s of processor "
-            f"time and {b.seconds:.0f} s; if you trust it, give larger bounds: `load(trial=Bounds(...))`, "
-            "`inspect --check --memory --processor-seconds`"
-        )
+        if any(word in found for word in ("took more", "needed more", "declares", "allocat", "exceeds")):
+            most = f"{b.memory} bytes, {b.processor_seconds} s of processor time, {b.seconds:g} s"
+            wanted = (
+                f"expected at most {most}; if you trust it, give larger bounds: `load(path, trial=Bounds(...))`, or "
+                "`inspect BUNDLE --check --memory BYTES --processor-seconds N`"
+            )
+        else:
+            wanted = "expected programs that run on zeros; do not use this bundle"
+        return BundleError(f"{self._bundle.path}: {found}, {wanted}")
+
+
+def key_of(program: Program, inputs: Arrays, outputs: Arrays | None) -> Key:
+    """The combination that a program and its arrays are."""
+    return program.name, tuple((name, array.shape) for name, array in [*inputs.items(), *(outputs or {}).items()])
 
 
 def default_bounds(manifest: Manifest) -> Bounds:

@@ -1,11 +1,13 @@
 """The child's side of a trial: the program of `sandbox.process.Bounded` that `trial.Tried` asks.
 
 It opens a bundle's programs by the same engine as its starter, with one thread, and runs combinations of sizes on
-zeros: the check of graphs holds that sizes follow from shapes and constants alone, so zeros need what any numbers do.
+zeros and on the states that the bundle begins with: the check of graphs holds that sizes follow from shapes and
+constants alone, so zeros need what any numbers do.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import sys
 import time
@@ -21,6 +23,7 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import Bundle, read_bundle
 from txl_runtime.errors import BackendError, BundleError, one_line
 from txl_runtime.host.onnxruntime_cpu import OnnxRuntimeCpu
+from txl_runtime.streaming.state import initial_values, start_of
 from txl_runtime.types import Array
 
 
@@ -58,6 +61,7 @@ class Answer(Struct, frozen=True):
         description, least_rows: of the engine that opened it.
         memory: bytes that this process took at most, so far; 0 where the system does not say.
         seconds: of processor time that the request took.
+        returned: types and shapes of what a program returned whose sizes nobody said.
     """
 
     kind: Literal["", "BundleError", "BackendError"] = ""
@@ -67,6 +71,7 @@ class Answer(Struct, frozen=True):
     least_rows: int = 1
     memory: int = 0
     seconds: float = 0.0
+    returned: dict[str, Tensor] = {}
 
 
 Request: TypeAlias = Opening | Combination
@@ -74,6 +79,8 @@ OLDEST = (1, 25)
 """Before that, `Pad` by reflection of more than there is returns memory that is none of the model's."""
 OPENED: dict[str, tuple[Bundle, OnnxRuntimeCpu]] = {}
 """The one bundle that this process has, under ""."""
+STARTS: dict[str, Array] = {}
+"""What its states begin with, by the inputs that take them."""
 
 
 def digest(manifest: Manifest) -> str:
@@ -98,33 +105,39 @@ def answer(request: bytes) -> bytes:
 
 
 def _open(asked: Opening) -> Answer:
-    bundle = undisturbed(Path(asked.path), lambda folder: read_bundle(folder, verify_files=False))
-    programs = [program for program in bundle.manifest.programs if program.name in asked.programs]
-    OPENED[""] = bundle, engine = bundle, OnnxRuntimeCpu(bundle, programs, 1, asked.lean, asked.forms)
     import onnxruntime
 
     if tuple(map(int, (version := onnxruntime.__version__).split(".")[:2])) < OLDEST:
         wanted = ".".join(map(str, OLDEST))
         raise BackendError(f"ONNX Runtime {version}, expected {wanted} or newer for a trial; install that")
+    bundle = undisturbed(Path(asked.path), lambda folder: read_bundle(folder, verify_files=False))
+    programs = [program for program in bundle.manifest.programs if program.name in asked.programs]
+    engine = OnnxRuntimeCpu(bundle, programs, 1, asked.lean, asked.forms)
+    OPENED[""], initial = (bundle, engine), initial_values(bundle)
+    for state in bundle.manifest.states_of("replace"):
+        STARTS[state.input] = start_of(state, initial[state.name])
     return Answer("", "", digest(bundle.manifest), engine.description, engine.least_rows)
 
 
 def _run(asked: Combination) -> Answer:
     bundle, engine = OPENED[""]
     program = next(program for program in bundle.manifest.programs if program.name == asked.program)
-    inputs = {name: _array(tensor) for name, tensor in asked.inputs.items()}
+    inputs = {name: _array(name, tensor) for name, tensor in asked.inputs.items()}
     if asked.outputs is None:
-        engine.run(program, inputs)
-        return Answer()
-    outputs = {name: _array(tensor) for name, tensor in asked.outputs.items()}
+        found = engine.run(program, inputs)
+        return Answer(returned={name: Tensor(array.dtype.str, array.shape) for name, array in found.items()})
+    outputs = {name: _array(name, tensor) for name, tensor in asked.outputs.items()}
     engine.bind(program, inputs, outputs)()
     return Answer()
 
 
-def _array(tensor: Tensor) -> Array:
+def _array(name: str, tensor: Tensor) -> Array:
     if tensor.data:
         return np.frombuffer(tensor.data, tensor.dtype).reshape(tensor.shape)
-    return np.zeros(tensor.shape, tensor.dtype)
+    array = np.zeros(tensor.shape, tensor.dtype)
+    with contextlib.suppress(ValueError):  # a state that has grown
+        np.copyto(array, STARTS.get(name, array), casting="unsafe")
+    return array
 
 
 def _peak() -> int:

@@ -81,10 +81,10 @@ def test_a_trial_that_ends_is_one_line_and_exit_code_2(run, ending):
 def test_bounds_are_given_with_the_check(run, ending):
     done = run("inspect", ending, "--check", "--memory", "1000", "--processor-seconds", "7")
     assert done.code == 2
-    assert "expected at most 1000 bytes, 7 s of processor time and 300 s" in done.stderr
+    assert "expected at most 1000 bytes, 7 s of processor time, 300 s" in done.stderr
     done = run("inspect", ending, "--memory", "1000")
     assert (done.code, done.stdout) == (2, "")
-    assert "--memory and --processor-seconds are bounds of --check" in done.stderr
+    assert "--memory and --processor-seconds are given without --check" in done.stderr
     done = run("inspect", ending, "--check", "--memory", "0")
     assert (done.code, done.stdout) == (2, "")
     assert "bounds: memory is 0, expected a whole number above 0" in done.stderr

@@ -32,6 +32,7 @@ BY_HAND: dict[str, tuple[Shapes, dict[str, Any], dict[int, Any]]] = {
     "LSTM": ([[5, 2, 3], [1, 16, 3], [1, 16, 4]], {"hidden_size": 4}, {}),
     "MatMulIntegerToFloat": ([[2, 8], [8, 3], [], [3]], {}, {0: np.uint8, 1: np.int8}),
     "MatMulNBits": ([[2, 32]], {"K": 32, "N": 3, "bits": 4, "block_size": 32}, NBITS),
+    "NonZero": ([], {}, {0: [1, 0]}),
     "OneHot": ([[2, 3]], {}, {0: np.int64, 1: [4], 2: np.float32([0, 1])}),
     "RNN": ([[5, 2, 3], [1, 4, 3], [1, 4, 4]], {"hidden_size": 4}, {}),
     "Resize": ([[1, 2, 4, 4]], {"mode": "nearest"}, {1: None, 2: None, 3: [1, 2, 8, 8]}),
@@ -48,7 +49,7 @@ ConstantOfShape:8 Conv:431 Cos:3 Cosh:3 CumSum:8 DepthToSpace:152 DequantizeLine
 Erf:3 Exp:3 Expand:14 EyeLike:65 Flatten:3 Floor:3 Gather:8 GatherElements:39 GatherND:18 Gelu:5 Gemm:31
 GlobalAveragePool:19 GlobalMaxPool:19 Greater:0 GreaterOrEqual:0 GroupNormalization:1216 HardSigmoid:3 HardSwish:3
 Identity:3 IsInf:5 IsNaN:3 LayerNormalization:0 LeakyRelu:3 Less:0 LessOrEqual:0 Log:3 LogSoftmax:5 MatMul:8 Max:1
-MaxPool:54 Mean:1 Min:1 Mish:3 Mod:8 Mul:0 Neg:3 NonZero:3 Not:3 Or:0 PRelu:0 Pad:24 Pow:31 QuantizeLinear:6
+MaxPool:54 Mean:1 Min:1 Mish:3 Mod:8 Mul:0 Neg:3 Not:3 Or:0 PRelu:0 Pad:24 Pow:31 QuantizeLinear:6
 RMSNormalization:120 Range:105 Reciprocal:3 ReduceL1:15 ReduceL2:15 ReduceLogSum:15 ReduceLogSumExp:15 ReduceMax:5
 ReduceMean:15 ReduceMin:5 ReduceProd:15 ReduceSum:15 ReduceSumSquare:15 Relu:5 Reshape:14 Round:3 ScatterElements:297
 ScatterND:265 Selu:3 Shape:3 Shrink:3 Sigmoid:3 Sign:3 Sin:3 Sinh:3 Size:3 Slice:17 Softmax:5 Softplus:3 Softsign:3

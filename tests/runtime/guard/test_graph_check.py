@@ -206,22 +206,12 @@ def test_a_size_follows_from_shapes_and_constants_never_from_values(operator, pl
             checked(*made, one=[1])
 
 
-def test_what_is_found_by_value_becomes_no_size_and_spreads_nowhere():
-    """NonZero returns as many places as there are; Gather could repeat a row for each of them."""
-    places = node("NonZero", "x", "p"), node("Transpose", "p", "t", perm=[1, 0]), node("Slice", "t a b", "s")
-    fine = node("ScatterND", "x s n", "y"), node("Shape", "y", "shape"), node("Expand", "x shape", "z")
-    assert not checked(*places, *fine, a=[0], b=[9]).values["y"].ragged
-    for wrong in (
-        node("GatherND", "x t", "y"),
-        node("Mul", "t p", "y"),
-        node("NonZero", "t", "y"),
-        node("Shape", "t", "y"),
-        node("AveragePool", "t", "y", kernel_shape=[1]),
-        node("ScatterND", "t t t", "y"),
-    ):
-        with pytest.raises(FedSizeError, match=f"a value whose sizes follow from data at {wrong.op_type}"):
-            checked(*places, wrong, a=[0], b=[9])
-    checked(node("NonZero", "c", "p"), node("Gather", "x p", "y"), c=[1, 0])  # always the same places
+def test_places_are_found_among_constants_alone():
+    """NonZero of what a model is fed returns as many places as there are, and eight of them took gigabytes."""
+    checked(node("NonZero", "c", "p"), node("Gather", "x p", "y"), c=[1, 0])
+    checked(node("Shape", "x", "s"), node("NonZero", "s", "p"), node("Expand", "x p", "y"))
+    with pytest.raises(FedSizeError, match="a NonZero of data at NonZero"):
+        checked(node("NonZero", "x", "p"))
 
 
 @pytest.mark.parametrize("operator", ["Div", "Mod"])
@@ -236,10 +226,23 @@ def test_no_whole_number_is_divided_by_a_constant_that_ends_the_process(operator
     checked(node(operator, "x b", "y"), b=np.zeros(1, np.float32))
 
 
+def test_a_divisor_of_whole_numbers_lies_in_the_graph():
+    tensor = TensorProto(name="w", data_type=TensorProto.INT32, dims=[1], data_location=1)
+    for key, value in {"location": "weights", "offset": "0", "length": "4"}.items():
+        tensor.external_data.add(key=key, value=value)
+    x = helper.make_tensor_value_info("x", TensorProto.INT32, [1])
+    graph = helper.make_graph([node("Div", "x w", "y")], "g", [x], [], [tensor])
+    data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
+    with pytest.raises(RefusedError, match="divided by some in the weight file"):
+        Walk(data, "step", "weights", 4)
+
+
 def test_the_constant_of_a_node_is_one():
     checked(node("Constant", "", "y", value_ints=[1, 2]), node("Reshape", "x y", "z"))
     with pytest.raises(RefusedError, match="divided by 0"):
         checked(node("Constant", "", "y", value_int=0), node("Div", "n y", "z"))
+    with pytest.raises(RefusedError, match="divided by 0"):
+        checked(node("Constant", "", "y", value_int=-1), node("Identity", "y", "i"), node("Mod", "n i", "z"))
     for attributes in ({}, {"value_int": 1, "value_float": 1.0}):
         with pytest.raises(RefusedError, match="a constant of several values or none"):
             checked(node("Constant", "", "y", **attributes))

@@ -54,6 +54,8 @@ def test_a_range_that_fits_is_a_view_of_it():
     assert tensor.shape == (2, 3)
     assert tensor.tobytes() == WHOLE[8:].tobytes()
     assert parameters({"length": "12"}, TensorProto.BFLOAT16) == {}, "NumPy has no such type"
+    with pytest.raises(RefusedError, match="truth values in weights"):
+        parameters({"length": "6"}, TensorProto.BOOL)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from hostile_graphs import HOSTILE, TRIED, hostile, insert, node
 from resealing import copied, reseal
 from support import until
 from txl_runtime import BundleError, Model, UsageError
+from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.host import trial_child
 from txl_runtime.host.backend import HostBackend
 from txl_runtime.host.onnxruntime_cpu import OnnxRuntimeCpu
@@ -118,7 +119,10 @@ def test_a_trial_that_ends_is_one_line_and_what_was_tried_goes_on(ending):
         stream.run(segment(model, 4, 3))
     said = str(refused.value)
     assert said.startswith(f"{ending}: in a trial, program step-4 ")
-    assert said.endswith("`inspect --check --memory --processor-seconds`")
+    assert said.endswith(
+        "give larger bounds: `load(path, trial=Bounds(...))`, or `inspect BUNDLE --check --memory BYTES "
+        "--processor-seconds N`"
+    )
     assert said.isprintable()
     assert np.array_equal(stream.state()["seen"], before["seen"])
     assert set(tried(model)._engines) == {"step-1.onnx"}, "the graph that was refused is never opened here"
@@ -131,9 +135,16 @@ def test_a_process_that_dies_in_a_trial_tries_nothing_more(bundle):
     one = segment(model, 1, 3)
     stream.run(one)
     tried(model)._process._process.kill()
-    for _ in range(2):
-        with pytest.raises(BundleError, match=r"program step-4 with tokens \[3, 4\], valid \[3\], .*: died of SIGKILL"):
-            stream.run(segment(model, 4, 3))
+    with pytest.raises(
+        BundleError,
+        match=r"program step-4 with tokens \[3, 4\], valid \[3\], .*: died of SIGKILL, expected programs that run on "
+        "zeros; do not use this bundle$",
+    ):
+        stream.run(segment(model, 4, 3))
+    with pytest.raises(
+        BundleError, match=r"its trial ended before \(program step-4 .*: died of SIGKILL\), .*; load it again$"
+    ):
+        stream.run(segment(model, 4, 3))
     stream.run(one)
 
 
@@ -257,3 +268,24 @@ def test_an_attack_ends_in_one_line_or_runs_within_the_bounds(bundle, tmp_path, 
     found = attacked(bundle, tmp_path / "a.txl", name)
     assert found.where == ("structure" if name not in TRIED else "ran" if name in RUN else "trial"), found.said
     assert found.seconds < 1 or name in RUN
+
+
+def test_a_trial_begins_with_the_states_that_the_bundle_begins_with(monkeypatch):
+    """What of them follows, such as a division by what only they hold, is seen there."""
+    for name in ("OPENED", "STARTS"):
+        monkeypatch.setattr(trial_child, name, {})
+    bundle = open_bundle(frozen("axes"))
+    names = tuple(program.name for program in bundle.manifest.programs)
+    asked = trial_child.Opening(str(bundle.path), names, False, "plain")
+    answer = msgspec.msgpack.decode(trial_child.answer(msgspec.msgpack.encode(asked)), type=trial_child.Answer)
+    assert answer.error == ""
+    begun = bundle.manifest.states
+    expected = txl_runtime.load(frozen("axes"), "cpu").stream().loop
+    for state in begun:
+        shape = state.shape
+        found = trial_child._array(state.input, trial_child.Tensor(np.dtype(state.dtype).str, shape))
+        held = {one.name: array for one, array in expected.written()}
+        assert np.array_equal(found, held[state.name]), state.name
+        grown = tuple(size + 1 for size in shape)
+        assert not trial_child._array(state.input, trial_child.Tensor(np.dtype(state.dtype).str, grown)).any()
+    assert any(np.any(start) for start in trial_child.STARTS.values()), "some do not begin with zeros"

@@ -143,6 +143,7 @@ class Writer:
             case bytes() | bytearray() | Made(called="_codecs.encode"):
                 return self._bytes(_bytes(value))
             case type():
+                self._take(len(value.called) // TEXT)  # type: ignore[attr-defined]
                 return [NAME, value.called]  # type: ignore[attr-defined]
             case Made(called=""):  # which stands for a persistent id, most of all of a storage
                 return [OUTSIDE, *map(self.node, value.args)]
@@ -156,7 +157,7 @@ class Writer:
                     raise RefusedError(error)
                 return [FILE, number, self._bytes(data[end:]), *found]
             case Made():
-                self._take(4)  # a stand-in is larger than any other value
+                self._take(4 + len(value.called) // TEXT)  # a stand-in is larger than any other value
                 states = [] if value.called.startswith(PLAIN) else value.states
                 if value.called.startswith("omegaconf."):
                     states = [{key: state.get(key) for key in NODE & state.keys()} for state in states if state]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,7 +109,7 @@ class Builder:
                 return (*map(self.plain, parts),)
             case program.DICT:
                 values = map(self.plain, parts)
-                return _mapping(zip(values, values, strict=True))
+                return _mapping([*zip(values, values, strict=True)])
             case program.BYTES:
                 return self.blob[parts[0] : parts[1]]
             case program.NAME:
@@ -174,8 +174,14 @@ class Builder:
         raise CheckpointError(f"a part of storage {shown(key)} lies outside it; {HARM}")
 
 
-def _mapping(items: Iterable[Any] = ()) -> dict[Any, Any]:
-    pairs = [*items.items()] if type(items) is dict else [*items]
+def _listed(items: Any = ()) -> list[Any]:
+    if type(items) not in (list, tuple):  # a tensor, which would be as many tensors as it has numbers
+        raise TypeError
+    return [*items]
+
+
+def _mapping(items: Any = ()) -> dict[Any, Any]:
+    pairs = [*items.items()] if type(items) is dict else _listed(items)
     try:
         if len(pairs) - len({hash(key) for key, _ in pairs}) > ALIKE:
             raise CheckpointError(f"a dictionary has more than {ALIKE} keys of one hash; {HARM}")
@@ -191,6 +197,11 @@ def _integers(values: Any, what: str) -> tuple[int, ...]:
     return tuple(values)
 
 
+def _long(size: Sequence[int]) -> bool:
+    """True where torch, which multiplies all sizes but those that are 0, would get too large a number."""
+    return math.prod(n or 1 for n in size) > LONGEST
+
+
 def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *more: Any) -> Tensor:
     """A tensor inside its storage; behind the strides stand whether it is trained, its hooks, and what else it is."""
     if not isinstance(storage, Storage):
@@ -202,7 +213,7 @@ def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *more: Any) -> Te
     elements, count = storage.elements.numel(), math.prod(size)
     last = first + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     # The count matters as well: a stride of 0 would let a few bytes stand for any number of elements.
-    if first > elements or count > elements or (count and last >= elements) or max(size, default=0) > LONGEST:
+    if first > elements or count > elements or (count and last >= elements) or _long(size):
         raise CheckpointError(
             f"a tensor of {shown(str(size))} with stride {shown(str(stride))} at {first} does not fit into its "
             f"storage of {elements} elements; the file is damaged, or was saved without contiguous()"
@@ -221,10 +232,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "collections.Counter": _mapping,
     "collections.defaultdict": lambda *_: {},
     "ruamel.yaml.comments.CommentedMap": _mapping,
-    "ruamel.yaml.comments.CommentedSeq": lambda items=(): [*items],
+    "ruamel.yaml.comments.CommentedSeq": _listed,
     "ruamel.yaml.scalarfloat.ScalarFloat": float,
-    "builtins.set": lambda items=(): [*items],
-    "builtins.frozenset": lambda items=(): [*items],
+    "builtins.set": _listed,
+    "builtins.frozenset": _listed,
     "builtins.bytes": lambda: b"",  # how protocol 2 writes no bytes at all
     "torch.Size": lambda sizes: _integers(sizes, "the shape"),
     "torch._utils._rebuild_tensor": _tensor,
@@ -253,7 +264,7 @@ def _numpy(stub: Stub) -> Any:
             dtype, sizes = NUMPY[name], _integers(shape, "an array")
         case _:
             return stub
-    if math.prod(sizes) * dtype.itemsize != len(data) or max(sizes, default=0) > LONGEST:
+    if math.prod(sizes) * dtype.itemsize != len(data) or _long(sizes):
         raise CheckpointError(f"an array of {len(data)} bytes has the shape {list(sizes)} of {name}; {HARM}")
     flat = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.zeros(0, dtype=dtype)
     if columns:

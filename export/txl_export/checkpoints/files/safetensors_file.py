@@ -6,6 +6,7 @@ They are copied here: a file that is mapped, as the library has it, ends the pro
 from __future__ import annotations
 
 import io
+import math
 
 import msgspec
 import torch
@@ -41,7 +42,7 @@ def read_safetensors(file: io.BufferedReader, size: int) -> dict[str, Tensor]:
         raise _refusal(str(error)) from None
     tensors: dict[str, Tensor] = {}
     for name, place in ordered:
-        if max(place.shape, default=0) > LONGEST:
+        if math.prod(n or 1 for n in place.shape) > LONGEST:
             raise _refusal(f"{shown(name)} has the shape {list(place.shape)}")
         dtype = TYPES[place.dtype]
         data = torch.empty(place.data_offsets[1] - place.data_offsets[0], dtype=torch.uint8)

@@ -54,7 +54,7 @@ def _tried(plan: Plan, found: Captured) -> ir.Model:
     try:
         try_graph(model, network, few)
     except TrialError as error:
-        raise FixedBatchError(f"run with fewer, {error}") from error
+        raise FixedBatchError(str(error) if error.fed_size else f"run with fewer, {error}") from error
     return other
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pickle_programs import binary, code, name, program
+from pickle_programs import binary, call, code, name, program, refused, storage, tensor, write_zip
+from txl_export.checkpoints.files.loading import load_file
 from txl_export.checkpoints.files.pickle_names import Stub
 from txl_export.checkpoints.plain_weights import read_stored
 from txl_runtime.errors import CheckpointError
@@ -65,3 +66,25 @@ def test_a_shape_that_does_not_fit_its_bytes_is_refused(tmp_path, shape):
         (tmp_path / "a.pkl").write_bytes(program(body, 4))
         with pytest.raises(CheckpointError, match=re.compile("damaged")):
             read_stored(tmp_path / "a.pkl")
+
+
+def test_a_tensor_is_no_list_of_its_numbers(tmp_path):
+    """A set of one with 20,000, made 200 times over by 23 KB, was 4,000,000 tensors."""
+    whole = tensor(storage(4, kind="torch.ByteStorage"))
+    for function in ("builtins.set", "builtins.frozenset", "collections.OrderedDict", "collections.Counter"):
+        write_zip(tmp_path / "a.pt", call(function, whole), bytes(4))
+        refused(tmp_path / "a.pt", rf"calls {function} with what it does not take")
+
+
+def test_sizes_beside_a_zero_are_not_too_large_to_be_multiplied(tmp_path):
+    write_zip(tmp_path / "a.pt", tensor(size=(2**40, 2**40, 0), stride=(1, 1, 1)))
+    refused(tmp_path / "a.pt", r"\(1099511627776, 1099511627776, 0\) with stride \(1, 1, 1\) at 0 does not fit")
+    write_zip(tmp_path / "a.pt", tensor(size=(2**20, 2**20, 0), stride=(1, 1, 1)))
+    assert load_file(tmp_path / "a.pt").content.shape == (2**20, 2**20, 0)
+
+
+def test_a_long_name_counts_each_time_that_it_is_referred_to(tmp_path):
+    """Two bytes stand for 6,000 of JSON."""
+    body = b"(" + name("m." + "\U0001f600" * 500) + b"q\x01" + b"h\x01" * 16_000 + b"l"
+    write_zip(tmp_path / "a.pt", body)
+    refused(tmp_path / "a.pt", "the content stands for more than")
