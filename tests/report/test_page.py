@@ -11,6 +11,7 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -268,6 +269,36 @@ def test_numbers_that_are_none_are_shown_as_such(verified: Facts):
 
 
 # ---- colours
+
+STYLE = (Path(__file__).parents[2] / "export/txl_report/templates/page.css").read_text()
+COLOURS = dict(re.findall(r"--([\w-]+): light-dark\((#\w{6}, #\w{6})\)", STYLE))
+BACKS = ["page", "card", "sunken", *(f"{side}-{n}" for side in ("gain", "loss") for n in (1, 2, 3))]
+TEXTS: list[tuple[str, str]] = [
+    *(("ink", back) for back in [*BACKS, "good-back", "bad-back", "wait-back"]),
+    *((name, back) for name in ("soft", "accent") for back in ("page", "card")),
+    *((name, back) for name in ("good", "bad", "wait") for back in ("page", f"{name}-back")),
+]
+
+
+def contrast(one: str, other: str) -> float:
+    def light(colour: str) -> float:
+        parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    first, second = sorted((light(one), light(other)))
+    return (second + 0.05) / (first + 0.05)
+
+
+@pytest.mark.parametrize("theme", [0, 1])
+def test_text_and_lines_can_be_told_from_what_is_behind_them(theme: int):
+    def colour(name: str) -> Any:
+        return COLOURS[name].split(", ")[theme]
+
+    for text, back in TEXTS:
+        assert contrast(colour(text), colour(back)) >= 7, (text, back)
+    for line in (f"s{n}" for n in range(1, 7)):
+        assert contrast(colour(line), colour("page")) >= 4.5, line
 
 
 def test_the_first_screen_tells_both_lengths_of_context(verified: Facts):

@@ -43,11 +43,6 @@ def test_a_process_that_never_wrote_anything_has_all_its_steps() -> None:
     assert [(step.state, step.reason) for step in cut] == [(OK, ""), (ENDED, "stopped"), *[(NOT_RUN, "stopped")] * 2]
 
 
-def test_a_bundle_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert gpu_check.main(["--bundle", str(tmp_path / "none.txl"), "--out", str(tmp_path)]) == 2
-    assert "none.txl" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -237,14 +237,6 @@ def test_the_carried_bundles_are_whole_and_pass_their_self_test(path: Path) -> N
     assert {"ring", "rolled"} <= set(model.manifest.updates)
 
 
-def test_there_are_two_carried_bundles_and_they_are_small() -> None:
-    named = {item.bundle.name for item in gpu_items.plan(gpu_check.parsed([])) if item.kind == "program"}
-    assert {path.name for path in BUNDLES} == named
-    quick = gpu_check.parsed(["--quick", "--engine", "cuda", "--precision", "fp32", "fp16"])
-    assert {item.bundle.name for item in gpu_items.plan(quick)} == named, "what --quick takes"
-    assert sum(file.stat().st_size for path in BUNDLES for file in path.iterdir()) < 400_000
-
-
 def test_the_host_s_cost_is_that_of_copies_and_records_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_costs, "CALLS", 5)
     for update in ("ring", "rolled"):
