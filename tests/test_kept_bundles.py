@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import kept_bundles
 import numpy as np
 import pytest
-from kept_bundles import MADE_FROM, PACKAGES, ROOT, Maker, place, state_of
+from kept_bundles import MADE_FROM, PACKAGES, ROOT, Maker, state_of
 
 EXPORTS = """
 import sys
@@ -93,46 +92,3 @@ def test_a_bundle_that_a_test_changed_is_named_and_made_anew(tmp_path: Path, mon
     assert maker.changed() == [path], "although a second process made it anew"
     for odd in (object(), np.zeros(5000)):  # what they are called may be called something else in the next process
         assert maker.make(listener=odd).is_relative_to(tmp_path / "own")
-
-
-def test_sources_that_changed_since_the_folder_was_named_make_no_bundle_for_it(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(kept_bundles, "export", lambda path, *_: path.mkdir())
-    changed = Maker(tmp_path / "kept" / "before", tmp_path / "own", lambda: "after")
-    assert changed.make().is_relative_to(tmp_path / "own")
-    assert changed.changed() == []
-    same = Maker(tmp_path / "kept" / "before", tmp_path / "own", lambda: "before")
-    assert same.make().is_relative_to(tmp_path / "kept")
-
-
-def test_an_export_that_stopped_leaves_nothing_that_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(path: Path, *_: object) -> None:
-        path.mkdir()
-        raise KeyboardInterrupt
-
-    maker = Maker(tmp_path / "kept", tmp_path / "own")
-    monkeypatch.setattr(kept_bundles, "export", stop)
-    with pytest.raises(KeyboardInterrupt):
-        maker.make()
-    monkeypatch.setattr(kept_bundles, "export", lambda path, *_: (path / "whole").mkdir(parents=True))
-    assert (maker.make() / "whole").is_dir()
-
-
-def test_a_folder_goes_a_day_after_its_last_run_and_the_three_last_ones_stay(sources: Path) -> None:
-    base, used = sources / ".bundles", []
-    for number in range(6):
-        (sources / "export" / "inner" / "a.py").write_text(f"x = {number}")
-        used.append(place(base, sources))
-    for number, folder in enumerate(used[:5]):
-        os.utime(folder, (number, number))
-    (sources / "export" / "inner" / "a.py").write_text("x = 0")
-    assert place(base, sources) == used[0]  # it was used long ago, and is now
-    assert sorted(base.iterdir()) == sorted([used[0], used[4], used[5]])
-
-
-def test_where_nothing_can_be_kept_a_folder_of_this_run_serves(sources: Path) -> None:
-    (sources / "file").touch()
-    assert not place(sources / "file", sources).is_relative_to(sources)
-
-
-def test_tests_take_kept_bundles(make_bundle: Callable[..., Path]) -> None:
-    assert make_bundle(batch_size=3).is_relative_to(os.environ["TXL_BUNDLES"])

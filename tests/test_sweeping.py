@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from sweeping import MOST, listed, sample
+from sweeping import MOST, listed
 
 ROOT = Path(__file__).parents[1]
 INI = """
@@ -110,27 +109,8 @@ def test_a_sample_runs_few_variants_and_those_for_a_gpu_beside_the_others(tmp_pa
     assert {color for number, color in ran if number != "99"} == {"green", "red"}
 
 
-def test_a_sample_is_the_same_everywhere_and_meets_every_value_that_it_can():
-    variants = [{"kind": kind, "size": size} for kind in "abcde" for size in "xyz"]
-    chosen = sample("tests/test_a.py::test_a", variants, 5)
-    assert chosen == {1, 3, 8, 11, 14}
-    assert {variants[place]["kind"] for place in chosen} == set("abcde")
-    assert {variants[place]["size"] for place in chosen} == set("xyz")
-    assert sample("tests/test_a.py::test_b", variants, 5) != chosen
-    assert sample("tests/test_a.py::test_a", variants, 99) == set(range(15))
-    state = random.getstate()
-    sample("tests/test_a.py::test_a", variants, 3)
-    assert random.getstate() == state, "other draws are left alone"
-
-
 def test_every_test_that_is_listed_as_not_steady_is_there():
     for name, cause in listed():
         file, _, function = name.partition("[")[0].partition("::")
         assert f"def {function}(" in (ROOT / file).read_text("utf-8"), name
         assert len(cause) > 20, f"{name}: say why its result depends on more than the code"
-
-
-def test_a_line_of_the_list_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("sweeping.UNSTEADY", tmp_path / "unsteady.md")
-    (tmp_path / "unsteady.md").write_text("Text.\n\n* `tests/test_a.py::test_b[c d]`: it looks at the clock\n\nMore.\n")
-    assert list(listed()) == [("tests/test_a.py::test_b[c d]", "it looks at the clock")]

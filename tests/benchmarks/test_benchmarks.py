@@ -30,19 +30,6 @@ def run(name: str, *options: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow(keep=1)
-@pytest.mark.parametrize("name", [*QUICK, "hf_transfo_xl", "loads_under_replacement"])
-def test_help_says_what_every_option_is_there(name: str) -> None:
-    done = run(name, "--help")
-    assert done.returncode == 0, done.stderr
-    _, _, options = done.stdout.partition("options:\n")
-    assert {"--quick", "--out", "--threads"} <= set(options.split()) or name == "loads_under_replacement"
-    if name in ("faults", "loads_under_replacement", "soak"):
-        told = " ".join(options.split()).split(" --")[1:]
-        assert all(len(option.split()) > 3 for option in told), told
-        assert "competitor" not in options, "these have none"
-
-
-@pytest.mark.slow(keep=1)
 @pytest.mark.parametrize("name", QUICK)
 def test_a_benchmark_runs_and_writes_its_tables(name: str, tmp_path: Path) -> None:
     done = run(name, "--quick", "--threads", 1, "--out", tmp_path, *QUICK[name])
@@ -64,10 +51,3 @@ def test_a_benchmark_of_engines_builds_every_form(name: str, tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     assert OF_RTX[name] in (tmp_path / f"{name}.md").read_text()
     assert json.loads((tmp_path / f"{name}.json").read_text())["results"]
-
-
-@pytest.mark.slow
-def test_the_one_that_needs_another_environment_says_so() -> None:
-    done = run("hf_transfo_xl", "--quick")
-    assert done.returncode == 2
-    assert "--python is not given, expected the python of the environment that has transformers 4.37.2" in done.stderr

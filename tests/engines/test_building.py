@@ -28,7 +28,7 @@ from txl_runtime import load
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.device.engines.files import bundle_engines, describe_engine
 from txl_runtime.device.engines.library import load_library
-from txl_runtime.device.engines.sidecar import differences, read_sidecar
+from txl_runtime.device.engines.sidecar import read_sidecar
 from txl_runtime.errors import BundleError, UsageError
 from txl_runtime.listener import Silent
 from verified_steps import Heard
@@ -131,19 +131,6 @@ def test_an_engine_that_is_good_but_not_listed_is_taken_up(bundle: Path, monkeyp
     assert all(engine.reused for engine in again.engines)
     assert {engine.file for engine in made.engines} <= set(open_bundle(bundle).manifest.files)
     assert json.loads((bundle / "manifest.json").read_text())["later"] == {"field": 1}, "unknown fields are kept"
-
-
-def test_differences_name_what_and_both_sides(bundle: Path):
-    identity = build_bundle(bundle, "rtx").engines[0].sidecar.identity
-    assert differences(identity, identity) == []
-    other = msgspec.structs.replace(identity, onnx="0" * 64, device="Orin, SM 87", recipe=99, kind="score")
-    assert differences(identity, other) == [
-        "was built on no known GPU, here is Orin, SM 87, and it fits one GPU only",
-        "has kind logprobs, asked for is score",
-        "was built from another graph file",
-        "was built in an older way",
-    ]
-    assert identity.key != other.key
 
 
 FUSED = {"_gemm_mha_v2", "_gemv_mha_v1"}

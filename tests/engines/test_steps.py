@@ -10,7 +10,7 @@ import pytest
 import small_graphs
 from onnx import TensorProto, helper
 from small_graphs import model, value
-from step_models import MODELS, B, counting, growing, recurrent
+from step_models import MODELS, B, growing
 from txl_engines.building import CompiledEngines
 from txl_engines.bundles import build_bundle, choose_update
 from txl_engines.composing import compose, whole_programs
@@ -88,13 +88,6 @@ def test_tensorrt_rtx_takes_lstm_counters_flags_and_the_largest_values(tmp_path,
         assert engine.sidecar.verified_on
         assert (path / engine.file).stat().st_size == engine.sidecar.bytes
     assert all(engine.reused for engine in build_bundle(path, "rtx", gpus=(86, 120)).engines)
-
-
-def test_the_hand_made_steps_have_what_they_are_made_for():
-    used = {node.op_type for graph in recurrent().graphs.values() for node in graph.graph.node}
-    assert {"LSTM", "TopK", "Where", "And", "Or"} <= used
-    assert {"CumSum", "LogSoftmax"} <= {n.op_type for graph in counting().graphs.values() for n in graph.graph.node}
-    assert {spec.dtype for program in recurrent().programs for spec in program.inputs} == {"float32", "int32", "bool"}
 
 
 def _gru() -> onnx.ModelProto:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,14 +12,7 @@ from txl_runtime.device.driver import Memcpy2D
 
 from stand_ins.driver import FakeDriver
 from stand_ins.driver_statuses import (
-    CAPTURE_INVALIDATED,
-    CAPTURE_UNSUPPORTED,
-    CAPTURED_EVENT,
     ILLEGAL_ADDRESS,
-    INVALID_CONTEXT,
-    INVALID_VALUE,
-    NOT_INITIALIZED,
-    OUT_OF_MEMORY,
     MemoryCopy,
 )
 
@@ -96,14 +87,6 @@ def address_of(array: np.ndarray) -> int:
 # --- when work is done --------------------------------------------------------------------------------------------
 
 
-def test_work_is_done_when_it_is_waited_for(hand):
-    hand.host[:] = 3
-    hand.send()
-    assert set(hand.there()) == {0xFF}, "new memory is garbage"
-    hand.wait()
-    assert set(hand.there()) == {3}
-
-
 def test_page_locked_memory_is_read_when_its_turn_comes_and_other_memory_at_the_call(hand):
     hand.host[:] = 3
     hand.send()
@@ -117,36 +100,6 @@ def test_page_locked_memory_is_read_when_its_turn_comes_and_other_memory_at_the_
     assert set(hand.there()) == {5}
     hand.fetch(address_of(pageable))
     assert set(pageable.tolist()) == {5}, "it came before the call returned"
-
-
-def test_an_event_orders_what_was_asked_for_before_it(hand):
-    driver, event = hand.driver, hand.made("cuEventCreate", 2)
-    assert driver.cuEventSynchronize(event) == 0, "one that was never recorded is no wait"
-    hand.host[:] = 3
-    hand.send()
-    driver.cuEventRecord(event, hand.stream)
-    driver.cuMemsetD8Async(hand.block, 7, SIZE, hand.stream)
-    driver.cuEventSynchronize(event)
-    assert set(hand.there()) == {3}
-    hand.wait()
-    assert set(hand.there()) == {7}
-
-
-def test_a_seed_draws_what_is_done_when():
-    def trial(seed: int) -> list[int]:
-        hand, seen = Hand(seed=seed), []
-        for value in range(30):
-            hand.driver.cuMemsetD8Async(hand.block, value, SIZE, hand.stream)
-            seen.append(hand.there()[0])
-        return seen
-
-    assert trial(5) == trial(5)
-    found = {tuple(trial(seed)) for seed in range(8)}
-    assert len(found) > 3
-    assert (0xFF,) * 30 in found, "some leave everything"
-    eager = Hand(eager=True)
-    eager.driver.cuMemsetD8Async(eager.block, 9, SIZE, eager.stream)
-    assert set(eager.there()) == {9}
 
 
 # --- memory -------------------------------------------------------------------------------------------------------
@@ -194,26 +147,6 @@ def test_what_a_gpu_would_do_wrong_in_silence_is_kept(hand, call: Callable[[Hand
     assert said in hand.violations()
 
 
-def test_rows_are_copied_where_they_lie(hand):
-    hand.host[:] = np.arange(SIZE)
-    hand.driver.cuMemsetD8Async(hand.block, 0, SIZE, hand.stream)
-    assert hand.copy_rows(source_x=4, to_y=1, to_pitch=10) == 0
-    hand.wait()
-    there = np.frombuffer(hand.there(), np.uint8)
-    expected = np.zeros(SIZE, np.uint8)
-    for row in range(3):
-        expected[10 * (row + 1) :][:8] = np.arange(16 * row + 4, 16 * row + 12)
-    assert there.tolist() == expected.tolist()
-
-
-def test_memory_runs_out(hand):
-    hand.driver.capacity = 2 * SIZE
-    hand.allocate()
-    address = ctypes.c_uint64()
-    assert hand.driver.cuMemAlloc_v2(ctypes.byref(address), 1) == OUT_OF_MEMORY
-    assert hand.driver.cuMemAlloc_v2(ctypes.byref(address), 0) == INVALID_VALUE
-
-
 def test_arguments_that_do_not_fit_are_found(hand):
     hand.driver.cuMemsetD8Async(hand.block, 256, 8, hand.stream)
     assert "does not fit a c_ubyte" in hand.violations()
@@ -221,106 +154,7 @@ def test_arguments_that_do_not_fit_are_found(hand):
         hand.driver.cuMemAlloc_v2(ctypes.byref(ctypes.c_int()), 8)
 
 
-# --- contexts -----------------------------------------------------------------------------------------------------
-
-
-def test_a_thread_without_a_context_can_do_nothing(hand):
-    found = []
-    thread = threading.Thread(target=lambda: found.extend([hand.send(), hand.wait(), hand.driver.cuInit(0)]))
-    thread.start()
-    thread.join()
-    assert found == [INVALID_CONTEXT, INVALID_CONTEXT, 0]
-    assert FakeDriver().cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == NOT_INITIALIZED
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_forked_child_can_do_nothing(hand):
-    child = os.fork()
-    if child == 0:
-        os._exit(hand.wait())
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == NOT_INITIALIZED
-
-
-# --- captures -----------------------------------------------------------------------------------------------------
-
-
-def test_recorded_work_is_done_at_each_launch_with_what_is_staged_then(hand):
-    driver = hand.driver
-    hand.capture()
-    hand.send()
-    assert driver.scheduler.streams[0].asked == 0
-    status, graph = hand.end()
-    assert status == 0
-    replay = hand.made("cuGraphInstantiateWithFlags", graph, 0)
-    driver.cuGraphDestroy(graph)
-    for value in (3, 4):
-        hand.host[:] = value
-        driver.cuGraphLaunch(replay, hand.stream)
-        hand.wait()
-        assert set(hand.there()) == {value}
-    driver.cuGraphLaunch(replay, hand.stream)
-    assert driver.cuGraphExecDestroy(replay) == ILLEGAL_ADDRESS
-    assert "before it was done" in hand.violations()
-
-
-def test_what_cannot_be_recorded_spoils_the_record(hand):
-    driver, pageable, event = hand.driver, np.zeros(SIZE, np.uint8), hand.made("cuEventCreate", 2)
-    state = ctypes.c_int()
-
-    def after_event() -> int:
-        driver.cuEventRecord(event, hand.stream)
-        return driver.cuEventSynchronize(event)
-
-    unsafe = {
-        hand.wait: CAPTURE_UNSUPPORTED,
-        lambda: hand.send(address_of(pageable)): CAPTURE_UNSUPPORTED,
-        lambda: hand.fetch(address_of(pageable)): CAPTURE_UNSUPPORTED,
-        after_event: CAPTURED_EVENT,
-    }
-    for call, status in unsafe.items():
-        hand.capture()
-        assert call() == status
-        driver.cuStreamIsCapturing(hand.stream, ctypes.byref(state))
-        assert state.value == 2
-        assert hand.end() == (CAPTURE_INVALIDATED, 0)
-        driver.cuStreamIsCapturing(hand.stream, ctypes.byref(state))
-        assert state.value == 0
-
-
-def test_memory_is_made_and_freed_while_a_relaxed_capture_is_open(hand):
-    hand.capture()
-    hand.driver.cuMemFree_v2(hand.allocate())
-    assert hand.end()[0] == 0
-    assert hand.driver.cuStreamBeginCapture_v2(hand.stream, 0) == 0
-    assert hand.driver.cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), 8) == CAPTURE_UNSUPPORTED
-    assert hand.end()[0] == CAPTURE_INVALIDATED
-
-
 # --- what is told, and what is left -------------------------------------------------------------------------------
-
-
-def test_any_call_fails_as_it_was_told(hand):
-    driver = hand.driver
-    driver.tell("cuMemcpy", 719, after=1, times=2)
-    assert [hand.send() for _ in range(4)] == [0, 719, 719, 0]
-    driver.tell("cuStreamSynchronize", KeyboardInterrupt, done=True)
-    hand.host[:] = 8
-    with pytest.raises(KeyboardInterrupt):
-        hand.wait()
-    assert set(hand.there()) == {8}
-    driver.tell("cuStreamSynchronize", KeyboardInterrupt)
-    hand.host[:] = 9
-    hand.send()
-    with pytest.raises(KeyboardInterrupt):
-        hand.wait()
-    assert set(hand.there()) == {8}
-    hand.wait()
-
-
-def test_work_that_fails_is_kept_and_said_to_whoever_waits(hand):
-    hand.driver.launch(hand.stream, lambda _: 1 / 0, name="run it")
-    assert hand.wait() == ILLEGAL_ADDRESS
-    assert "ZeroDivisionError" in hand.violations()
 
 
 def test_an_engine_gets_aligned_memory_that_lives(hand):

@@ -9,22 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import c_against_python
 import pytest
 from building import ROOT, compiler, done, sanitized
 from plain_c import need
-
-
-def test_sides_take_turns_in_going_first() -> None:
-    assert c_against_python.turns(3) == [("C", "Python"), ("Python", "C"), ("C", "Python")]
-    assert [sides[0] for sides in c_against_python.turns(4, ("a", "b", "c"))] == ["a", "b", "c", "a"]
-
-
-def test_ratios_are_taken_round_by_round() -> None:
-    *_, line = (
-        c_against_python.table("µs", {"GRU": {"C": [1.0, 2.0, 4.0], "Python": [3.0, 4.0, 4.0]}}).markdown().splitlines()
-    )
-    assert line == "| GRU | 2 | 4 | 2.00 (1.50 … 2.50) |"
 
 
 @pytest.fixture

@@ -6,31 +6,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import old_against_new
 import pytest
 import step_models
-from old_against_new import ARRAYS, FEW, FIRST, PYTHON, SPREAD, TOKENS
+from old_against_new import ARRAYS, FEW, FIRST, PYTHON, SPREAD
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.mark.parametrize(
-    ("change", "works"),
-    [
-        ({}, (*ARRAYS, FIRST, SPREAD, FEW)),
-        ({"programs": [{"segment_length": 1}]}, (ARRAYS[0], FIRST, SPREAD, FEW)),
-        ({"batch_size": 3}, ARRAYS),
-        ({"streams": "lockstep"}, ARRAYS),
-        ({"joint": True}, ARRAYS),
-        ({"counters": {"fill": {}}}, TOKENS),
-    ],
-)
-def test_a_quarter_runs_where_a_quarter_can(change: dict[str, Any], works: tuple[str, ...]) -> None:
-    programs = [{"segment_length": 4}, {"segment_length": 1}]
-    manifest = {"counters": {}, "streams": "independent", "joint": False, "batch_size": 16, "programs": programs}
-    assert old_against_new.works_of(manifest | change) == works
 
 
 @pytest.mark.slow(keep=1)
@@ -53,12 +35,3 @@ def test_each_side_may_open_its_own_bundle_with_several_numbers_of_threads(
     for figures in found.values():
         assert {*figures} == {*ARRAYS, FIRST, SPREAD, FEW, *PYTHON, *old_against_new.LOADS}
         assert all(values["old"] > 0 and values["new"] > 0 for rounds in figures.values() for values in rounds)
-
-
-def test_bundles_of_the_new_side_are_as_many(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["x", "old", "--bundles", "a", "b", "--new-bundles", "c"])
-    with pytest.raises(SystemExit):
-        old_against_new.main()
-    assert "--new-bundles names 1, expected 2, one for each of --bundles" in capsys.readouterr().err

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +41,6 @@ def test_a_process_that_never_wrote_anything_has_all_its_steps() -> None:
     assert "code 3" in found[0].reason
     cut = gpu_items.whole(item, [Found("open", OK)], "stopped")
     assert [(step.state, step.reason) for step in cut] == [(OK, ""), (ENDED, "stopped"), *[(NOT_RUN, "stopped")] * 2]
-
-
-def test_a_bundle_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert gpu_check.main(["--bundle", str(tmp_path / "none.txl"), "--out", str(tmp_path)]) == 2
-    assert "none.txl" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -105,33 +99,6 @@ def test_the_page_says_what_was_prepared(state: str, tmp_path: Path) -> None:
     assert page.startswith(f"**prepared: {exported} exported, 1 there already, in {tmp_path / 'bundles'}**")
     assert ("export FAILED: ValueError: odd" in page) == (state == FAILED)
     assert "no GPU" not in page
-
-
-def test_tiny_shapes_have_the_vocabulary_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from benchmarks.shared import models
-
-    made: list[dict[str, Any]] = []
-    monkeypatch.setattr(models, "random_bundle", lambda path, values, *_, **__: made.append(values))
-    given = gpu_check.parsed(["--quick", "--vocabulary", "30000", "--engine", "rtx"])
-    assert "v30000" in gpu_items.plan(given)[0].bundle.name
-    given.bundle, given.batch, given.precision = tmp_path / "m.txl", 1, "fp32"
-    gpu_worker.export(Journal("any", None), given)
-    assert (made[0]["vocab_size"], made[0]["cutoffs"], made[0]["d_model"]) == (30000, (20000,), models.TINY["d_model"])
-    assert find_spec("jinja2"), "the library of pages was hidden for this export alone"
-
-
-def test_every_bundle_is_exported_before_it_is_run() -> None:
-    given = gpu_check.parsed(["--precision", "fp32", "fp16", "--batch", "1", "8", "--engine", "rtx", "torch"])
-    names = [item.name for item in gpu_items.plan(given)]
-    assert names[:3] == ["export-fp32-b1", "rtx-fp32-b1", "torch-fp32-b1"]
-    assert len(names) == 12
-    bundles = {item.bundle for item in gpu_items.plan(given)}
-    given.update = "rolled"
-    assert not bundles & {item.bundle for item in gpu_items.plan(given)}, "verify takes the best rule there is"
-    given.update, given.memory = None, 3800
-    assert not bundles & {item.bundle for item in gpu_items.plan(given)}
-    given.prepare = True
-    assert [item.kind for item in gpu_items.plan(given)] == ["export"] * 4
 
 
 def test_carried_packages_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

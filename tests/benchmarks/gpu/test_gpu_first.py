@@ -211,23 +211,6 @@ def test_the_plan_for_a_machine_without_a_network_fits_what_such_a_machine_gives
     assert tree + int(mib) * 2**20 + 2**20 < 64 * 2**20
 
 
-def test_rtx_has_the_time_of_what_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its kernels are compiled when it opens, which nobody has timed; an RTX PC seldom has the others."""
-    monkeypatch.setattr(gpu_items, "gpu_name", lambda: "Fake RTX, SM 86")
-    monkeypatch.setattr(gpu_items, "missing", lambda name, *_, **__: "" if name == "rtx" else "not installed")
-    given = gpu_check.parsed(["--out", str(tmp_path)])
-    items = {item.engine: item for item in gpu_items.plan(given) if item.kind != "program"}
-    shutil.copytree(BUNDLES[1], items["rtx"].bundle)
-    runner = gpu_items.Runner(given, {})
-    runner._left = [items[name] for name in ("rtx", "rtx-alone", "cuda", "torch", "torch-compiled")]
-    lent, own = runner._limit(items["rtx"]), items["rtx"].limit
-    assert own is not None
-    assert lent == own + (items["cuda"].limit or 0)
-    monkeypatch.setattr(gpu_items, "missing", lambda *_, **__: "")
-    assert runner._limit(items["rtx"]) == own
-    assert runner._limit(items["torch-compiled"]) is None
-
-
 def test_the_archive_has_results_only_and_of_a_long_file_its_end(tmp_path: Path) -> None:
     out = tmp_path / "out"
     (out / "steps" / "one").mkdir(parents=True)
@@ -252,14 +235,6 @@ def test_the_carried_bundles_are_whole_and_pass_their_self_test(path: Path) -> N
     result.require()
     assert ("rows" in result.limits) == (model.manifest.precision == "fp16"), "made before the self-test judged rows"
     assert {"ring", "rolled"} <= set(model.manifest.updates)
-
-
-def test_there_are_two_carried_bundles_and_they_are_small() -> None:
-    named = {item.bundle.name for item in gpu_items.plan(gpu_check.parsed([])) if item.kind == "program"}
-    assert {path.name for path in BUNDLES} == named
-    quick = gpu_check.parsed(["--quick", "--engine", "cuda", "--precision", "fp32", "fp16"])
-    assert {item.bundle.name for item in gpu_items.plan(quick)} == named, "what --quick takes"
-    assert sum(file.stat().st_size for path in BUNDLES for file in path.iterdir()) < 400_000
 
 
 def test_the_host_s_cost_is_that_of_copies_and_records_alone(monkeypatch: pytest.MonkeyPatch) -> None:

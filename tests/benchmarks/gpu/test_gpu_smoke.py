@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +13,9 @@ from stand_ins.driver import FakeDriver
 from txl_runtime.device.cuda import Device, Queue
 from txl_runtime.device.cuda_context import Context
 from txl_runtime.device.driver import Driver
-from txl_runtime.device.gpu import gpu_name
 
 pytestmark = pytest.mark.device
 
-FOLDER = Path(__file__).parents[3] / "benchmarks" / "gpu"
 
 BIG, PIECE = 2**16, 2**12
 
@@ -101,17 +95,6 @@ def test_a_fault_is_found_and_the_other_checks_go_on(fault: str, monkeypatch: py
     assert expected <= failed
     assert len(found) == 17, "every check has a line"
     assert found["device"].state == OK
-
-
-@pytest.mark.skipif(gpu_name() is not None, reason="there is a GPU here")
-def test_without_a_gpu_it_says_so_and_ends_well(tmp_path: Path) -> None:
-    command = [sys.executable, FOLDER / "gpu_smoke.py", "--out", tmp_path]
-    environment = os.environ | {"PYTHONPATH": ""}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert "not run everything: no usable CUDA driver was found" in done.stdout
-    (line,) = (tmp_path / "gpu_smoke.jsonl").read_text().splitlines()
-    assert json.loads(line)["state"] == NOT_RUN
 
 
 def test_a_check_that_raises_anything_is_noted_and_an_interrupt_stops(tmp_path: Path) -> None:

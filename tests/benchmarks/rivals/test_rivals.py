@@ -55,13 +55,6 @@ def test_every_name_is_of_a_step_that_says_what_it_needs_where_that_is_absent() 
         made("gtcrn", Path(__file__).parent)
 
 
-def test_a_step_that_is_not_there_is_refused(capsys, monkeypatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["rivals.py", "--only", "lstm", "lst"])
-    with pytest.raises(SystemExit, match="2"):
-        rivals.main()
-    assert "--only has 'lst', expected some of lstm-2x128-b1" in capsys.readouterr().err
-
-
 @pytest.mark.slow(keep=1)
 def test_what_computes_something_else_is_not_timed(tmp_path) -> None:
     step = made("slices-newest", None)

@@ -31,8 +31,6 @@ from txl_export.families.own_module.spec import StepSpec
 from txl_runtime.errors import CheckpointError, TxlError, UsageError
 
 FOLDER = Path(import_module("txl_export.adapters").__file__ or "").parent
-LINES = 80
-"""So many lines of code: what needs more belongs to the general step, or is another model."""
 NAMES = "x-transformers di-engine rllib episodic recurrent-memory recurrent-policy emformer mamba"
 
 
@@ -45,16 +43,6 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield tmp_path
 
 
-def lines_of_code(source: str) -> int:
-    """Without blank lines, comments and docstrings."""
-    told: set[int] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            told |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    lines = enumerate(map(str.strip, source.splitlines()), 1)
-    return sum(bool(line) and not line.startswith("#") and number not in told for number, line in lines)
-
-
 # Every adapter
 
 
@@ -63,9 +51,8 @@ def test_there_are_eight():
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
-def test_an_adapter_is_small_and_offers_what_the_registry_asks_for(name):
+def test_an_adapter_offers_what_the_registry_asks_for(name):
     """`build`, `step_spec` and, where checkpoints are unusual, `split`."""
-    assert lines_of_code((FOLDER / f"{ADAPTERS[name].module}.py").read_text()) <= LINES
     module = import_module(f"txl_export.adapters.{ADAPTERS[name].module}")
     functions = {key: value for key, value in vars(module).items() if inspect.isfunction(value)}
     own = {key for key, value in functions.items() if value.__module__ == module.__name__}

@@ -417,49 +417,6 @@ def test_a_device_that_is_not_there_is_refused(ordinal):
 # --- recorded work ------------------------------------------------------------------------------------------------
 
 
-def test_recorded_work_is_not_done_before_it_is_replayed_and_then_each_time(machine):
-    staged, block = machine.device.staging(4), machine.device.allocate(4)
-
-    def work() -> None:
-        machine.queue.send(block.address, host_address(staged), 4)
-
-    with machine.device.current():
-        replay = machine.queue.capture(work)
-    assert not machine.get(block).any()
-    for value in (3, 9):
-        staged[:] = value
-        with machine.device.current():
-            replay()
-        assert (machine.get(block) == value).all()
-    assert machine.fake.captured == 1
-    del replay, work
-    assert machine.fake.calls["cuGraphExecDestroy"] == machine.fake.calls["cuGraphDestroy"] == 1
-
-
-class _Odd(BaseException):
-    pass
-
-
-@pytest.mark.parametrize("error", [BackendError("no"), TypeError("null"), RuntimeError(), KeyboardInterrupt(), _Odd()])
-def test_a_record_ends_with_whatever_its_work_raises(machine, error):
-    block = machine.device.allocate(8)
-
-    def work() -> None:
-        machine.queue.zero(block.address, 8)
-        raise error
-
-    with machine.device.current(), pytest.raises(type(error)) as caught:
-        machine.queue.capture(work)
-    assert caught.value is error
-    assert machine.fake.calls["cuStreamEndCapture"] == 1
-    with machine.device.current():
-        replay = machine.queue.capture(lambda: machine.queue.zero(block.address, 8))
-        replay()
-        machine.queue.wait()
-    del caught, replay
-    assert not [held for held in machine.fake.held() if "graph" in held]
-
-
 @pytest.mark.parametrize(("outcome", "done"), [(901, False), (KeyboardInterrupt, False), (KeyboardInterrupt, True)])
 @pytest.mark.parametrize(
     "name", ["cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphInstantiateWithFlags", "cuMemsetD8Async"]
@@ -490,21 +447,6 @@ def test_what_cannot_be_recorded_is_an_error_and_the_queue_works_on(machine):
         for work in (machine.queue.wait, waiting):
             with pytest.raises(BackendError, match=r"return.*recorded"):
                 machine.queue.capture(work)
-        machine.queue.wait()
-
-
-def test_memory_is_made_and_given_back_while_another_thread_records(machine):
-    block = machine.device.allocate(8)
-
-    def work() -> None:
-        machine.queue.zero(block.address, 8)
-        thread = threading.Thread(target=lambda: (machine.device.allocate(8), machine.device.staging(8)))
-        thread.start()
-        thread.join()
-
-    with machine.device.current():
-        replay = machine.queue.capture(work)
-        replay()
         machine.queue.wait()
 
 

@@ -121,18 +121,6 @@ def test_results_of_ever_other_sizes_are_not_each_recorded(opened, update):
     assert driver.captured == sides * (4 + MOST_RECORDS + 1)
 
 
-@both
-def test_an_event_serves_all_steps_of_a_stream(opened, update):
-    model = opened(update)
-    stream, driver = model.stream(), model.backend.driver
-    stream.step(tokens_of(4))
-    made = driver.calls["cuEventCreate"]
-    for seed in range(5):
-        stream.step(tokens_of(4, seed))
-        stream.reset([0])
-    assert driver.calls["cuEventCreate"] == made
-
-
 def test_a_spill_moves_the_spilled_rows_alone(opened):
     model = opened("ring")
     stream, driver = model.stream(), model.backend.driver

@@ -8,8 +8,6 @@ import os
 import re
 import shutil
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -126,27 +124,6 @@ def test_a_folder_is_one_servers_alone(tmp_path):
                 act(PlainSessions(a=1), tmp_path, MODEL)
         checkpoint.save(PlainSessions(a=2))
     assert restored(tmp_path) == {"a": 2}
-
-
-HOLDER = """
-import sys, time
-from txl_runtime.sessions.checkpoint import Checkpoint
-checkpoint = Checkpoint(sys.argv[1], sys.argv[2])
-print("locked", flush=True)
-time.sleep(60)
-"""
-
-
-def test_a_killed_server_leaves_no_lock(tmp_path):
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path), MODEL], stdout=subprocess.PIPE)
-    try:
-        assert holder.stdout.readline() == b"locked\n"
-        with pytest.raises(UsageError, match=r"another server uses it"):
-            Checkpoint(tmp_path, MODEL)
-    finally:
-        holder.kill()
-        holder.communicate()
-    Checkpoint(tmp_path, MODEL).close()
 
 
 def test_one_save_at_a_time_and_one_that_ends_early_leaves_nothing(tmp_path):
@@ -286,30 +263,6 @@ def test_a_state_that_does_not_fit_stops_the_restore_and_the_folder_stays(tmp_pa
     assert restored(tmp_path) == {"a": 1, "b": 2}
 
 
-@pytest.mark.parametrize("where", ["write_private", "write_whole", "sync_folder"])
-def test_a_disk_that_refuses_leaves_the_last_checkpoint(tmp_path, monkeypatch, where):
-    sessions = PlainSessions(a=1, b=2)
-    with Checkpoint(tmp_path, MODEL) as checkpoint:
-        checkpoint.save(sessions)
-        for name in "ab":
-            sessions.put(name, plain_state(10))
-        before, calls, real = files(tmp_path), [], getattr(checkpoint_module, where)
-
-        def full(*given):
-            calls.append(given)
-            if len(calls) == 1 and where == "write_private":
-                return real(*given)
-            raise OSError(28, os.strerror(28))
-
-        monkeypatch.setattr(checkpoint_module, where, lambda *given, **named: full(*given, *named.values()))
-        with pytest.raises(TxlError, match=r"cannot be written \(No space left on device\)"):
-            checkpoint.save(sessions)
-        assert files(tmp_path) == before
-        monkeypatch.undo()
-        assert checkpoint.save(sessions) == 2
-    assert restored(tmp_path) == {"a": 10, "b": 10}
-
-
 def test_a_state_file_is_one_that_streams_read(tmp_path):
     from txl_runtime import StreamState
 
@@ -408,24 +361,3 @@ def test_a_checkpoint_survives_a_loss_of_power(tmp_path):
     found = run_cases(tmp_path, "sessions", "power", "--subsets", 6)
     assert found["failures"] == []
     assert found["cases"] >= 150
-
-
-def test_files_of_an_index_that_may_be_in_place_stay(tmp_path, monkeypatch):
-    """The rename was done, and the folder could not be written through: either index may be there after a restart."""
-    sessions = PlainSessions(a=1, b=2)
-    with Checkpoint(tmp_path, MODEL) as checkpoint:
-        checkpoint.save(sessions)
-        sessions.put("a", plain_state(10))
-        write = checkpoint_module.write_whole
-
-        def unsure(*given):
-            write(*given)
-            raise OSError(5, os.strerror(5))
-
-        monkeypatch.setattr(checkpoint_module, "write_whole", unsure)
-        with pytest.raises(TxlError, match=r"cannot be written \(Input/output error\)"):
-            checkpoint.save(sessions)
-        monkeypatch.undo()
-        assert len(files(tmp_path)) == 3
-    assert restored(tmp_path) == {"b": 2, "a": 10}
-    assert len(files(tmp_path)) == 2

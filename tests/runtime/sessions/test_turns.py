@@ -470,19 +470,6 @@ def test_inputs_of_unfinished_requests_are_bounded(model_of):
         sessions.submit(Request([1] * 6))
 
 
-def test_a_request_whose_events_are_unread_pauses_and_its_row_goes_to_others(model_of):
-    with Sessions(model_of("counting"), rows=1) as sessions:
-        slow = sessions.submit(Request([1], 10, Sampling(seed=1)), unread=4)
-        other = sessions.submit(Request([1], 10, Sampling(seed=1)))
-        run(sessions)
-        assert (slow.unread, slow.done, other.done) == (4, False, True)
-        found = drawn(slow)
-        while not slow.done:
-            run(sessions)
-            found += drawn(slow)
-        assert found == drawn(other)
-
-
 @pytest.mark.parametrize("limits", [Limits(sessions=2), Limits(host_bytes=0)], ids=["as many as may be", "no room"])
 def test_readers_that_are_slow_never_keep_all_rows(model_of, limits):
     """There is no room for one session more: a stranger whose reader is slow leaves its row all the same."""

@@ -374,17 +374,6 @@ def test_a_graph_of_one_length_is_opened_too():
     assert close(chained(running(made), found, {"x": x}, 2, [7] * 4, 0), running(mixed())({"x": x})["y"])
 
 
-def test_ten_thousand_steps_do_not_drift():
-    made, found = opened(mixed(), {"x": 2})
-    x = drawn(1, D, 10_000)
-    states, results, run = first(found, 1), [], running(made)
-    for at in range(x.shape[2]):
-        result = run({"x": x[:, :, at : at + 1], **states})
-        states = {state.input: result[state.output] for state in found}
-        results.append(result["y"])
-    assert close(np.concatenate(results), running(mixed())({"x": x})["y"])
-
-
 def test_what_torch_exports_is_opened(tmp_path):
     """Two layers that begin with zeros of the batch's size, a learned beginning, and convolutions of three forms."""
 

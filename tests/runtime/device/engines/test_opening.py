@@ -241,17 +241,6 @@ def test_an_interrupt_while_weights_are_on_their_way_leaves_nothing_behind(built
     cuda.check(everything=True)
 
 
-def test_work_that_cannot_be_recorded_is_done_as_it_is(built, here, tmp_path, monkeypatch):
-    path = as_tensorrt(built("rolled"), tmp_path / "other.txl", "11.4.0.106", MODEL)
-    backend, _, _ = open_built(path, "trt114a", ["not recordable"])
-    ours = load_with(path, backend, monkeypatch).stream()
-    theirs = load(path, backend="cpu", update="rolled").stream()
-    for seed in range(5):
-        tokens = np.random.default_rng(seed).integers(0, V, (B, 3))
-        np.testing.assert_allclose(ours.step(tokens), theirs.step(tokens), rtol=0, atol=1e-5)
-    assert any("CUDA_ERROR_STREAM_CAPTURE" in said for said in ours.loop.recorded.values())
-
-
 def test_another_models_engine_that_is_recording_neither_stops_a_model_nor_is_spoilt_by_it(built, here, monkeypatch):
     """RTX records by itself, in a mode that it does not tell; the strictest forbids all threads to make memory."""
     first, cuda, _ = open_built(built("ring"))
