@@ -8,8 +8,8 @@ from torch import nn
 from txl_export.families.own_module.capture import capture
 from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.plan import make_plan
+from txl_export.families.own_module.rehearsal import examples_for
 from txl_export.families.own_module.spec import InputSpec, StateSpec, StepSpec
-from txl_export.families.own_module.trial import examples_for
 from txl_runtime.listener import Silent
 
 ROWS = torch.arange(3)

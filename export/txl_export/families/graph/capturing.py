@@ -25,8 +25,8 @@ from txl_export.families.own_module.capture import Captured
 from txl_export.families.own_module.diagnosis import Route
 from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.plan import Plan
+from txl_export.families.own_module.rehearsal import Example, RehearsalError, rehearse
 from txl_export.families.own_module.spec import VALID, OutputSpec
-from txl_export.families.own_module.trial import Example, TrialError, try_graph
 from txl_export.graphs.quantised_matmul import initializer
 from txl_export.graphs.settling import UnsettledError, settle
 
@@ -67,8 +67,8 @@ def capturing(
     def make(network: StepNetwork, name: str, examples: Sequence[Example], _: Sequence[Route]) -> Captured:
         try:
             model = again(name, network, examples[0])
-            try_graph(model, network, examples)
-        except (UnsettledError, TrialError) as error:
+            rehearse(model, network, examples)
+        except (UnsettledError, RehearsalError) as error:
             raise UsageError(
                 f"{name} cannot be made of the file: {error}; expected operators that a bundle's graphs may have, see "
                 "docs/bundle-forms.json"

@@ -15,9 +15,9 @@ from txl_runtime.errors import one_line
 from txl_export.families.own_module.capture import Captured
 from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.plan import Plan
+from txl_export.families.own_module.rehearsal import RehearsalError, examples_for, first_sequences, rehearse
 from txl_export.families.own_module.sizes import fresh_states
 from txl_export.families.own_module.stages import Stage, Transition, shapes_of
-from txl_export.families.own_module.trial import TrialError, examples_for, first_sequences, try_graph
 from txl_export.graphs.opening import FixedBatchError, open_batch
 
 EVERY = 8
@@ -52,8 +52,8 @@ def _tried(plan: Plan, found: Captured) -> ir.Model:
     open_batch(model, other, plan.batch_size)
     few = [first_sequences(one, network, count) for count in _counts(plan.batch_size) for one in found.examples]
     try:
-        try_graph(model, network, few)
-    except TrialError as error:
+        rehearse(model, network, few)
+    except RehearsalError as error:
         raise FixedBatchError(str(error) if error.fed_size else f"run with fewer, {error}") from error
     return other
 

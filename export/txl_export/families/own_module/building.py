@@ -19,9 +19,9 @@ from txl_export.families.own_module.diagnosis import ROUTES, CaptureError, Route
 from txl_export.families.own_module.identity import model_id, own_tensors, parameter_count
 from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.plan import Plan
+from txl_export.families.own_module.rehearsal import examples_for
 from txl_export.families.own_module.spec import VALID
 from txl_export.families.own_module.stages import MOST_GRAPHS, Transition
-from txl_export.families.own_module.trial import examples_for
 from txl_export.graphs.checking import check_graph
 from txl_export.graphs.half import HALF, HalfPrecision, to_half, weights_of_products
 from txl_export.graphs.passes.improving import improve

@@ -4,7 +4,7 @@
     decomposed  the same with operators taken apart, which repairs some that ONNX has in another form
     tracer      one run of the module, as it went; in a process of its own
 
-Each graph is loaded, run on real values and compared (`trial`) before it counts.
+Each graph is loaded, run on real values and compared (`rehearsal`) before it counts.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from txl_export.families.own_module.attributes import untouched
 from txl_export.families.own_module.diagnosis import ROUTES, CaptureError, ReadError, Reason, Route, reason_of
 from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.own_code import failure, own_code
+from txl_export.families.own_module.rehearsal import Example, rehearse
 from txl_export.families.own_module.tracer_worker import trace
-from txl_export.families.own_module.trial import Example, try_graph
 from txl_export.families.own_module.value_reads import UNKNOWN, Reads, value_reads
 from txl_export.graphs.indexing import plain_indices
 from txl_export.graphs.settling import OPSET, STACK_TRACE, UnsettledError, settle
@@ -92,7 +92,7 @@ def capture(network: StepNetwork, name: str, examples: Sequence[Example], routes
                 model = _ROUTES[route](network, examples[0], made)
                 origins += [(node, node.metadata_props.get(STACK_TRACE, "")) for node in model.graph]  # settled: none
                 settle(model, name, network.inputs, network.outputs)
-                try_graph(model, network, examples)
+                rehearse(model, network, examples)
         except Exception as error:  # torch raises many kinds, and so may the user's code
             narrower = _is_narrower(network, made.exported, examples)
             reasons.append(reason_of(route, error, network.module, made.reads, narrower, origins))

@@ -13,8 +13,8 @@ from torch import fx, nn
 from txl_runtime.errors import UsageError, one_line
 
 from txl_export.families.own_module.own_code import place_in, users_frames
+from txl_export.families.own_module.rehearsal import RehearsalError
 from txl_export.families.own_module.tracer_worker import TracerError
-from txl_export.families.own_module.trial import TrialError
 from txl_export.families.own_module.value_reads import UNKNOWN, Reads
 from txl_export.graphs.settling import UnsettledError
 
@@ -83,14 +83,14 @@ def reason_of(
     chain, origin = _chain(error), _origin(error, origins)
     by_values = any("data-dependent" in str(one) or _BY_VALUES.search(type(one).__name__) for one in chain)
     inside = reads.anywhere not in (None, UNKNOWN) and reads.by_python is None
-    if inside and (by_values or (isinstance(error, TrialError) and error.fed_size)):
+    if inside and (by_values or (isinstance(error, RehearsalError) and error.fed_size)):
         text = f"what the step does next, or a size, depends on a value that it reads at {reads.anywhere}; {_INSTEAD}"
         return Reason(route, 5, text, ROUTES)
     if isinstance(error, ReadError):
         return Reason(route, 5, str(error), ROUTES)
     if isinstance(error, UnsettledError):
         return Reason(route, 2, f"{error}{place_in(error.trace) or origin}", ROUTES if error.final else ())
-    if isinstance(error, TrialError):
+    if isinstance(error, RehearsalError):
         return Reason(route, 2, f"{error}{origin}", ("decomposed",) if narrower and error.elsewhere else ())
     if isinstance(error, TracerError):
         return Reason(route, 1, str(error))

@@ -18,8 +18,8 @@ from txl_export.families.own_module.capture import ROUTES, capture
 from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.own_code import OwnCodeError
 from txl_export.families.own_module.plan import make_plan
+from txl_export.families.own_module.rehearsal import RehearsalError, examples_for, rehearse
 from txl_export.families.own_module.spec import InputSpec, StateSpec, StepSpec
-from txl_export.families.own_module.trial import TrialError, examples_for, try_graph
 from txl_export.families.own_module.value_reads import value_reads
 from txl_runtime.errors import UsageError
 from txl_runtime.listener import Silent
@@ -251,12 +251,12 @@ def test_a_value_taken_for_a_constant_shows_in_the_trial():
     state = next(value for value in model.graph.inputs if value.name == "state.h.in")
     baked = network(*examples[0].given)
     assert torch.equal(baked[0], examples[0].wanted[0])
-    try_graph(model, network, examples)
+    rehearse(model, network, examples)
     tanh = next(node for node in model.graph if node.op_type == "Tanh")
     add = tanh.inputs[0].producer()
     add.replace_input_with([*add.inputs].index(state), next(v for v in model.graph.inputs if v.name == "x"))
-    with pytest.raises(TrialError, match=r"y is .* away from the module's"):
-        try_graph(model, network, examples)
+    with pytest.raises(RehearsalError, match=r"y is .* away from the module's"):
+        rehearse(model, network, examples)
 
 
 def test_examples_start_from_states_that_steps_have_led_to():

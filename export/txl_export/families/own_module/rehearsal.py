@@ -46,7 +46,7 @@ class Example(NamedTuple):
     wanted: tuple[Tensor, ...]
 
 
-class TrialError(Exception):
+class RehearsalError(Exception):
     """A graph does not load, does not run, or computes something else; the message says which.
 
     Attributes:
@@ -77,14 +77,14 @@ def examples_for(plan: Plan, transition: Transition, network: StepNetwork, count
     return found
 
 
-def try_graph(model: ir.Model, network: StepNetwork, examples: Sequence[Example]) -> None:
+def rehearse(model: ir.Model, network: StepNetwork, examples: Sequence[Example]) -> None:
     """Load and run a graph, and hold its results against the network's.
 
     Raises:
-        TrialError: it is not the network, or breaks the rules of a bundle's graphs.
+        RehearsalError: it is not the network, or breaks the rules of a bundle's graphs.
     """
-    with tempfile.TemporaryDirectory(prefix="txl-deploy-trial-") as place:
-        path = Path(place) / "trial.onnx"
+    with tempfile.TemporaryDirectory(prefix="txl-deploy-rehearsal-") as place:
+        path = Path(place) / "rehearsal.onnx"
         ir.save(model, path, external_data=WEIGHTS, size_threshold_bytes=SMALL)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
@@ -94,12 +94,12 @@ def try_graph(model: ir.Model, network: StepNetwork, examples: Sequence[Example]
             )
             session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:
-            raise TrialError(f"the graph does not load: {one_line(error)}") from error
+            raise RehearsalError(f"the graph does not load: {one_line(error)}") from error
         _check_structure(path)
         for number, example in enumerate(examples):
             try:
                 _try_example(session, network, example)
-            except TrialError as error:
+            except RehearsalError as error:
                 error.elsewhere = number > 0
                 raise
 
@@ -110,7 +110,7 @@ def _try_example(session: onnxruntime.InferenceSession, network: StepNetwork, ex
     try:
         results = session.run([spec.name for spec in network.outputs], feeds)
     except Exception as error:
-        raise TrialError(f"the graph does not run: {one_line(error)}") from error
+        raise RehearsalError(f"the graph does not run: {one_line(error)}") from error
     for spec, got, tensor in zip(network.outputs, results, example.wanted, strict=True):
         _compare(spec.name, got, tensor.numpy())
 
@@ -122,7 +122,7 @@ def _check_structure(path: Path) -> None:
         Walk(path.read_bytes(), "step", WEIGHTS, weights.stat().st_size if weights.exists() else 0)
     except RefusedError as refused:
         found, expected = refused.args
-        error = TrialError(f"its graph has {found}, expected {expected}")
+        error = RehearsalError(f"its graph has {found}, expected {expected}")
         error.fed_size = isinstance(refused, FedSizeError)
         raise error from None
 
@@ -143,18 +143,18 @@ def first_sequences(example: Example, network: StepNetwork, count: int) -> Examp
 
 def _compare(name: str, found: NDArray[np.generic], wanted: NDArray[np.generic]) -> None:
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
-        raise TrialError(
+        raise RehearsalError(
             f"the graph's {name} is {found.dtype} {list(found.shape)}, the module's {wanted.dtype} {list(wanted.shape)}"
         )
     if not np.issubdtype(wanted.dtype, np.floating):
         if not np.array_equal(found, wanted):
-            raise TrialError(f"the graph computes another {name} than the module; a value was taken for a constant")
+            raise RehearsalError(f"the graph computes another {name} than the module; a value was taken for a constant")
         return
     finite, limit = np.isfinite(wanted), rung("fp32", "cpu").memory
     assert limit is not None
     far = relative_difference(found[finite], wanted[finite])
     if far > limit or not np.array_equal(found[~finite], wanted[~finite], equal_nan=True):
-        raise TrialError(
+        raise RehearsalError(
             f"the graph's {name} is {far:.1g} away from the module's; a value was taken for a constant, or an operator "
             "computes something else"
         )
