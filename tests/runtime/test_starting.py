@@ -50,7 +50,7 @@ def test_every_process_is_started_so() -> None:
                 subprocesses += 1
         if path.name != "tracer_worker.py":  # which runs its user's own module again
             assert "get_context(" not in text, path
-    assert subprocesses == 7
+    assert subprocesses == 6
 
 
 BUILD = """

@@ -153,12 +153,20 @@ def free_axis(value: onnx.ValueInfoProto, axis: int) -> None:
 ROLLED, RING, HEAD = "logprobs-4.onnx", "hidden-ring.onnx", "head.onnx"
 OTHER = onnx.helper.make_tensor_value_info("more", 1, [1])
 GRAPHS: list[tuple[str, Callable[[onnx.ModelProto], Any], str]] = [
-    (ROLLED, lambda m: rename(m.graph, "tokens", "ids"), "has ids of 2 axes among its inputs"),
+    (
+        ROLLED,
+        lambda m: rename(m.graph, "tokens", "ids"),
+        "has ids int32[batch, 4] among its inputs, which the manifest does not know",
+    ),
     (ROLLED, lambda m: rename(m.graph, "logprobs", "scores"), "lacks logprobs float32[batch, 4, 41] among its outputs"),
     (ROLLED, lambda m: other_shape(m.graph.input[3], 2, 8), ""),
     (ROLLED, lambda m: free_axis(m.graph.input[1], 0), "one of its inputs is valid int32[any], expected valid int32[b"),
     (ROLLED, lambda m: other_shape(m.graph.output[0], 2, 42), ""),
-    (ROLLED, lambda m: m.graph.input.append(OTHER), "has more of 1 axes among its inputs, expected those of the manif"),
+    (
+        ROLLED,
+        lambda m: m.graph.input.append(OTHER),
+        "has more float32[1] among its inputs, which the manifest does not know",
+    ),
     (ROLLED, lambda m: m.graph.output.pop(), "lacks new_memory.layers.01.value float32[batch, 2, 6, 4]"),
     (ROLLED, lambda m: setattr(m.graph.node[0], "op_type", "Imagine"), "Imagine"),
     (
@@ -167,12 +175,12 @@ GRAPHS: list[tuple[str, Callable[[onnx.ModelProto], Any], str]] = [
         "in version 999, or twice, expected ONNX's own in 18 to 24",
     ),
     (ROLLED, lambda m: m.graph.ClearField("node"), ""),
-    (RING, lambda m: rename(m.graph, "head", "tail"), "has tail of 1 axes among its inputs"),
+    (RING, lambda m: rename(m.graph, "head", "tail"), "lacks head int32[batch] among its inputs"),
     (RING, lambda m: rename(m.graph, "hidden", "logprobs"), "lacks hidden float32[batch, 4, 8] among its outputs"),
     (RING, lambda m: other_shape(m.graph.input[4], 2, 11), ""),
     (RING, lambda m: free_axis(m.graph.input[5], 2), ""),
     (RING, lambda m: other_shape(m.graph.input[0], 1, 4), ""),  # programs that share it are held against it one by one
-    (HEAD, lambda m: rename(m.graph, "hidden", "rows"), "has rows of 2 axes among its inputs"),
+    (HEAD, lambda m: rename(m.graph, "hidden", "rows"), "lacks hidden float32[rows, 8] among its inputs"),
     (HEAD, lambda m: other_shape(m.graph.input[0], 1, 7), ""),
     (HEAD, lambda m: other_shape(m.graph.output[0], 1, 42), ""),
     (HEAD, lambda m: other_shape(m.graph.input[0], 0, 3), "hidden float32[3, 8], expected hidden float32[rows, 8]"),

@@ -36,7 +36,7 @@ class Runner:
     def __init__(self, foreign: Foreign, seconds: float = SECONDS) -> None:
         self.memory, self.runs = MEMORY + EACH * foreign.bytes, 0
         self._path, self._seconds, self._until = foreign.path, seconds, time.monotonic() + seconds
-        bounds = Bounds(self.memory, int(seconds) + 5, seconds)
+        bounds = Bounds(self.memory, int(seconds) + 5)
         self._process = Bounded(worker.__file__, bounds, most=2 * worker.MOST_ANSWER)
 
     def __enter__(self) -> Runner:
