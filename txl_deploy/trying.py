@@ -27,7 +27,7 @@ OPENING = "(opening)"
 
 
 class TriedProgram(Struct, frozen=True):
-    """How the trials of one program went.
+    """The trials of one program.
 
     Attributes:
         program: its name, or `OPENING`.

@@ -1,4 +1,4 @@
-"""What modules in files hold by dotted names: their tensors, and the class of each part. Their code is never run."""
+"""Tensors of modules in files by dotted names, and the class of each part. Their code is never run."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ WRAPPERS = ("DataParallel", "DistributedDataParallel", "BalancedDataParallel")
 LONGEST = 4096
 """Characters of the name of a tensor or a part: a file may ask for as many of them as it has bytes."""
 _MANGLED = re.compile(r"^__torch__\.|\.?___torch_mangle_\d+(?=\.)")
-"""What stands in the name of a TorchScript class beside the name that it had in Python."""
+"""The part of a TorchScript class's name that it did not have in Python."""
 
 
 def module_state(module: Stub) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What a whole-module pickle holds: (its state dict, its hyper-parameters).
+    """The state dict and the hyper-parameters of a pickle of a whole module.
 
     Names are those of model.state_dict(), without wrappers for several devices; tied tensors are one object under
     every name. Hyper-parameters are the plain attributes of the model itself: numbers, text, None, and lists of them.
@@ -102,7 +102,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def unscripted(path: Path, loaded: Loaded) -> Loaded:
-    """What a file holds, with the tensors by name in place of a TorchScript archive's module, and its parts' classes.
+    """A file with the tensors by name in place of a TorchScript archive's module, and the classes of its parts.
 
     Tensors are those of `torch.jit.load(file).state_dict()`, in its order, and those that other attributes hold: behind
     them come the tensors in lists and dictionaries that have no other name, as in "caches.0". A class is named as it

@@ -54,7 +54,7 @@ class FedSizeError(RefusedError):
 
 
 class Value(NamedTuple):
-    """What is known of a value.
+    """Facts about a value.
 
     Attributes:
         fixed: its numbers follow from shapes and constants.
@@ -375,7 +375,7 @@ class Walk:
     def _inside(
         self, name: str, kind: int, length: int, raw: bytes | None, parts: list[Any]
     ) -> tuple[bool, NDArray[Any] | None]:
-        """Whether the numbers of a constant lie in the graph, as many as there should be; whole ones are returned."""
+        """True where the numbers of a constant lie in the graph, as many as there should be; and these, if whole."""
         if raw is not None:
             if kind == 9 and raw.strip(b"\0\1"):  # of which an engine's code makes either, or both
                 raise RefusedError(f"the constant {name[:60]!a} with other truth values than 0 and 1", "those")
@@ -395,7 +395,7 @@ class Walk:
         return whole, np.array(listed, np.int64) if kind in DTYPES else None
 
     def _outside(self, places: list[bytes], length: int) -> int | None:
-        """Where in the weight file a constant begins, if it is a range of it."""
+        """The byte of the weight file at which a constant begins; None where it is no range of that file."""
         found = dict[str, str]()
         for entry in places:
             if entry not in self._pairs:
@@ -415,7 +415,7 @@ class Walk:
 
 
 def _returned(op: str, form: Form, inputs: Sequence[Value | None], given: Mapping[str, Any]) -> Value:
-    """What is known of a node's results.
+    """Facts about a node's results, which share them.
 
     Raises:
         FedSizeError: a size follows from what a model is fed.

@@ -92,7 +92,8 @@ def _mask(state: StateTensor, made: Made, found: Walk, valid: str) -> list[int]:
 
 
 def _numbers(value: Value) -> list[int]:
-    return [] if value.numbers is None else value.numbers.tolist()
+    """Those of a constant; none of what a node makes of one, whose type and axes may be others."""
+    return value.numbers.tolist() if value.constant and value.numbers is not None else []
 
 
 def _renamed(node: bytes, names: Mapping[str, str]) -> bytes:

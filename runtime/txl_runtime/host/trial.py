@@ -164,8 +164,9 @@ class Tried(Engine):
         return BundleError(f"{path}: was replaced since its trial began, expected the same bundle; load it again")
 
     def _refused(self, found: str) -> BundleError:
+        """The error. Larger bounds are advised where one was met, e.g. "Failed to allocate memory"."""
         b = self._bounds
-        if any(word in found for word in ("took more", "needed more", "declares", "allocat", "exceeds")):
+        if any(word in found for word in ("took more", "needed more", "declares", "allocat")):
             most = f"{b.memory} bytes, {b.processor_seconds} s of processor time, {b.seconds:g} s"
             wanted = (
                 f"expected at most {most}; if you trust it, give larger bounds: `load(path, trial=Bounds(...))`, or "

@@ -53,7 +53,7 @@ class Combination(Struct, frozen=True, tag=True):
 
 
 class Answer(Struct, frozen=True):
-    """How a request went.
+    """The outcome of a request.
 
     Attributes:
         kind, error: the class of error and its message; "" where all went well.
@@ -80,7 +80,7 @@ OLDEST = (1, 25)
 OPENED: dict[str, tuple[Bundle, OnnxRuntimeCpu]] = {}
 """The one bundle that this process has, under ""."""
 STARTS: dict[str, Array] = {}
-"""What its states begin with, by the inputs that take them."""
+"""The first values of its states, by the inputs that take them."""
 
 
 def digest(manifest: Manifest) -> str:

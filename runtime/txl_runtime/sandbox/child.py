@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import IO, Any
 
 LENGTH = struct.Struct("<Q")
-"""What begins a frame."""
+"""The beginning of a frame: its length."""
 NO_MEMORY = 77
 """The exit code after a MemoryError."""
 

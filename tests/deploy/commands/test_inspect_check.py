@@ -11,6 +11,7 @@ import step_models
 from frozen import frozen
 from hostile_graphs import insert, node
 from resealing import reseal
+from txl_runtime.host import backend
 
 from txl_deploy import trying
 
@@ -37,6 +38,17 @@ def test_each_program_is_tried_for_b_sequences_and_for_one(run):
     assert all(2**20 < row["memory"] < 2**30 for row in tried.values()), "on Linux"
     for stage in ("to open the graphs of ring", "ring with B 3", "ring with B 1", "rolled with B 3"):
         assert f"try {stage}: " in done.stderr
+
+
+@pytest.mark.parametrize("name", ["ring", "growing"])
+def test_nothing_of_the_bundle_runs_in_the_commands_own_process(run, monkeypatch, name):
+    """A state that a step has made could end it: no trial shows that."""
+
+    def opened(*_: object, **__: object) -> None:
+        raise AssertionError("the bundle is opened here")
+
+    monkeypatch.setattr(backend, "OnnxRuntimeCpu", opened)
+    assert run("inspect", frozen(name), "--check", "--json").code == 0
 
 
 @pytest.mark.parametrize(

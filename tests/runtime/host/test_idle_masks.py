@@ -247,6 +247,9 @@ WIDTH = B
 COMPARED = {
     "Greater": lambda graph, by: graph.add("Greater", [by, graph.constant(0, np.int32)]),
     "Greater of one": lambda graph, by: graph.add("Greater", [by, graph.constant([0], np.int32)]),
+    "Greater of a node": lambda graph, by: graph.add(
+        "Greater", [by, graph.add("Reshape", [graph.constant(0, np.int32), graph.constant([1, 1], np.int64)])]
+    ),
     "Greater than 1": lambda graph, by: graph.add("Greater", [by, graph.constant(1, np.int32)]),
     "Greater than some": lambda graph, by: graph.add("Greater", [by, graph.constant([0, 1, 0], np.int32)]),
     "GreaterOrEqual": lambda graph, by: graph.add("GreaterOrEqual", [by, graph.constant(0, np.int32)]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -23,6 +24,7 @@ from txl_runtime.host import trial_child
 from txl_runtime.host.backend import HostBackend
 from txl_runtime.host.onnxruntime_cpu import OnnxRuntimeCpu
 from txl_runtime.host.trial import Tried
+from txl_runtime.sandbox import process
 from txl_runtime.sandbox.process import Bounds
 from txl_runtime.selftest import run_selftest
 
@@ -146,6 +148,16 @@ def test_a_process_that_dies_in_a_trial_tries_nothing_more(bundle):
     ):
         stream.run(segment(model, 4, 3))
     stream.run(one)
+
+
+def test_an_interrupted_trial_is_told_by_the_next_one(bundle, monkeypatch):
+    model = txl_runtime.load(bundle, trial=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(process.child, "read_frame", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            model.stream().run(segment(model, 4, 3))
+    with pytest.raises(BundleError, match=r"its trial ended before \(program step-4 .*: was interrupted\), .*again$"):
+        model.stream().run(segment(model, 4, 3))
 
 
 def test_a_graph_that_the_trial_cannot_open_is_never_opened_here(bundle, tmp_path, monkeypatch):

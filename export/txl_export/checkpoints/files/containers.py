@@ -39,7 +39,7 @@ _CODE = r"[^/]+/code/"
 
 
 class PlainPickle:
-    """What pickle.dump writes, and what all containers have.
+    """A file by pickle.dump, and the base of the other containers.
 
     Attributes:
         name: of the container; a TorchScript archive holds code beside the pickle, which is never opened.
@@ -167,7 +167,7 @@ class LegacyFile(PlainPickle):
 
 
 def _attempted(what: str, read: Callable[[], Any]) -> Any:
-    """What `zipfile` reads, which raises many kinds for what is damaged."""
+    """The result of a call of `zipfile`, which raises many kinds for what is damaged."""
     try:
         return read()
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, OSError, EOFError, struct.error):

@@ -39,7 +39,7 @@ _OTHERS = {
     rb"(?is)\x08.{,4200}onnx": "an ONNX file, expected the checkpoint it was made from",
     rb"version https://git-lfs": "a Git LFS pointer, not the file itself; fetch it with git lfs pull",
 }
-"""What files are that are no checkpoints known here, and what to do about each, by how they begin."""
+"""Beginnings of files that are no checkpoints known here; each with its kind and what to do about it."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 CODE = "__torch__."
-"""Where the classes of a TorchScript archive lie, whose code is in the archive."""
+"""Names of classes whose code is in a TorchScript archive begin so."""
 
 
 @dataclass(eq=False, repr=False)
@@ -75,7 +75,7 @@ _BEGINNINGS += "torch.nn.backends. numpy. omegaconf. ruamel.yaml."
 
 
 def known(name: str) -> bool:
-    """Whether a name means to a model what an importer expects, or nothing."""
+    """True of a name that means to a model what an importer expects, or nothing."""
     return name in CLASSES or name.startswith(tuple(_BEGINNINGS.split()))
 
 

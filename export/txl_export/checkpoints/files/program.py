@@ -95,7 +95,7 @@ class Writer:
         self._most = self._room = PER_BYTE * size + FREE
 
     def contents(self, data: bytes, count: int) -> tuple[list[Any], str, int]:
-        """What the first programs in some bytes make, what is wrong with the next one, and where that begins."""
+        """Run programs in some bytes: their contents, the fault of the next one, and where the last one ends."""
         file, found = io.BufferedReader(io.BytesIO(data)), list[Any]()
         try:
             for _ in range(count):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ MEMORY, EACH, SECONDS, PER_SECOND = 1 << 28, 64, 10, 1 << 22
 """Bytes that reading programs may take, and those beside them for each byte of theirs; seconds of processor time, and
 bytes for one second beside them."""
 AXES, LONGEST = 16, 1 << 40
-"""Axes of a tensor at most, and numbers along one: torch multiplies the sizes of a tensor that is empty, too."""
+"""Axes of a tensor at most, and the product of its sizes but for 0: torch multiplies those of an empty one, too."""
 VIEWS, ALIKE = 16, 64
 """Views have at most 16 times the elements of their storage: someone may convert each of them. At most 64 keys of a
 dictionary may have one hash: each is held against the others."""
@@ -32,9 +32,7 @@ NUMPY |= {"i2": torch.int16, "i4": torch.int32, "i8": torch.int64, "u1": torch.u
 
 
 class Written(Struct, frozen=True):
-    """What programs made, as `program` writes it: the content of each, what is wrong with the next one ("" for
-    nothing), where the last one ends, every dotted name that they refer to, and the bytes in their contents.
-    """
+    """The answer of `program`: contents, the fault of the next program or "", the end of the last, names, and bytes."""
 
     contents: list[Any]
     error: str = ""
@@ -55,8 +53,7 @@ def run(data: bytes, count: int) -> Written:
 
 
 def _asked(request: bytes) -> bytes:
-    seconds = SECONDS + len(request) // PER_SECOND
-    memory = MEMORY + EACH * len(request)
+    seconds, memory = SECONDS + len(request) // PER_SECOND, MEMORY + EACH * len(request)
     try:
         with Bounded(program.__file__, Bounds(memory, seconds, 10.0 * seconds), memory) as process:
             return process.ask(request)
@@ -125,7 +122,7 @@ class Builder:
         raise CheckpointError("a tensor was saved by pickle, not by torch.save; save the file again with torch.save")
 
     def _object(self, name: str, args: list[Any], states: list[Any], values: list[Any], pairs: list[Any]) -> Any:
-        """What a call of a name has made, and what was put into that afterwards."""
+        """The result of a call of a name, with all that was put into it afterwards."""
         match name, args:  # a tensor with a type and attributes of its own, which are dropped
             case "torch._tensor._rebuild_from_type_v2", [[program.NAME, function], _, [program.TUPLE, *inner], _]:
                 name, args = function, inner
@@ -197,11 +194,6 @@ def _integers(values: Any, what: str) -> tuple[int, ...]:
     return tuple(values)
 
 
-def _long(size: Sequence[int]) -> bool:
-    """True where torch, which multiplies all sizes but those that are 0, would get too large a number."""
-    return math.prod(n or 1 for n in size) > LONGEST
-
-
 def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *more: Any) -> Tensor:
     """A tensor inside its storage; behind the strides stand whether it is trained, its hooks, and what else it is."""
     if not isinstance(storage, Storage):
@@ -210,10 +202,10 @@ def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *more: Any) -> Te
         raise CheckpointError("a tensor is conjugate or negated; save it again with resolve_conj()/resolve_neg()")
     (first,), size = _integers((offset,), "the offset"), _integers(size, "the shape")
     place = first, size, stride = first, size, _integers(stride, "the stride")
-    elements, count = storage.elements.numel(), math.prod(size)
+    elements, count, most = storage.elements.numel(), math.prod(size), math.prod(n or 1 for n in size)
     last = first + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     # The count matters as well: a stride of 0 would let a few bytes stand for any number of elements.
-    if first > elements or count > elements or (count and last >= elements) or _long(size):
+    if first > elements or count > elements or (count and last >= elements) or most > LONGEST:
         raise CheckpointError(
             f"a tensor of {shown(str(size))} with stride {shown(str(stride))} at {first} does not fit into its "
             f"storage of {elements} elements; the file is damaged, or was saved without contiguous()"
@@ -228,24 +220,19 @@ def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *more: Any) -> Te
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "collections.OrderedDict": _mapping,
-    "collections.Counter": _mapping,
+    **dict.fromkeys(("collections.OrderedDict", "collections.Counter", "ruamel.yaml.comments.CommentedMap"), _mapping),
+    **dict.fromkeys(("builtins.set", "builtins.frozenset", "ruamel.yaml.comments.CommentedSeq"), _listed),
+    **dict.fromkeys(("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2"), _tensor),
     "collections.defaultdict": lambda *_: {},
-    "ruamel.yaml.comments.CommentedMap": _mapping,
-    "ruamel.yaml.comments.CommentedSeq": _listed,
     "ruamel.yaml.scalarfloat.ScalarFloat": float,
-    "builtins.set": _listed,
-    "builtins.frozenset": _listed,
     "builtins.bytes": lambda: b"",  # how protocol 2 writes no bytes at all
     "torch.Size": lambda sizes: _integers(sizes, "the shape"),
-    "torch._utils._rebuild_tensor": _tensor,
-    "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,  # itself, so that tied parameters stay one object
     "torch._utils._rebuild_parameter_with_state": lambda tensor, *_: tensor,
     "torch.jit._pickle.restore_type_tag": lambda made, _: made,
     **{f"torch.jit._pickle.build_{kind}list": lambda made: made for kind in ("bool", "double", "int", "tensor")},
 }
-"""What a program may call for more than a stand-in. None is the function of that name: each only makes plain data."""
+"""Names that a program may call for more than a stand-in. Each only makes plain data, as a function of ours."""
 
 
 def _numpy(stub: Stub) -> Any:
@@ -264,7 +251,7 @@ def _numpy(stub: Stub) -> Any:
             dtype, sizes = NUMPY[name], _integers(shape, "an array")
         case _:
             return stub
-    if math.prod(sizes) * dtype.itemsize != len(data) or _long(sizes):
+    if math.prod(sizes) * dtype.itemsize != len(data) or math.prod(n or 1 for n in sizes) > LONGEST:
         raise CheckpointError(f"an array of {len(data)} bytes has the shape {list(sizes)} of {name}; {HARM}")
     flat = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.zeros(0, dtype=dtype)
     if columns:

@@ -19,8 +19,6 @@ from txl_runtime.guard.forms import FORMS
 
 MOST_ANSWER = 2**27
 """Bytes of an answer."""
-
-
 OPSET = 18
 """To which a folded graph of an older opset is converted: the oldest that a bundle's graphs may have."""
 FOLDED, DATA = "folded.onnx", "folded.data"
@@ -30,7 +28,7 @@ OPENED: dict[str, Any] = {}
 
 
 class Request(Struct, frozen=True):
-    """What is to be done: to open a graph, to run the one that is open, or to fold one.
+    """A request: to open a graph, to run the one that is open, or to fold one.
 
     Attributes:
         opened: the path of the graph to open; "" for a run or a folding.
