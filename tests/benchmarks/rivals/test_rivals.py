@@ -75,7 +75,9 @@ def test_it_runs_and_its_profile_names_the_operators_of_both_graphs(tmp_path) ->
     (row,) = json.loads((tmp_path / "rivals.json").read_text())["results"]
     assert [*row["ways"]] == ["bundle", "torch", "onnx", "onnx-tracer"]
     assert row["left_out"] == {}
-    assert [*row["profiles"]] == ["bundle", "onnx-tracer"]
-    assert "LSTM" in row["profiles"]["onnx-tracer"]["operators"]
+    ours, best = row["profiles"]
+    assert ours == "bundle"
+    assert best in {"onnx", "onnx-tracer"}, "which of the two is faster, the machine decides"
+    assert "LSTM" in row["profiles"][best]["operators"]
     assert "FusedGemm" in row["profiles"]["bundle"]["operators"]  # a bundle's cell is taken apart; the engine fuses it
     assert (tmp_path / "rivals.md").read_text().rstrip() == done.stdout.rstrip()

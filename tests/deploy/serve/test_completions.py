@@ -188,7 +188,7 @@ def test_stop_tokens_end_a_text_and_are_no_part_of_it(served, model):
     assert answer["usage"]["completion_tokens"] == used + 1
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 1000),
     stops=st.lists(st.text(alphabet="abcdefgh eE\ufffd", min_size=1, max_size=2), max_size=4),

@@ -94,7 +94,7 @@ def test_what_does_not_fit_the_table_is_refused(model_of, changes, said):
         stream.run(fitting)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     kind=st.sampled_from(["recurrent", "growing", "counting", "words first", "time first", "lockstep"]),
     calls=st.lists(st.tuples(st.integers(1, 5), st.integers(-1, VOCABULARY), st.booleans(), st.booleans()), max_size=6),

@@ -268,7 +268,7 @@ def edited(data, edit, area):
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     container=st.sampled_from([*CONTAINERS, "pickle in a zip", "safetensors"]),
     edits=st.lists(EDITS, min_size=1, max_size=4),
