@@ -71,12 +71,6 @@ class Prepared(Protocol):
     def vectors(self, manifest: Manifest) -> dict[str, NDArray[Any]]:
         """What the self-test replays, computed by the reference."""
 
-    def rounding(self, manifest: Manifest, vectors: Mapping[str, NDArray[Any]]) -> tuple[float, float] | None:
-        """How far at most the model is from itself, between float32 and float64, in the segments of the vectors: as
-        the self-test measures log-probabilities and memory, or outputs and state. None where that is not known. It is
-        asked for when a self-test has failed.
-        """
-
     def verify(self, folder: Path, manifest: Manifest, heard: Listener) -> Parity:
         """Compare the bundle in a folder with PyTorch over chained segments."""
 

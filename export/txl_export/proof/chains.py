@@ -182,8 +182,7 @@ def run_chain(trial: Trial, chain: Planned) -> ChainErrors:
     facts = Chain(name=chain.name, streams=chain.streams, segments=0, positions=0, rows=[])
     errors, draws = ChainErrors(facts), np.random.default_rng(chain.seed)
     side = SideBySide(trial.model, trial.reference, errors, trial.bits, trial.folder, trial.handing_over)
-    known, count = trial.reference, chain.segments * chain.streams
-    source = InputSource(manifest, trial.samples, draws, count, known.large, known.below, known.flags)
+    source = source_of(manifest, trial.reference, trial.samples, chain, draws)
     source.drawn = trial.drawn
     if chain.mixed == "operations":
         _operations(trial, chain.segments, side, source, draws)
@@ -198,6 +197,14 @@ def run_chain(trial: Trial, chain: Planned) -> ChainErrors:
         trial.begun.update(source.begun)
         facts.full_from, facts.filling, facts.counting = side.full_from(), side.filling(), side.counting()
     return errors
+
+
+def source_of(
+    manifest: Manifest, known: Reference, samples: Mapping[str, Any] | None, chain: Planned, draws: np.random.Generator
+) -> InputSource:
+    """The inputs of a chain."""
+    count = chain.segments * chain.streams
+    return InputSource(manifest, samples, draws, count, known.large, known.below, known.flags)
 
 
 def calls_of(chain: Planned, source: InputSource, draws: np.random.Generator) -> Iterator[tuple[dict[str, Array], Ids]]:

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 from txl_runtime.types import Array
 
-FULL = 0.99
-"""A state is full when this share has changed of all values that ever change."""
+FULL, MOST = 0.99, 0.75
+"""A state is full when the first share has changed of all values that ever change. Where the second share had changed
+in less than half of that time, the rest did not come row by row, e.g. a channel behind a ReLU that first fires late in
+a buffer of 4 rows: the state is full with the second."""
 LAST = 8
 """A whole number that grew in each of the last eight segments is said to count, if it never shrank, or has grown since
 for longer than it was there before: the steps of an episode, when no flag comes any more. The place in a ring, which
@@ -46,9 +48,13 @@ class Filling:
 
     @property
     def full_after(self) -> int:
-        """How many segments it took until nearly everything had changed that ever did."""
+        """The number of segments that it took until nearly everything had changed that ever did."""
         most = max(self._changed, default=0)
-        return next((index + 1 for index, count in enumerate(self._changed) if count >= FULL * most), 0) if most else 0
+        full, early = (
+            next((index + 1 for index, count in enumerate(self._changed) if count >= share * most), 0) if most else 0
+            for share in (FULL, MOST)
+        )
+        return early if 2 * early < full else full
 
     @property
     def filling(self) -> bool:

@@ -8,8 +8,8 @@ says how far the model is from itself.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -18,9 +18,8 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.ladder import explained, float32_limit, no_drift_limit
 from txl_runtime.types import Array, Ids
 
-from txl_export.proof.chains import Planned, calls_of
+from txl_export.proof.chains import Planned, calls_of, source_of
 from txl_export.proof.comparing import ChainErrors, TensorErrors
-from txl_export.proof.input_source import InputSource
 from txl_export.proof.references import Reference, ReferenceStreams, run_together
 
 
@@ -61,58 +60,26 @@ class OwnRounding:
         for side in self._sides:
             side.reset(rows)
 
-    def largest(self, kind: str) -> float:
-        """The largest error of all outputs, or of all states."""
-        return max((errors.largest for name, errors in self.errors.items() if name.startswith(kind)), default=0.0)
-
-
-def rounding_of(
-    manifest: Manifest, reference: Reference, calls: Iterable[tuple[dict[str, Array], Ids]]
-) -> tuple[float, float] | None:
-    """The largest differences of outputs and of states in these segments, each relative as `Tensor` says; None for a
-    model that is not computed in both precisions.
-    """
-    sides, beside = reference.precisions(), None
-    for inputs, counts in calls if sides is not None else ():
-        beside = beside or OwnRounding(manifest, sides or (), len(counts))
-        beside.segment(inputs, counts)
-    return None if beside is None else (beside.largest("output"), beside.largest("state"))
-
-
-@dataclass(frozen=True)
-class Growing:
-    """What rounding grows in.
-
-    Attributes:
-        far: outputs and states that rounding alone takes beyond `float32_limit`, and how far they are from themselves.
-        drifting: others whose small distance from themselves becomes larger along a chain.
-    """
-
-    far: Mapping[str, float]
-    drifting: Collection[str]
-
 
 def own_rounding(
     manifest: Manifest,
     reference: Reference,
     samples: Mapping[str, Any] | None,
     chains: Sequence[tuple[Planned, ChainErrors]],
-) -> Growing:
-    """What rounding grows in in the model itself; nothing where it is not computed in both precisions.
+) -> tuple[dict[str, float], set[str]]:
+    """Run chains again in both precisions, but for those with operations.
 
-    Args:
-        manifest: of the bundle.
-        reference: the model.
-        samples: real inputs by name, or None.
-        chains: that were run, of which those without operations are run again.
+    Returns:
+        Outputs and states that rounding alone takes beyond `float32_limit`, such as "state h", with how far they are
+        from themselves; and the names of others whose small distance from themselves becomes larger along a chain.
+        Nothing where the model is not computed in both precisions.
     """
     sides, largest, drifting = reference.precisions(), dict[str, float](), set[str]()
     for chain, ran in chains:
         if sides is None or chain.mixed == "operations":
             continue
         beside, draws = OwnRounding(manifest, sides, chain.streams), np.random.default_rng(chain.seed)
-        count = chain.segments * chain.streams
-        source = InputSource(manifest, samples, draws, count, reference.large, reference.below, reference.flags)
+        source = source_of(manifest, reference, samples, chain, draws)
         for inputs, counts in islice(calls_of(chain, source, draws), ran.chain.segments):
             beside.segment(inputs, counts)
         for name, errors in beside.errors.items():
@@ -121,26 +88,23 @@ def own_rounding(
             if ends is not None and explained(ends[1]) > no_drift_limit(explained(ends[0])):
                 drifting.add(name)
     far = {name: value for name, value in largest.items() if explained(value) > float32_limit()}
-    return Growing(far, drifting - set(far))
+    return far, drifting - set(far)
 
 
-def told_apart(manifest: Manifest, free: ChainErrors, handed: ChainErrors, growing: Growing) -> ChainErrors:
-    """What to judge of one chain that ran twice: by itself (free), and segment by segment from the model's own states
-    (handed).
+def told_apart(
+    manifest: Manifest, free: ChainErrors, handed: ChainErrors, far: Collection[str], drifting: Collection[str]
+) -> ChainErrors:
+    """Merge two runs of one chain: a free one, and one that goes on from the model's own states after every segment.
 
-    Outputs and states in which rounding grows are those of the handed run. Those that only drift along with them keep
-    their own errors and have the handed run's drift. All others are those of the free run.
+    A tensor that is far has the errors of the handed run; one that only drifts along with it has its own errors and
+    the handed run's curve; any other has those of the free run.
     """
-
-    def chosen(kind: str) -> dict[str, TensorErrors]:
-        found: dict[str, TensorErrors] = {}
-        for name, errors in getattr(free, f"{kind}s").items():
-            other: TensorErrors = getattr(handed, f"{kind}s")[name]
-            if f"{kind} {name}" in growing.drifting:
-                errors.tensor.mean = other.tensor.mean
-            found[name] = other if f"{kind} {name}" in growing.far else errors
-        return found
-
+    for kind, mine, theirs in (("output", free.outputs, handed.outputs), ("state", free.states, handed.states)):
+        for name, errors in theirs.items():
+            if f"{kind} {name}" in far:
+                mine[name] = errors
+            elif f"{kind} {name}" in drifting:
+                mine[name].tensor.mean = errors.tensor.mean
     logprobs = manifest.logprobs
-    chain = handed if logprobs is not None and f"output {logprobs.name}" in growing.far else free
-    return replace(chain, outputs=chosen("output"), states=chosen("state"))
+    chain = handed if logprobs is not None and f"output {logprobs.name}" in far else free
+    return replace(chain, outputs=free.outputs, states=free.states)

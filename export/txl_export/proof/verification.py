@@ -11,6 +11,7 @@ from typing import Any
 
 from txl_report.schema.verification import Chain, Gate
 from txl_runtime.bundle.manifest import Manifest
+from txl_runtime.errors import some
 from txl_runtime.ladder import explained, rung
 from txl_runtime.listener import Listener, Silent
 from txl_runtime.model import Model, load
@@ -82,7 +83,7 @@ def verify_model(
         odd: whether to try numbers far from the usual ones and NaN, for which graphs of this project are made.
     """
     heard, bits = listener or Silent(), Bits()
-    described, extra = f"{source}, {reference.described}", tuple[Gate, ...]()
+    described, extra = f"{source}, {reference.described}", list[Gate]()
     with few_threads(reference.small), tempfile.TemporaryDirectory(prefix="txl-verify-") as place:
         model = _opened(open_model, heard)
         manifest, backend, description = model.manifest, model.backend.name, model.backend.description
@@ -100,12 +101,12 @@ def verify_model(
             chains, found = [chain for chain, _ in longer], [ran for _, ran in longer]
         if reference.resumes:
             if failing(judged(found)):
-                found, said = _told_apart(trial, chains, found)
+                found, said = _handed_over(trial, chains, found)
                 described += said
-            if odd:
-                far = precision == "fp32" and not failing(judged(found))
-                extra, told = _of_odd_inputs(model, reference, samples, heard, far)
-                advice = told or advice
+            if odd and precision == "fp32" and not failing(judged(found)):
+                extra, advice = _far_gates(trial, advice)
+            if odd and (told := hidden_nan(model, reference, samples)):
+                heard.warn(told)
         _warn(trial, held, found[0].chain, [name for name in idle_states(model, samples) if name not in idle])
         del model, trial
         compare_plain()
@@ -117,7 +118,8 @@ def verify_model(
         gates = (*judged(found), *extra)
         if not reference.resumes and (missed := failing(gates)):
             heard.stage("look whether rounding grows in the model itself")
-            advice = _explained(missed, manifest, reference, samples, list(zip(chains, found, strict=True))) or advice
+            far, _ = own_rounding(manifest, reference, samples, list(zip(chains, found, strict=True)))
+            advice = _explained(missed, far) or advice
     rounded = f", in float32 rounded to {stand_in_for} (indicative)" if stand_in_for else ""
     ran_on = "the text" if text is not None else "real inputs" if samples else "random inputs"
     return Parity(
@@ -148,59 +150,46 @@ def _run(trial: Trial, chains: Sequence[Planned]) -> list[ChainErrors]:
     return [run_chain(trial, replace(chain, name=chain.name + rule)) for chain in chains]
 
 
-def _told_apart(trial: Trial, chains: Sequence[Planned], found: list[ChainErrors]) -> tuple[list[ChainErrors], str]:
-    """What was found, and what to say of it. Where rounding grows, outputs and states are compared segment by segment,
-    each segment from the model's own state. All others are compared along whole chains, as before.
+def _handed_over(trial: Trial, chains: Sequence[Planned], found: list[ChainErrors]) -> tuple[list[ChainErrors], str]:
+    """What a failure becomes where rounding grows in the module itself, and what the report says of it.
+
+    Outputs and states in which it grows are compared segment by segment, each from the module's own state; all others
+    along whole chains, as before.
     """
     manifest, heard = trial.model.manifest, trial.listener
     heard.stage("look whether rounding grows in the module itself")
-    growing = own_rounding(manifest, trial.reference, trial.samples, list(zip(chains, found, strict=True)))
-    if not growing.far:
+    far, drifting = own_rounding(manifest, trial.reference, trial.samples, list(zip(chains, found, strict=True)))
+    if not far:
         return found, ""
-    most, names = max(growing.far.values()), ", ".join(growing.far)
+    most, names = max(far.values()), ", ".join(far)
     heard.warn(
         f"the module amplifies rounding: in float32 it is {most:.1e} away from itself in float64 in a chain; segments "
         f"are compared one by one, each from the module's own state, for {names}"
     )
     handed = _run(replace(trial, bits=Bits(), handing_over=True), chains)
-    return [told_apart(manifest, *pair, growing) for pair in zip(found, handed, strict=True)], (
+    return [told_apart(manifest, *pair, far, drifting) for pair in zip(found, handed, strict=True)], (
         f"; in float32 it is {most:.1e} away from that itself, because it amplifies rounding, so every segment begins "
         f"with its state for {names}"
     )
 
 
-def _of_odd_inputs(
-    model: Model, reference: Reference, samples: Mapping[str, Any] | None, heard: Listener, far: bool
-) -> tuple[tuple[Gate, ...], str]:
-    """The gates on numbers far from the usual ones where asked for, and what to do where one failed; NaN is told of."""
-    gates, advice = list[Gate](), ""
-    if far:
-        heard.stage("try inputs far from the usual ones")
-        gates, advice = far_gates(model, reference, samples)
-        if advice and gates[0].passed is None:
-            heard.warn(advice)
-    if told := hidden_nan(model, reference, samples):
-        heard.warn(told)
-    return tuple(gates), advice
+def _far_gates(trial: Trial, advice: str) -> tuple[list[Gate], str]:
+    """The gates on numbers far from the usual ones, and what to do where one failed, else `advice`."""
+    trial.listener.stage("try inputs far from the usual ones")
+    gates, told = far_gates(trial.model, trial.reference, trial.samples)
+    if told and gates[0].passed is None:
+        trial.listener.warn(told)
+    return gates, told or advice
 
 
-def _explained(
-    missed: Sequence[Gate],
-    manifest: Manifest,
-    reference: Reference,
-    samples: Mapping[str, Any] | None,
-    ran: Sequence[tuple[Planned, ChainErrors]],
-) -> str:
-    """What to say where the model itself is about as far from itself in float32 as the bundle is; "" elsewhere."""
-    measured = [gate for gate in missed if gate.name in KINDS]
-    if not measured:
+def _explained(missed: Sequence[Gate], far: Mapping[str, float]) -> str:
+    """What to say where the model is about as far from itself in float32 as the bundle is from it; "" elsewhere."""
+    own = {gate: max((far[n] for n in far if n.startswith(kind)), default=0.0) for gate, kind in KINDS.items()}
+    measured = [(gate.value or 0.0, own[gate.name]) for gate in missed if gate.name in own]
+    if not measured or any(value > explained(itself) for value, itself in measured):
         return ""
-    far = own_rounding(manifest, reference, samples, ran).far
-    most = {gate: max((far[n] for n in far if n.startswith(kind)), default=0.0) for gate, kind in KINDS.items()}
-    if any((gate.value or 0.0) > explained(most[gate.name]) for gate in measured):
-        return ""
-    own = max(most[gate.name] for gate in measured)
-    return f"in float32 the model is {own:.0e} from itself in the same segments: {AMPLIFIES}"
+    most = max(itself for _, itself in measured)
+    return f"in float32 the model is {most:.0e} from itself in the same segments: {AMPLIFIES}"
 
 
 def _warn(trial: Trial, held: int, longest: Chain, unused: Sequence[str]) -> None:
@@ -219,13 +208,13 @@ def _warn(trial: Trial, held: int, longest: Chain, unused: Sequence[str]) -> Non
         heard.warn(f"{name} was only tried from 0 to {most - 1}, as nothing says how large it is; give real inputs")
     for name in unused:
         heard.warn(f"state {name} changes no output of the bundle in the segments that were tried")
-    for name in longest.filling:
+    if longest.filling:
         heard.warn(
-            f"state {name} was still filling late in the chain of {segments} segments; "
-            "verify again with more --segments"
+            f"state {some(longest.filling)}: still filling late in the chain of {segments} segments; verify again with "
+            "more --segments"
         )
-    for name in longest.counting:
+    if longest.counting:
         heard.warn(
-            f"state {name} still counts after {segments} segments; what happens later was not tried, verify with more "
-            "--segments if the module does something else at some number"
+            f"state {some(longest.counting)}: still counts after {segments} segments; what happens later was not "
+            "tried, verify with more --segments if the module does something else at some number"
         )

@@ -33,7 +33,7 @@ def test_a_right_bundle_passes_every_gate():
     }
     assert sum(chain.chain.segments for chain in parity.chains) >= SEGMENTS
     assert [total for _, total in heard.stages if total is not None] == [heard.steps]
-    assert [line[:24] for line in heard.warnings] == ["state count still counts"]
+    assert [line[:25] for line in heard.warnings] == ["state count: still counts"]
     assert 0 < next(gate.value for gate in parity.gates if gate.name == STATES) < 1e-5
 
 
@@ -190,14 +190,18 @@ def test_a_fault_is_found_by_its_gate(stream, gates):
     assert refused.value.details["parity"]["passed"] is False
 
 
-def test_ids_and_whole_numbers_of_which_few_were_tried_are_named():
-    """One wrong row among 50,000 of a table passes, so it is said how many were drawn."""
+def test_what_was_not_tried_is_named_in_one_line_each():
+    """One wrong row among 50,000 of a table passes, so it is said how many were drawn; five counters are one line."""
     heard, given = Heard(), [SimpleNamespace(name="tokens", vocab=50_000), SimpleNamespace(name="x", vocab=None)]
     trial: Any = SimpleNamespace(listener=heard, begun=[], drawn={("tokens", n) for n in range(256)})
     trial.model = SimpleNamespace(manifest=SimpleNamespace(given=given))
     trial.reference = SimpleNamespace(below={"position": 64})
-    _warn(trial, 0, SimpleNamespace(segments=8, filling=(), counting=()), [])  # type: ignore[arg-type]
+    longest: Any = SimpleNamespace(segments=8, filling=("rows", "cache"), counting=("n", "offset", "end", "t", "k"))
+    _warn(trial, 0, longest, [])
     assert heard.warnings == [
         "256 of 50000 ids of tokens were tried, drawn at random",
         "position was only tried from 0 to 63, as nothing says how large it is; give real inputs",
+        "state rows, cache: still filling late in the chain of 8 segments; verify again with more --segments",
+        "state n, offset, end and 2 more: still counts after 8 segments; what happens later was not tried, verify with "
+        "more --segments if the module does something else at some number",
     ]

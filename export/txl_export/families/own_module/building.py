@@ -106,9 +106,8 @@ def write_step(
         )
     if growth not in GROWTHS:
         raise UsageError(f"growth {growth!r} is not known, expected {', '.join(GROWTHS)}")
-    for entry in plan.spec.states:
-        if entry.dtype == "int64":
-            heard.warn(f"state {entry.name} is int32 in the bundle: beyond {2**31 - 1} it begins again at {-(2**31)}")
+    if whole := [entry.name for entry in plan.spec.states if entry.dtype == "int64"]:
+        heard.warn(f"state {some(whole)}: int32 in the bundle, beyond {2**31 - 1} it begins again at {-(2**31)}")
     left_out = {f"initial.{entry.name}": entry.name for entry in plan.spec.states if entry.initial is ...}
     if kept := [name for tensor, name in left_out.items() if tensor in plan.initial_tensors]:
         heard.warn(

@@ -107,11 +107,6 @@ class PreparedStep:
         """See `Prepared`."""
         return step_vectors(self.plan, manifest)
 
-    def rounding(self, manifest: Manifest, vectors: Mapping[str, NDArray[Any]]) -> tuple[float, float] | None:
-        """See `Prepared`; what is left of it was noted when the vectors were drawn."""
-        left = vectors.get("rounding")
-        return None if left is None else (float(left), float(left))
-
     def verify(self, folder: Path, manifest: Manifest, heard: Listener) -> Parity:
         """See `Prepared`."""
         emulated = manifest.precision == EMULATED

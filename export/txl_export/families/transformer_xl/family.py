@@ -27,7 +27,6 @@ from txl_export.checkpoints.vocabularies import completed, read_vocabulary_file
 from txl_export.families.registry import VerifyRequest
 from txl_export.families.transformer_xl.building import Builder, reference_for
 from txl_export.families.transformer_xl.folding import HALF, fold, unfold
-from txl_export.families.transformer_xl.parity.oracle import Oracle
 from txl_export.families.transformer_xl.parity.vectors import selftest_vectors
 from txl_export.families.transformer_xl.parity.verification import verify_models
 from txl_export.families.transformer_xl.settings import memory_form, resolve
@@ -37,8 +36,6 @@ from txl_export.graphs.quantising import QUANTISED, dequantise, gain_error
 from txl_export.graphs.shared_weights import read_weight_file
 from txl_export.options import FOR_FILES, ExportOptions
 from txl_export.proof.parity import Parity
-from txl_export.proof.rounding import rounding_of
-from txl_export.proof.threads import few_threads
 from txl_export.proof.verification import openers
 from txl_export.token_files import read_tokens
 
@@ -65,14 +62,6 @@ class PreparedModel:
     def vectors(self, manifest: Manifest) -> dict[str, NDArray[Any]]:
         """See `Prepared`."""
         return selftest_vectors(manifest, self.builder.reference())
-
-    def rounding(self, manifest: Manifest, vectors: Mapping[str, NDArray[Any]]) -> tuple[float, float] | None:
-        """See `Prepared`."""
-        oracle = Oracle(self.builder.reference(), manifest.transformer_xl.memory)
-        steps = zip(vectors["tokens"], vectors["counts"], vectors["length"].tolist(), strict=True)
-        with few_threads(oracle.small):
-            calls = (({"tokens": tokens[:, :length]}, counts) for tokens, counts, length in steps)
-            return rounding_of(manifest, oracle, calls)
 
     def verify(self, folder: Path, manifest: Manifest, heard: Listener) -> Parity:
         """See `Prepared`."""

@@ -333,7 +333,7 @@ def test_an_episode_is_long_enough_that_a_counter_which_stops_at_100_is_found(tm
     for most in (100, 10**6):
         heard, plan = Heard(), make_plan(episodes(most, begins), batch, (length,), Silent())
         parity = verify_step(partial(load, path, "cpu"), plan, "the module itself", None, heard)
-        found[most] = bool(failing(parity)), any("count still counts" in line for line in heard.warnings)
+        found[most] = bool(failing(parity)), any("count: still counts" in line for line in heard.warnings)
         longest = parity.verification().chains[0]
         assert longest.states["count"].reached >= min(most, length * (longest.segments - FLAGGED))
     assert longest.segments - FLAGGED >= 110
