@@ -1,4 +1,4 @@
-"""What a step is verified on: chains of segments, from the beginning until every state has long been full.
+"""The chains of segments that a step is verified on: from the beginning until every state has long been full.
 
 The longest chain runs whole segments and is the one that drift is judged on. Others run every other length, and one of
 each operation of a stream in turn, at random rows and with whatever the bundle allows in between. Where the runtime
@@ -9,25 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain as iterate
 from itertools import cycle, islice, repeat
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from txl_report.schema.verification import Chain
 from txl_runtime.bundle.manifest import Manifest
-from txl_runtime.listener import Listener
-from txl_runtime.model import Model
 from txl_runtime.types import Array, Ids
 
-from txl_export.proof.bits import Bits
 from txl_export.proof.comparing import DRIFT_ROWS, ChainErrors
 from txl_export.proof.gates import drifting
 from txl_export.proof.input_source import InputSource
 from txl_export.proof.references import Reference
-from txl_export.proof.side_by_side import SideBySide
+from txl_export.proof.side_by_side import SideBySide, Trial
 
 SEGMENTS = 200
 """So many segments are chained in all, at least, where nobody knows when a state is full."""
@@ -149,39 +145,12 @@ def _affordable(manifest: Manifest) -> float:
     return WORK / (max(manifest.parameters, 1) * manifest.segment_lengths[0])
 
 
-@dataclass(frozen=True)
-class Trial:
-    """What chains are run on.
-
-    Attributes:
-        model: the bundle.
-        reference: what it should be equal to.
-        samples: real inputs by name, or None.
-        bits: what is found of bits.
-        folder: for snapshots.
-        listener: hears of progress.
-        handing_over: whether the bundle goes on from the reference's state after every segment.
-        begun: numbers of the samples that chains of whole segments read.
-        drawn: see `InputSource`.
-    """
-
-    model: Model
-    reference: Reference
-    samples: Mapping[str, Any] | None
-    bits: Bits
-    folder: Path
-    listener: Listener
-    handing_over: bool = False
-    begun: set[int] = field(default_factory=set)
-    drawn: set[tuple[str, int]] = field(default_factory=set)
-
-
 def run_chain(trial: Trial, chain: Planned) -> ChainErrors:
     """Run one chain on both sides and compare them after every segment."""
     manifest = trial.model.manifest
     facts = Chain(name=chain.name, streams=chain.streams, segments=0, positions=0, rows=[])
     errors, draws = ChainErrors(facts), np.random.default_rng(chain.seed)
-    side = SideBySide(trial.model, trial.reference, errors, trial.bits, trial.folder, trial.handing_over)
+    side = SideBySide(trial, errors)
     source = source_of(manifest, trial.reference, trial.samples, chain, draws)
     source.drawn = trial.drawn
     if chain.mixed == "operations":

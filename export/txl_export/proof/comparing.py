@@ -8,11 +8,12 @@ from dataclasses import astuple, dataclass, field
 
 import numpy as np
 from msgspec import UNSET
+from numpy.typing import NDArray
 from txl_report.schema.verification import Chain, Tensor, Unit
 from txl_runtime.ladder import limit_of
 from txl_runtime.types import Array
 
-from txl_export.proof.decades import Decades, joined
+from txl_export.proof.decades import counts_of
 from txl_export.proof.ranks import RankCounts
 
 MEMORY = "memory"
@@ -83,14 +84,14 @@ class TensorErrors:
 
     Attributes:
         tensor: what was found.
-        decades: how the errors of inexact values are spread.
+        decades: counts of the errors of inexact values, see `counts_of`.
         usual: of the values below `mask`.
     """
 
     def __init__(self, exact: bool = False, nats: bool = False, mask: float | None = None) -> None:
         self.mask = limit_of("mask") if mask is None else mask
         self.tensor = Tensor(exact=exact, nats=nats, largest=0.0, mean=[], most=[])
-        self.decades, self.usual, self._large = Decades(), Sums(), Sums()
+        self.decades, self.usual, self._large = counts_of([]), Sums(), Sums()
         self._large_relative = 0.0
         self._total, self._most, self._count, self._wrong = 0.0, 0.0, 0, False
 
@@ -185,7 +186,7 @@ class TensorErrors:
 
     def _note(self, apart: Array) -> None:
         most = or_infinite(apart.max())
-        self.decades.add(apart, most)
+        self.decades += counts_of(apart, largest=most)
         self.take(or_infinite(apart.sum()), most, apart.size)
 
 
@@ -246,10 +247,8 @@ class ChainErrors:
                     curve = [point for point in errors.tensor.mean for _ in range(every)]
                     yield name, errors, self.early_and_late(curve[: self.chain.segments])
 
-    def spread(self) -> dict[str, tuple[Unit, Decades]]:
-        """Every output that is not compared exactly; the states together, because there may be many."""
-        found: dict[str, tuple[Unit, Decades]] = {
-            name: (errors.tensor.unit, errors.decades) for name, errors in self.outputs.items() if not errors.exact
-        }
+    def spread(self) -> dict[str, tuple[Unit, NDArray[np.int64]]]:
+        """Unit and counts of every output that is not compared exactly, and of all states as one: there may be many."""
+        found = {name: (one.tensor.unit, one.decades) for name, one in self.outputs.items() if not one.exact}
         states = [errors.decades for errors in self.states.values() if not errors.exact]
-        return found | ({STATES: ("relative", joined(states))} if states else {})
+        return found | ({STATES: ("relative", np.sum(states, axis=0))} if states else {})

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from txl_runtime.ladder import limit_of
 
 from txl_export.proof.comparing import ChainErrors, TensorErrors, or_infinite
+from txl_export.proof.decades import counts_of
 
 Logprobs: TypeAlias = NDArray[np.floating]
 
@@ -57,7 +58,7 @@ class Distributions:
                 else _relative(expected, found, difference, errors.mask)
             )
             largest, total = or_infinite(float(difference.max())), or_infinite(float(difference.sum()))
-        errors.decades.add(difference, largest)
+        errors.decades += counts_of(difference, largest=largest)
         errors.take(total, largest, difference.size)
         errors.usual.count += usual.size
         errors.usual.summed += float(usual.sum())

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from msgspec import to_builtins
+from numpy.typing import NDArray
 from txl_report.schema.verification import VOCABULARY, Divergence, Errors, Gate, Spread, Text, Unit, Verification
 from txl_runtime.errors import CheckError
 from txl_runtime.ladder import limit_of
 
 from txl_export.proof.comparing import ChainErrors
-from txl_export.proof.decades import EDGES, KL_EDGES, Decades, decades_of, joined
+from txl_export.proof.decades import EDGES, KL_EDGES, counts_of
 from txl_export.proof.ranks import RankCounts
 
 AMPLIFIES = "it amplifies rounding: look whether its weights are trained, or too large"
@@ -109,14 +110,14 @@ class Parity:
 
     def _spread(self, kl: list[float]) -> Spread:
         """How errors, divergence and agreement are spread over all chains."""
-        kinds: dict[str, tuple[Unit, list[Decades]]] = {}
+        kinds: dict[str, tuple[Unit, NDArray[np.int64]]] = {}
         ranks = RankCounts()
         for chain in self.chains:
-            for name, (unit, decades) in chain.spread().items():
-                kinds.setdefault(name, (unit, []))[1].append(decades)
+            for name, (unit, counts) in chain.spread().items():
+                kinds[name] = unit, counts + (kinds[name][1] if name in kinds else 0)
             ranks = ranks.joined(chain.ranks)
-        errors = {name: Errors(unit, joined(parts).found()) for name, (unit, parts) in kinds.items()}
-        counted = decades_of(kl, KL_EDGES).found() if kl else None
+        errors = {name: Errors(unit, tuple(counts.tolist())) for name, (unit, counts) in kinds.items()}
+        counted = tuple(counts_of(kl, KL_EDGES).tolist()) if kl else None
         return Spread(self.ran_on, EDGES, errors, KL_EDGES, counted, ranks.found())
 
 

@@ -10,7 +10,7 @@ from txl_runtime.listener import Listener
 from txl_runtime.model import Model
 from txl_runtime.types import Ids
 
-from txl_export.proof.decades import Decades
+from txl_export.proof.decades import counts_of
 from txl_export.proof.references import Reference, ReferenceStreams, in_pieces
 
 TEXT_SEGMENTS, TEXT_TOKENS = 256, 2048
@@ -26,7 +26,7 @@ def compare_text(model: Model, reference: Reference, text: Ids, listener: Listen
     text = text[: max(TEXT_SEGMENTS * longest, TEXT_TOKENS) + 1]
     listener.stage("perplexity of the text", math.ceil((len(text) - 1) / longest))
     stream, truth = model.stream(1), ReferenceStreams(model.manifest, reference, 1)
-    theirs, ours, errors = 0.0, 0.0, Decades()
+    theirs, ours, errors = 0.0, 0.0, counts_of([])
     for first in range(0, len(text) - 1, longest):
         piece = text[None, first : first + longest + 1]
         counts = np.array([piece.shape[1] - 1], np.int32)
@@ -38,9 +38,11 @@ def compare_text(model: Model, reference: Reference, text: Ids, listener: Listen
         nll, found = np.concatenate(known), stream.score(piece)[0].astype(np.float64)
         theirs, ours = theirs + float(nll.sum()), ours + float(found.sum())
         with np.errstate(invalid="ignore"):  # between infinities
-            errors.add(np.abs(nll - found))
+            errors += counts_of(np.abs(nll - found))
         listener.advance()
     positions = len(text) - 1
     theirs, ours = theirs / positions, ours / positions
     relative = abs(math.expm1(ours - theirs))
-    return Text(tokens=len(text), reference_nll=theirs, runtime_nll=ours, errors=errors.found(), relative=relative)
+    return Text(
+        tokens=len(text), reference_nll=theirs, runtime_nll=ours, errors=tuple(errors.tolist()), relative=relative
+    )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from txl_runtime.bundle.tables import Output
+from txl_runtime.listener import Listener
 from txl_runtime.model import Model
 from txl_runtime.types import Array, Ids
 
@@ -24,28 +26,45 @@ CHEAP_STATE, CHEAP_ROWS, SPARSE = 64_000_000, 8_000_000, 8
 sequence than the second, are compared after every eighth segment and the last, not after each."""
 
 
-class SideBySide:
-    """One stream of the bundle and as many sequences of the reference.
+@dataclass(frozen=True)
+class Trial:
+    """The two sides of all chains, and what they share.
 
-    Args:
+    Attributes:
         model: the bundle.
         reference: what it should be equal to.
-        errors: takes what is found.
-        bits: takes what is found of bits.
+        samples: real inputs by name, or None.
+        bits: what is found of bits.
         folder: for snapshots.
+        listener: hears of progress.
         handing_over: whether the bundle goes on from the reference's state after every segment.
+        begun: numbers of the samples that chains of whole segments read.
+        drawn: see `InputSource`.
+    """
+
+    model: Model
+    reference: Reference
+    samples: Mapping[str, Any] | None
+    bits: Bits
+    folder: Path
+    listener: Listener
+    handing_over: bool = False
+    begun: set[int] = field(default_factory=set)
+    drawn: set[tuple[str, int]] = field(default_factory=set)
+
+
+class SideBySide:
+    """One stream of the bundle and as many sequences of the reference.
 
     Attributes:
         errors: what was found.
         stream: the bundle's.
     """
 
-    def __init__(
-        self, model: Model, reference: Reference, errors: ChainErrors, bits: Bits, folder: Path, handing_over: bool
-    ) -> None:
-        chain, manifest = errors.chain, model.manifest
-        self._model, self._handing_over, self._large = model, handing_over, reference.large
-        self._manifest, self.errors, self._bits, self._folder = manifest, errors, bits, folder
+    def __init__(self, trial: Trial, errors: ChainErrors) -> None:
+        chain, model, reference = errors.chain, trial.model, trial.reference
+        self._trial, self._manifest, self.errors = trial, model.manifest, errors
+        manifest = model.manifest
         self.stream = model.stream(chain.streams)
         self._truth = ReferenceStreams(manifest, reference, chain.streams)
         states = {state.name: state for state in manifest.states if not state.counted}
@@ -90,10 +109,10 @@ class SideBySide:
         after: dict[str, Array] | None = None
         if idle or not commit:
             after = self.stream.state()
-            self._bits.compare(IDLE if commit else KEPT, before, self._kept(after, idle, commit))
+            self._trial.bits.compare(IDLE if commit else KEPT, before, self._kept(after, idle, commit))
         if (chain.segments - 1) % chain.every == 0:
             self._compare_state(after)
-        if self._handing_over and commit:
+        if self._trial.handing_over and commit:
             hand_over(self.stream, manifest, self._truth.state())
 
     def _kept(self, state: dict[str, Array], idle: list[int], commit: bool) -> dict[str, Array]:
@@ -107,17 +126,17 @@ class SideBySide:
 
     def _run(self, inputs: dict[str, Array], counts: Ids, commit: bool) -> None:
         """The outputs of both sides; a function of its own so that large arrays are gone before the next segment."""
-        length = self._truth.length_of(inputs)
-        if self._large:
-            self._model.backend.release_pages()  # the reference needs the room
+        length, large = self._truth.length_of(inputs), self._trial.reference.large
+        if large:
+            self._trial.model.backend.release_pages()  # the reference needs the room
         expected = self._truth.run(inputs, counts, commit)
-        if self._large:
+        if large:
             trim()  # else the runtime's memory would come on top of what the reference has freed
         given = inputs if (counts == length).all() else poisoned(self._manifest, inputs, counts)
         found = self.stream.run(given, lengths=counts, commit=commit)
         for output in self._manifest.outputs:
             self._compare(output, expected, found.get(output.name), inputs, counts)
-        if self._large:
+        if large:
             trim()
 
     def _compare_state(self, held: dict[str, Array] | None = None) -> None:
@@ -168,7 +187,7 @@ class SideBySide:
 
     def save(self) -> None:
         """Write the bundle's state into a file, and keep the reference's."""
-        path = self._folder / "snapshot.safetensors"
+        path = self._trial.folder / "snapshot.safetensors"
         self.stream.snapshot().save(path)
         self._saved = path, self._truth.snapshot(), self.count
 

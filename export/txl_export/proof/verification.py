@@ -19,7 +19,7 @@ from txl_runtime.types import Ids
 from txl_runtime.update_rules import usable_updates
 
 from txl_export.proof.bits import Bits
-from txl_export.proof.chains import Planned, Trial, planned, run_chain, settled
+from txl_export.proof.chains import Planned, planned, run_chain, settled
 from txl_export.proof.comparing import ChainErrors
 from txl_export.proof.gates import OUTPUTS, STATES, judge
 from txl_export.proof.heap import give_back
@@ -29,6 +29,7 @@ from txl_export.proof.perplexity import compare_text
 from txl_export.proof.references import Reference
 from txl_export.proof.rounding import own_rounding, told_apart
 from txl_export.proof.same_bits import compare_bits, compare_forms
+from txl_export.proof.side_by_side import Trial
 from txl_export.proof.threads import engine_threads, few_threads
 from txl_export.proof.unused_states import idle_states
 from txl_export.proof.unusual_inputs import far_gates, hidden_nan

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from stand_ins.step_stream import ArrayModel, ArrayStream, B, NumpyReference
 from txl_export.proof.bits import Bits
-from txl_export.proof.chains import LONGER, SEGMENTS, TRIES, Planned, Trial, live_sequences, planned, run_chain, settled
+from txl_export.proof.chains import LONGER, SEGMENTS, TRIES, Planned, live_sequences, planned, run_chain, settled
+from txl_export.proof.side_by_side import Trial
 from txl_runtime.listener import Silent
 from verified_steps import failing, verified
 

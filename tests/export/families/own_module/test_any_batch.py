@@ -18,8 +18,9 @@ from txl_export.families.own_module.reference import ModuleReference
 from txl_export.families.own_module.spec import InputSpec, StateSpec, StepSpec
 from txl_export.graphs.opening import FixedBatchError
 from txl_export.proof.bits import Bits
-from txl_export.proof.chains import Planned, Trial, run_chain
+from txl_export.proof.chains import Planned, run_chain
 from txl_export.proof.gates import judge
+from txl_export.proof.side_by_side import Trial
 from txl_runtime import load
 from txl_runtime.bundle.open_batch import BATCH
 from txl_runtime.bundle.reading import open_bundle
