@@ -20,6 +20,7 @@ import torch
 from txl_runtime.bundle.reading import Bundle
 from txl_runtime.bundle.tables import Program
 from txl_runtime.errors import BackendError, one_line
+from txl_runtime.host.onnxruntime_cpu import WEIGHTS_FOLDER
 from txl_runtime.host.placements import open_placements
 from txl_runtime.installing import pip_line
 from txl_runtime.ladder import BISECT
@@ -28,7 +29,6 @@ from txl_runtime.types import Array
 
 from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_export.families.transformer_xl.points import mark, segment_of, traced
-from txl_export.proof.lost_numbers import session
 
 SEGMENTS = 3
 
@@ -78,7 +78,7 @@ def bisect_against_reference(bundle: Bundle, reference: PaperModel) -> Bisection
     if manifest.precision == "bf16":
         raise BackendError(f"{bundle.path}: its precision is bf16, which ONNX Runtime cannot run here; bisect fp16")
     data, names = mark(bundle, program)
-    opened = session(bundle, data)
+    opened = _session(bundle, data)
     draws = np.random.default_rng(0)
     memory, feeds = reference.initial_memory(manifest.batch_size), _first_feeds(bundle, program)
     places = tuple(Place(point, 0.0, 0.0) for point in names)
@@ -94,6 +94,16 @@ def bisect_against_reference(bundle: Bundle, reference: PaperModel) -> Bisection
             break
     limit = BISECT[manifest.precision]
     return Bisection(f"ONNX Runtime, {program.name}", f"the reference in {reference.dtype}", limit, places)
+
+
+def _session(bundle: Bundle, graph: bytes) -> Any:
+    """One of ONNX Runtime on the CPU, for a graph with the bundle's weights."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.add_session_config_entry(WEIGHTS_FOLDER, str(bundle.path))
+    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
 
 def bisect_engine(bundle: Bundle, target: str) -> Bisection:
