@@ -25,6 +25,7 @@ from txl_runtime.bundle.manifest import FORMAT, FORMAT_VERSION, Manifest
 from txl_runtime.bundle.open_batch import BATCH
 from txl_runtime.errors import UsageError
 from txl_runtime.listener import Silent
+from verified_steps import Heard
 
 
 class Policy(nn.Module):
@@ -385,6 +386,18 @@ def test_initial_tensors_are_in_the_weight_file(tmp_path):
     assert torch.equal(stored["initial.c"], torch.linspace(-1, 1, 24))
     assert [state.initial for state in written.states] == [None, "initial.c"]
     assert [state.batch_axis for state in written.states] == [1, 1]
+
+
+class Counting(nn.Module):
+    def forward(self, x, n, m):
+        return x + (n + m)[:, None], n + 1, m + 2
+
+
+def test_all_counters_of_int64_are_one_note(tmp_path):
+    states, heard = [StateSpec(name, ("B",), dtype="int64") for name in ("n", "m")], Heard()
+    plan = plan_of(StepSpec(Counting(), [InputSpec("x", ("B", 4))], states, ["y"]), lengths=(1,))
+    write_step(tmp_path, plan, "fp32", "auto", heard)
+    assert heard.warnings == ["state n, m: int32 in the bundle, beyond 2147483647 it begins again at -2147483648"]
 
 
 def test_an_idle_sequence_keeps_its_state_bit_for_bit(tmp_path):
