@@ -117,7 +117,7 @@ def verify_model(
             found, chains = found + _run(trial, brief), chains + brief
             del trial
         gates = (*judged(found), *extra)
-        if not reference.resumes and (missed := failing(gates)):
+        if not reference.resumes and (missed := [gate for gate in failing(gates) if gate.name in KINDS]):
             heard.stage("look whether rounding grows in the model itself")
             far, _ = own_rounding(manifest, reference, samples, list(zip(chains, found, strict=True)))
             advice = _explained(missed, far) or advice
@@ -184,13 +184,11 @@ def _far_gates(trial: Trial, advice: str) -> tuple[list[Gate], str]:
 
 
 def _explained(missed: Sequence[Gate], far: Mapping[str, float]) -> str:
-    """What to say where the model is about as far from itself in float32 as the bundle is from it; "" elsewhere."""
-    own = {gate: max((far[n] for n in far if n.startswith(kind)), default=0.0) for gate, kind in KINDS.items()}
-    measured = [(gate.value or 0.0, own[gate.name]) for gate in missed if gate.name in own]
-    if not measured or any(value > explained(itself) for value, itself in measured):
+    """Advice where the model is about as far from itself in float32 as the bundle is from it; "" elsewhere."""
+    own = [max((far[n] for n in far if n.startswith(KINDS[gate.name])), default=0.0) for gate in missed]
+    if any((gate.value or 0.0) > explained(itself) for gate, itself in zip(missed, own, strict=True)):
         return ""
-    most = max(itself for _, itself in measured)
-    return f"in float32 the model is {most:.0e} from itself in the same segments: {AMPLIFIES}"
+    return f"in float32 the model is {max(own):.0e} from itself in the same segments: {AMPLIFIES}"
 
 
 def _warn(trial: Trial, held: int, longest: Chain, unused: Sequence[str]) -> None:
