@@ -25,27 +25,20 @@ def test_a_state_that_never_changes_is_full_and_one_that_was_absent_is_full_when
     assert after([[1.0, 2.0]] * 3, fresh=None).full_after == 1
 
 
-def relu(late: int) -> list[np.ndarray]:
-    """A buffer of 4 rows and 24 channels behind a ReLU, after each of 120 segments; so many channels fire late."""
+@pytest.mark.parametrize("late", [0, 3])
+def test_channels_that_fire_late_are_no_rows_that_are_still_to_come(late):
+    """A buffer of 4 rows and 24 channels behind a ReLU; so many channels fire in segment 70 first."""
     draws = np.random.default_rng(0)
     values = [np.maximum(draws.standard_normal((4, 24)), 0) for _ in range(120)]
     for one in values[:70]:
         one[:, :late] = 0
-    return values
+    assert after(values, np.zeros((4, 24))).full_after < 10
 
 
-@pytest.mark.parametrize("late", [0, 3])
-def test_channels_that_fire_late_are_no_rows_that_are_still_to_come(late):
-    state = after(relu(late), np.zeros((4, 24)))
-    assert not state.filling
-    assert state.full_after < 10
-
-
-def test_rows_that_come_one_by_one_are_full_with_the_last_of_them():
-    rows = [np.arange(100) < count for count in range(1, 121)]
-    assert after(rows, np.zeros(100)).full_after == 99
-    late = [np.zeros(100)] * 10 + rows[:110]
-    assert after(late, np.zeros(100)).full_after == 109, "also where an episode of ten segments came before"
+@pytest.mark.parametrize("before", [0, 10])
+def test_rows_that_come_one_by_one_are_full_with_the_last_of_them(before):
+    rows = [np.arange(100) < count - before for count in range(1, 121)]
+    assert after(rows, np.zeros(100)).full_after == 99 + before, "also behind an episode of ten segments"
 
 
 @pytest.mark.parametrize(
