@@ -10,9 +10,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -62,8 +60,8 @@ def _imported(path: Path) -> ModuleType:
     """The file as a module under its own name: torch.export asks for its source by that."""
     path = path.resolve()
     name = path.stem if path.stem.isidentifier() else "own_module"
-    taken = sys.modules.get(name)
-    if (taken is not None and getattr(taken, "__file__", None) != str(path)) or _is_another(name, path):
+    taken, hides = sys.modules.get(name), _is_another(name, path)
+    if (taken is not None and getattr(taken, "__file__", None) != str(path)) or hides:
         name = f"{name}_{zlib.crc32(str(path).encode()):08x}"  # the other module keeps its name
     source = importlib.util.spec_from_file_location(name, path)
     if source is None or source.loader is None:
@@ -74,8 +72,10 @@ def _imported(path: Path) -> ModuleType:
     try:
         with own_code(f"{path.name} cannot be imported"):
             source.loader.exec_module(module)
-    except BaseException:
+    except BaseException as error:
         sys.modules.pop(name, None)
+        if hides and isinstance(error, OwnCodeError) and f"'{path.stem}'" in str(error):  # silero.py: import silero
+            raise OwnCodeError(f"{error}; rename {path.name}, which hides the package", error.frames) from error
         raise
     return module
 
@@ -83,25 +83,10 @@ def _imported(path: Path) -> ModuleType:
 def _is_another(name: str, path: Path) -> bool:
     """Whether a module of Python's or an installed package has this name, and may be imported by it later."""
     try:
-        return name in sys.stdlib_module_names or _elsewhere(name, path) is not None
+        places = [place for place in sys.path if Path(place or ".").resolve() != path.parent]
+        return name in sys.stdlib_module_names or PathFinder.find_spec(name, places) is not None
     except (ImportError, ValueError):
         return False
-
-
-def _elsewhere(name: str, path: Path) -> ModuleSpec | None:
-    """What has the name of a file, and does not lie beside it."""
-    places = [place for place in sys.path if Path(place or ".").resolve() != path.parent]
-    return PathFinder.find_spec(name, places)
-
-
-@dataclass(frozen=True)
-class _Package(MetaPathFinder):
-    """Lets a file import the package that has the file's own name, which it would find in itself."""
-
-    path: Path
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        return _elsewhere(name, self.path) if name == self.path.stem else None
 
 
 @contextmanager
@@ -165,14 +150,11 @@ def _takes(signature: inspect.Signature, *arguments: Any) -> bool:
 def _as_a_script(path: Path) -> Iterator[None]:
     """With the path and the arguments that Python would give the file: none, of this command's."""
     folder, arguments, here = path.resolve().parent, sys.argv, Path.cwd()
-    package = _Package(path.resolve())
     sys.path.insert(0, str(folder))
-    sys.meta_path.insert(0, package)
     sys.argv = [str(path)]
     try:
         yield
     finally:
-        sys.meta_path.remove(package)
         sys.argv = arguments
         os.chdir(here)  # the bundle goes where the command was given
         if str(folder) in sys.path:

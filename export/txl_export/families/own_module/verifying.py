@@ -18,7 +18,7 @@ from txl_export.families.own_module.attributes import same_bits
 from txl_export.families.own_module.identity import own_tensors, tensors_id
 from txl_export.families.own_module.plan import Plan
 from txl_export.families.own_module.reference import ModuleReference
-from txl_export.families.own_module.sizes import in_bundle, output_specs
+from txl_export.families.own_module.sizes import in_bundle
 from txl_export.families.own_module.spec import StepSpec
 from txl_export.graphs.shared_weights import read_weight_file
 from txl_export.proof.parity import Parity
@@ -77,7 +77,7 @@ _Table = dict[str, tuple[Any, ...]]
 
 def _tables(spec: StepSpec, manifest: Manifest) -> list[tuple[str, _Table, _Table]]:
     """Inputs, outputs and states by name: of a specification and of a manifest, as far as it says them."""
-    batch, outputs = manifest.batch_size, output_specs(spec)
+    batch, outputs = manifest.batch_size, spec.output_specs
     told = {entry.name: entry.shape for entry in outputs if entry.shape is not None}
     return [
         (

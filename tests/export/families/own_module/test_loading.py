@@ -112,6 +112,20 @@ def test_a_file_named_as_a_module_that_is_not_imported_yet_leaves_the_name_free(
         assert name not in sys.modules
 
 
+@pytest.mark.parametrize(
+    "line", ["import msgpack_twin.parts", "from msgpack_twin import Packer", "msgpack_twin.Packer"]
+)
+def test_a_file_that_imports_the_package_of_its_own_name_is_told_to_have_another(line, file, tmp_path):
+    package = tmp_path / "installed" / "msgpack_twin"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("Packer = 3\n")
+    path = file(f"import msgpack_twin\n{line}\n{GOOD}", "msgpack_twin.py")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(package.parent))
+        error = str(refusal(f"{path}:build", kind=OwnCodeError))
+    assert error.endswith("; rename msgpack_twin.py, which hides the package")
+
+
 def test_a_step_may_import_a_module_beside_its_file(file):
     file("GAIN = 2\n", "beside_the_step.py")
     path = file(GOOD.replace("return h * 1, h", "import beside_the_step\n        return h * beside_the_step.GAIN, h"))
@@ -222,7 +236,7 @@ def test_a_file_is_said_to_run_where_there_is_one(file, tmp_path):
 
 def test_tables_that_are_none_are_refused_at_once(file):
     path = file(GOOD.replace('[InputSpec("x", ("B", 3))]', '[("x", ("B", 3))]'))
-    with pytest.raises(UsageError, match="one of the inputs is a tuple, expected InputSpec"):
+    with pytest.raises(UsageError, match=r"inputs is .*, expected a list of one or more InputSpec"):
         read_source(f"{path}:build", None)
 
 
