@@ -30,7 +30,7 @@ def dependence(tries: Tries, length: int) -> str:
         if state.grows is not None or state.initial is None:
             return f"state {state.name} {'grows' if state.grows is not None else 'is absent at first'}"
     for what, entries in (("state", spec.states), ("output", spec.output_specs)):
-        if shared := [entry.name for entry in entries if entry.axes.batch is None]:  # type: ignore[attr-defined]
+        if shared := [entry.name for entry in entries if entry.axes.batch is None]:
             return f"{what} {shared[0]} has no batch axis"
     return influence(tries, length)
 

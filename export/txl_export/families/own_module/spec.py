@@ -199,8 +199,8 @@ class StepSpec(_Typed):
             words = " or ".join(kind.__name__ for kind in kinds)
             self._expect(field, right, f"a list of {'one or more ' * (field != 'states')}{words}")
         self._expect("step", self.step is None or callable(self.step), "a function of (module, inputs, states)")
-        words = self.vocabulary is None or isinstance(self.vocabulary, str | Path | Mapping)
-        self._expect("vocabulary", words, "the path of a file, or a dictionary such as {'kind': 'bytes'}")
+        readable = self.vocabulary is None or isinstance(self.vocabulary, str | Path | Mapping)
+        self._expect("vocabulary", readable, "the path of a file, or a dictionary such as {'kind': 'bytes'}")
         names = [one.name for one in (*self.inputs, *self.output_specs)]
         right = len(set(names)) == len(names) and not any(map(_TAKEN.match, names))
         expected = "each once, and none of valid (lengths=True gives it), fill, head and state.…"
