@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
 import linecache
@@ -41,14 +42,13 @@ def load_spec(target: str, weights: str | None) -> StepSpec:
         found = "is a folder" if path.is_dir() else "no such file"
         raise UsageError(f"{file}: {found}; {EXPECTED}")
     with _as_a_script(path):
-        module = _imported(path)
-        function = _function(module, name, path)
-        call = _call(function, weights, f"{path.name}:{name}")
+        function = _function(_imported(path), name, path)
+        arguments = _arguments(function, weights, f"{path.name}:{name}")
         try:
             with own_code(f"{path.name}:{name} failed"):
-                spec = call()
+                spec = function(*arguments)
         except OwnCodeError as error:
-            if weights is None and call is not function:  # it was given None
+            if arguments == (None,):
                 raise OwnCodeError(f"{error}; no --weights were given", error.frames) from error
             raise
     if not isinstance(spec, StepSpec):
@@ -60,8 +60,8 @@ def _imported(path: Path) -> ModuleType:
     """The file as a module under its own name: torch.export asks for its source by that."""
     path = path.resolve()
     name = path.stem if path.stem.isidentifier() else "own_module"
-    taken, hides = sys.modules.get(name), _is_another(name, path)
-    if (taken is not None and getattr(taken, "__file__", None) != str(path)) or hides:
+    taken = sys.modules.get(name)
+    if (taken is not None and getattr(taken, "__file__", None) != str(path)) or _is_another(name, path):
         name = f"{name}_{zlib.crc32(str(path).encode()):08x}"  # the other module keeps its name
     source = importlib.util.spec_from_file_location(name, path)
     if source is None or source.loader is None:
@@ -72,10 +72,8 @@ def _imported(path: Path) -> ModuleType:
     try:
         with own_code(f"{path.name} cannot be imported"):
             source.loader.exec_module(module)
-    except BaseException as error:
+    except BaseException:
         sys.modules.pop(name, None)
-        if hides and isinstance(error, OwnCodeError) and f"'{path.stem}'" in str(error):  # silero.py: import silero
-            raise OwnCodeError(f"{error}; rename {path.name}, which hides the package", error.frames) from error
         raise
     return module
 
@@ -114,36 +112,24 @@ def _function(module: ModuleType, name: str, path: Path) -> Callable[..., Any]:
         return found  # type: ignore[no-any-return]
     if found is not None:
         raise UsageError(f"{name} of {path.name} is a {type(found).__name__}, {EXPECTED}")
-    own = [
-        key
-        for key, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == module.__name__ and not key.startswith("_")
-    ]
+    made = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+    own = [key for key in made if inspect.isfunction(vars(module)[key]) and not key.startswith("_")]
     raise UsageError(f"{path.name} has no {name}; its functions are {', '.join(own) or 'none'}; {EXPECTED}")
 
 
-def _call(function: Callable[..., Any], weights: str | None, name: str) -> Callable[[], Any]:
-    """The call with weights, or without where the function takes none."""
+def _arguments(function: Callable[..., Any], weights: str | None, name: str) -> tuple[str | None, ...]:
+    """The weights, or nothing where the function takes none."""
     try:
         signature = inspect.signature(function)
     except ValueError:
-        return lambda: function(weights)
-    with_weights, without = _takes(signature, weights), _takes(signature)
-    if with_weights:
-        return lambda: function(weights)
-    if not without:
-        raise UsageError(f"{name} needs the arguments {signature}, expected one: {name.rpartition(':')[2]}(weights)")
-    if weights is not None:
-        raise UsageError(f"{name} takes no weights, and {weights} was given; leave out --weights or take them")
-    return function
-
-
-def _takes(signature: inspect.Signature, *arguments: Any) -> bool:
-    try:
-        signature.bind(*arguments)
-    except TypeError:
-        return False
-    return True
+        return (weights,)
+    for arguments in ((weights,), ()):
+        with contextlib.suppress(TypeError):
+            signature.bind(*arguments)
+            if arguments or weights is None:
+                return arguments
+            raise UsageError(f"{name} takes no weights, and {weights} was given; leave out --weights or take them")
+    raise UsageError(f"{name} needs the arguments {signature}, expected one: {name.rpartition(':')[2]}(weights)")
 
 
 @contextmanager
@@ -154,6 +140,10 @@ def _as_a_script(path: Path) -> Iterator[None]:
     sys.argv = [str(path)]
     try:
         yield
+    except OwnCodeError as error:
+        if f"'{path.stem}'" in str(error) and _is_another(path.stem, path):  # silero.py has "import silero"
+            raise OwnCodeError(f"{error}; rename {path.name}, which hides {path.stem}", error.frames) from error
+        raise
     finally:
         sys.argv = arguments
         os.chdir(here)  # the bundle goes where the command was given

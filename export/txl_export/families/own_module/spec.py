@@ -33,7 +33,7 @@ LOGITS = ("logits", "logprobs")
 _WORD = r"^[A-Za-z_][A-Za-z0-9_.]*\Z"
 _TAKEN = re.compile(rf"({VALID}|fill|head)\Z|state\.")
 _Name = Annotated[str, Meta(pattern=_WORD, description="letters, digits, _ and . after a letter or _")]
-_Shape = Annotated[Shape, Meta(description="a tuple of whole numbers from 1, 'B' and, but for states, 'L'")]
+_SHAPE = Meta(description="a tuple of whole numbers from 1, 'B' and 'L'")
 _Dtype = Annotated[str, Meta(pattern=r"^(float32|int32|int64|bool)\Z", description="float32, int32, int64 or bool")]
 _Count = Annotated[int, Meta(ge=1)]
 
@@ -51,18 +51,14 @@ class _Typed:
                     object.__setattr__(self, field, msgspec.convert(getattr(self, field), kind))
                 except msgspec.ValidationError:
                     self._expect(field, False, meta.description)
+        shape = list(getattr(self, "shape", None) or ())
+        self._expect("shape", shape.count("B") < 2 and shape.count("L") < 2, "'B' and 'L' once at most")
 
     def _expect(self, field: str, right: object, expected: str, *found: object) -> None:
         if not right:
             whose = type(self).__name__ + (f"({self.name!r})" if hasattr(self, "name") else "")
             said = reprlib.repr(found[0] if found else getattr(self, field))
             raise UsageError(f"{whose}: {field} is {said}, expected {expected}")
-
-    def _once(self, shape: Shape, letters: str) -> None:
-        left = [size for size in shape if isinstance(size, str)]
-        self._expect(
-            "shape", len(set(left)) == len(left) and set(left) <= set(letters), f"no letter twice, and {letters}"
-        )
 
 
 @dataclass(frozen=True)
@@ -79,14 +75,13 @@ class InputSpec(_Typed):
     """
 
     name: _Name
-    shape: _Shape
+    shape: Annotated[Shape, _SHAPE]
     dtype: _Dtype = "float32"
     tokens: Annotated[_Count | None, Meta(description="V, the number of token ids")] = None
     lookahead: Annotated[int, Meta(ge=0, description="a whole number of positions")] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._once(self.shape, "BL")
         self._expect("lookahead", self.lookahead == 0 or self.axes.positions, "0, or 'L' in its shape")
         ids = self.tokens is None or self.module_dtype in ("int32", "int64")
         self._expect("dtype", ids, "int32 or int64 for token ids")
@@ -119,7 +114,7 @@ class StateSpec(_Typed):
     """
 
     name: _Name
-    shape: _Shape
+    shape: Annotated[Shape, _SHAPE]
     dtype: _Dtype = "float32"
     initial: Any = ...
     attribute: Annotated[str | None, Meta(description="a path such as layers.0.memory")] = None
@@ -127,7 +122,7 @@ class StateSpec(_Typed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._once(self.shape, "B")
+        self._expect("shape", "L" not in self.shape, "whole numbers and 'B': a state has no positions")
         rows = self.grows is None or self.shape[self.grows : self.grows + 1] not in ((), ("B",))
         self._expect("grows", rows, "an axis of its shape that is not 'B'")
 
@@ -149,12 +144,8 @@ class OutputSpec(_Typed):
     """
 
     name: _Name
-    shape: Annotated[Shape | None, _Shape.__metadata__[0]] = None
+    shape: Annotated[Shape | None, _SHAPE] = None
     role: Annotated[_Name | None, Meta(description="a word such as logits or value")] = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._once(self.shape or (), "BL")
 
     @cached_property
     def axes(self) -> Axes:

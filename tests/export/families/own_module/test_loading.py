@@ -123,7 +123,7 @@ def test_a_file_that_imports_the_package_of_its_own_name_is_told_to_have_another
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(package.parent))
         error = str(refusal(f"{path}:build", kind=OwnCodeError))
-    assert error.endswith("; rename msgpack_twin.py, which hides the package")
+    assert error.endswith("; rename msgpack_twin.py, which hides msgpack_twin")
 
 
 def test_a_step_may_import_a_module_beside_its_file(file):

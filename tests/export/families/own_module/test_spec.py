@@ -45,7 +45,7 @@ ENTRIES = [
     (lambda: InputSpec("x", "B"), "shape is 'B', expected a tuple"),
     (lambda: InputSpec("x", ("B", 0)), "shape is ('B', 0), expected"),
     (lambda: InputSpec("x", ("B", "T")), "shape is ('B', 'T'), expected"),
-    (lambda: InputSpec("x", ("B", "B")), "expected no letter twice"),
+    (lambda: InputSpec("x", ("B", "B")), "expected 'B' and 'L' once at most"),
     (lambda: InputSpec("x", ("B", 4), dtype="float64"), "dtype is 'float64', expected float32, int32, int64 or bool"),
     (lambda: InputSpec("x", ("B",), tokens=0), "tokens is 0, expected V, the number of token ids"),
     (lambda: InputSpec("x", ("B",), tokens=True), "tokens is True"),
