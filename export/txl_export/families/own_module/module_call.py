@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 from txl_runtime.errors import UsageError
+from txl_runtime.selftest import relative_difference
 
 from txl_export.families.own_module.attributes import leaves, put, value_at
 from txl_export.families.own_module.own_code import own_code
 from txl_export.families.own_module.sizes import TORCH, States, fresh_states, measured, random_inputs, shown
-from txl_export.families.own_module.spec import VALID, StateSpec, StepSpec
+from txl_export.families.own_module.spec import VALID, StepSpec
 
 Tensors: TypeAlias = Mapping[str, Tensor]
 Held: TypeAlias = Mapping[str, Tensor | None]
@@ -95,9 +96,10 @@ class Eager:
         """The call itself; attributes that are states are copies of what is given, and put back afterwards."""
         module, entries = self.spec.module, self.spec.states
         given = {entry.name: self._cast(inputs[entry.name], entry.module_dtype) for entry in self.spec.inputs}
-        held = {entry.name: self._held(states.get(entry.name), entry) for entry in entries}
         kept = {entry.attribute: entry for entry in entries if entry.attribute is not None}
         found = {path: value_at(module, path) for path in kept}
+        held = {entry.name: self._cast(states.get(entry.name), entry.dtype) for entry in entries}
+        held |= {one.name: held[one.name].clone() for one in kept.values() if held[one.name] is not None}
         for path, entry in kept.items():
             put(module, path, held[entry.name])
         try:
@@ -109,25 +111,19 @@ class Eager:
                 put(module, path, value)
         return RawStep(given, held, outputs, {entry.name: after[entry.name] for entry in entries})
 
-    def _cast(self, tensor: Tensor, dtype: str) -> Tensor:
-        return tensor.to(self.dtype if dtype == "float32" else TORCH[dtype])
-
-    def _held(self, tensor: Tensor | None, entry: StateSpec) -> Tensor | None:
-        if tensor is None:
-            return None
-        tensor = self._cast(tensor, entry.dtype)
-        return tensor if entry.attribute is None else tensor.clone()
+    def _cast(self, tensor: Any, dtype: str) -> Any:
+        return None if tensor is None else tensor.to(self.dtype if dtype == "float32" else TORCH[dtype])
 
     def _check(self, step: RawStep, batch_size: int, length: int) -> None:
         """Hold what came back against the specification: dtypes and sizes."""
         sizes = f"for B = {batch_size} and L = {length}"
         for entry in self.spec.output_specs:
             wanted = None if entry.shape is None else entry.axes.sizes(batch_size, length)
-            _compare(f"output {entry.name}", step.outputs[entry.name], {*TORCH.values(), self.dtype}, wanted, sizes)
+            _compare(f"output {entry.name} {sizes}", step.outputs[entry.name], {*TORCH.values(), self.dtype}, wanted)
         for state in self.spec.states:
-            dtypes = {torch.float32, self.dtype} if state.dtype == "float32" else {TORCH[state.dtype]}
-            wanted = state.axes.sizes(batch_size, 0)
-            _compare(f"state {state.name}", step.after[state.name], dtypes, wanted, sizes, state.grows)
+            dtypes, wanted = {TORCH[state.dtype]}, state.axes.sizes(batch_size, 0)
+            dtypes |= {self.dtype} if state.dtype == "float32" else set()
+            _compare(f"state {state.name} {sizes}", step.after[state.name], dtypes, wanted, state.grows)
 
 
 class Tries:
@@ -199,18 +195,12 @@ def called(
 
 
 def _described(results: Any) -> str:
-    if isinstance(results, (tuple, list)):
-        return f"a {type(results).__name__} of {len(results)}"
-    return "one tensor" if isinstance(results, Tensor) else f"a {type(results).__name__}"
+    several = f" of {len(results)}" if isinstance(results, tuple | list) else ""
+    return "one tensor" if isinstance(results, Tensor) else f"a {type(results).__name__}{several}"
 
 
 def _compare(
-    what: str,
-    found: Any,
-    dtypes: set[torch.dtype],
-    wanted: tuple[int, ...] | None,
-    sizes: str,
-    grows: int | None = None,
+    what: str, found: Any, dtypes: set[torch.dtype], wanted: tuple[int, ...] | None, grows: int | None = None
 ) -> None:
     """Refuse a result that is no tensor of one of the dtypes and the sizes wanted, of which one may be smaller."""
     if isinstance(found, FakeTensor):
@@ -227,7 +217,7 @@ def _compare(
     if found.dtype not in dtypes or not fits:
         most = "" if grows is None else f" with at most {wanted[grows]} on axis {grows}"
         raise UsageError(
-            f"{what} comes back as {_words([found.dtype])} {shown(shape)} {sizes}, expected "
+            f"{what} comes back as {_words([found.dtype])} {shown(shape)}, expected "
             f"{_words({found.dtype} & dtypes or dtypes)} {shown(wanted)}{most}; correct the module or its specification"
         )
 
@@ -286,14 +276,5 @@ def _agree(single: Eager, double: Eager, batch_size: int, length: int) -> bool:
 
 
 def difference(one: Tensor, other: Tensor) -> float:
-    """The largest difference of two tensors of one shape, divided by the second's largest value where that is above 1.
-
-    NaN where either holds one.
-    """
-    if not other.numel():
-        return 0.0
-    apart = (one.double() - other.double()).abs()
-    apart = torch.where(one == other, torch.zeros_like(apart), apart)  # infinite on both sides
-    finite = other.double().abs()
-    largest = float(torch.where(finite.isfinite(), finite, torch.zeros_like(finite)).max())
-    return float(apart.max()) / max(1.0, largest)
+    """See `relative_difference`."""
+    return relative_difference(one.detach().numpy(), other.detach().numpy())

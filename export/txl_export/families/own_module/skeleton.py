@@ -160,17 +160,9 @@ def _called(part: Part, name: str) -> tuple[Layer, ...]:
 
 
 def _length(part: Part) -> int | None:
-    """How many places a list has whose parts are all numbered; None for another module.
-
-    Raises:
-        CheckpointError: the numbers are far apart.
-    """
-    if not part.parts or not all(re.fullmatch(r"0|[1-9][0-9]{0,8}", name) for name in part.parts):
-        return None
-    length = max(map(int, part.parts)) + 1
-    if length > 64 + 4 * len(part.parts):
-        raise CheckpointError(f"a part has the number {length - 1} of {len(part.parts)} parts; write it by hand")
-    return length
+    """How many places a list has whose parts are all numbered, below 10,000; None for another module."""
+    numbered = part.parts and all(re.fullmatch(r"0|[1-9][0-9]{0,3}", name) for name in part.parts)
+    return max(map(int, part.parts)) + 1 if numbered else None
 
 
 def _items(part: Part) -> list[tuple[str, Part]]:

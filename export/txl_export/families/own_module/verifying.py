@@ -78,13 +78,13 @@ _Table = dict[str, tuple[Any, ...]]
 def _tables(spec: StepSpec, manifest: Manifest) -> list[tuple[str, _Table, _Table]]:
     """Inputs, outputs and states by name: of a specification and of a manifest, as far as it says them."""
     told = {one.name for one in spec.output_specs if one.shape is not None}
-    ours = [
+    ours: list[_Table] = [
         {one.name: (in_bundle(one.module_dtype), *one.shape, *_beside(one)) for one in spec.inputs},
         {one.name: tuple(one.shape or ()) for one in spec.output_specs},
         {one.name: (in_bundle(one.dtype), *one.axes.sizes(manifest.batch_size, 0)) for one in spec.states},
         {"valid" if spec.lengths else "exact": ()},
     ]
-    theirs = [
+    theirs: list[_Table] = [
         {one.name: (one.dtype, *one.shape, *_beside(one)) for one in manifest.inputs if one.role != "valid"},
         {one.name: tuple(one.shape) if one.name in told else () for one in manifest.outputs},
         {one.name: (one.dtype, *one.shape) for one in manifest.states},
