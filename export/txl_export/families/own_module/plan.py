@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal, cast
 
 from torch import Tensor
 from txl_runtime.bundle.axes import Axes
@@ -78,32 +77,27 @@ class Plan:
     @cached_property
     def inputs(self) -> tuple[Input, ...]:
         """What programs read beside the states, as a manifest has it."""
-        table = [
-            Input(
-                name=entry.name,
-                dtype=in_bundle(entry.module_dtype),  # type: ignore[arg-type]
-                shape=entry.shape,  # type: ignore[arg-type]
-                role="feature" if entry.tokens is None else "tokens",
-                vocab=entry.tokens,
-                lookahead=entry.lookahead,
-            )
-            for entry in self.spec.inputs
-        ]
+        table = []
+        for entry in self.spec.inputs:
+            facts: dict[str, Any] = {
+                "dtype": in_bundle(entry.module_dtype),
+                "shape": entry.shape,
+                "vocab": entry.tokens,
+            }
+            role: Any = "feature" if entry.tokens is None else "tokens"
+            table.append(Input(name=entry.name, role=role, lookahead=entry.lookahead, **facts))
         valid = Input(name=VALID, dtype="int32", shape=("B",), role="valid")
         return (*table, valid) if self.reads_valid else tuple(table)
 
     @cached_property
     def results(self) -> tuple[Output, ...]:
         """What programs return beside the states, as a manifest has it; logits have become log-probabilities."""
-        return tuple(
-            Output(
-                name=entry.name,
-                dtype="float32" if entry.role == "logits" else self.output_dtypes[entry.name],  # type: ignore[arg-type]
-                shape=entry.shape,  # type: ignore[arg-type]
-                role="logprobs" if entry.role == "logits" else entry.role or "feature",
-            )
-            for entry in self.outputs
-        )
+        table = []
+        for entry in self.outputs:
+            dtype: Any = "float32" if entry.role == "logits" else self.output_dtypes[entry.name]
+            role, shape = "logprobs" if entry.role == "logits" else entry.role or "feature", cast(Any, entry.shape)
+            table.append(Output(name=entry.name, dtype=dtype, shape=shape, role=role))
+        return tuple(table)
 
     @cached_property
     def states(self) -> tuple[StateTensor, ...]:
@@ -117,20 +111,23 @@ class Plan:
         return {name: value.clone().contiguous() for name, value in found.items() if isinstance(value, Tensor)}
 
     def _state(self, entry: StateSpec) -> StateTensor:
-        shape, named = entry.axes.sizes(self.batch_size, 0), f"initial.{entry.name}"
-        has_tensor = named in self.initial_tensors
-        value = None if entry.grows is not None or has_tensor else initial_value(self.spec, entry)
+        shape, value, dtype = (
+            entry.axes.sizes(self.batch_size, 0),
+            initial_value(self.spec, entry),
+            in_bundle(entry.dtype),
+        )
+        held = f"initial.{entry.name}" if isinstance(value, Tensor) else value or None
         return StateTensor(
             name=entry.name,
             input=f"state.{entry.name}.in",
             output=f"state.{entry.name}.out",
-            dtype=in_bundle(entry.dtype),  # type: ignore[arg-type]
+            dtype=cast(Any, dtype),
             shape=shape,
             batch_axis=entry.axes.batch,
             row_axis=entry.grows,
             rows=None if entry.grows is None else (0, shape[entry.grows]),
             absent=entry.initial is None,
-            initial=named if has_tensor else (float(value) if value else None),
+            initial=held if entry.grows is None else None,
             update="replace",
         )
 
@@ -243,25 +240,22 @@ def _taken(eager: Eager, batch_size: int) -> tuple[tuple[int, ...], tuple[Transi
     if lengths:
         return lengths, transitions, [f"no program takes segments of {length}: {why}" for length, why in errors.items()]
     first = next(iter(errors.values()))
-    if isinstance(first, OwnCodeError) and (other := _another(Tries(eager, batch_size))):
+    if not isinstance(first, OwnCodeError):
+        raise first
+    tries, until = Tries(eager, batch_size), time.monotonic() + _SECONDS
+    for other in range(2, max(errors)):
+        try:
+            tries.eager(tries.inputs(other), tries.fresh(), tries.valid(other))
+        except UsageError:
+            if time.monotonic() > until:
+                break
+            continue
         raise OwnCodeError(
             f"{first}; it takes segments of {other}: give --segment-length {other}, or look whether an axis is where "
             "it should be",
             first.frames,
         )
     raise first
-
-
-def _another(tries: Tries) -> int | None:
-    """A segment length that the module takes beside the usual ones, of those that are tried within some seconds."""
-    until = time.monotonic() + _SECONDS
-    for length in range(2, max(usual_lengths(tries.eager.spec))):
-        with contextlib.suppress(UsageError):
-            tries.eager(tries.inputs(length), tries.fresh(), tries.valid(length))
-            return length
-        if time.monotonic() > until:
-            break
-    return None
 
 
 def _outputs(eager: Eager, batch_size: int, lengths: tuple[int, ...]) -> tuple[tuple[OutputSpec, ...], dict[str, str]]:

@@ -33,7 +33,7 @@ LOGITS = ("logits", "logprobs")
 _WORD = r"^[A-Za-z_][A-Za-z0-9_.]*\Z"
 _TAKEN = re.compile(rf"({VALID}|fill|head)\Z|state\.")
 _Name = Annotated[str, Meta(pattern=_WORD, description="letters, digits, _ and . after a letter or _")]
-_SHAPE = Meta(description="a tuple of whole numbers from 1, 'B' and 'L'")
+_SHAPE = Meta(description="a tuple of whole numbers from 1 (int), 'B' and 'L'")
 _Dtype = Annotated[str, Meta(pattern=r"^(float32|int32|int64|bool)\Z", description="float32, int32, int64 or bool")]
 _Count = Annotated[int, Meta(ge=1)]
 
@@ -179,7 +179,7 @@ class StepSpec(_Typed):
     lengths: bool = False
     vocabulary: str | Path | Mapping[str, Any] | None = None
     samples: Annotated[Mapping[str, Any] | None, Meta(description="a dictionary of arrays by input name")] = None
-    segment_lengths: Annotated[Sequence[_Count], Meta(description="a list of whole numbers from 1")] = ()
+    segment_lengths: Annotated[Sequence[_Count], Meta(description="a list of whole numbers from 1 (int)")] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
