@@ -41,7 +41,7 @@ def refusal(make):
 
 ENTRIES = [
     (lambda: InputSpec("my input", ()), "InputSpec('my input'): name is 'my input', expected letters, digits, _ and ."),
-    (lambda: InputSpec("x", 3), "InputSpec('x'): shape is 3, expected a tuple of whole numbers from 1, "),
+    (lambda: InputSpec("x", 3), "InputSpec('x'): shape is 3, expected a tuple of whole numbers from 1 (int), 'B' and"),
     (lambda: InputSpec("x", "B"), "shape is 'B', expected a tuple"),
     (lambda: InputSpec("x", ("B", 0)), "shape is ('B', 0), expected"),
     (lambda: InputSpec("x", ("B", "T")), "shape is ('B', 'T'), expected"),
