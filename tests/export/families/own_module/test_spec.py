@@ -10,11 +10,13 @@ import pytest
 import torch
 from stand_ins import small_steps
 from torch import nn
+from txl_export.families.own_module.family import with_data
 from txl_export.families.own_module.loading import load_spec
 from txl_export.families.own_module.own_code import OwnCodeError
 from txl_export.families.own_module.plan import make_plan
 from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec, StepSpec
-from txl_runtime.errors import UsageError
+from txl_export.options import ExportOptions
+from txl_runtime.errors import TxlError, UsageError
 from txl_runtime.listener import Silent
 
 X, H = InputSpec("x", ("B", 4)), StateSpec("h", ("B", 4))
@@ -119,6 +121,22 @@ def test_a_batch_and_lengths_that_no_shape_has_are_refused():
     assert 'L is 8, expected 1: no input has "L" in its shape' in told(spec, lengths=(8,))
     assert "batch_size is 0, expected a whole number from 1" in told(spec, 0)
     assert 'B is 2, expected 1: no input has "B"' in told(replace(spec, inputs=[InputSpec("x", (1, 4))]))
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "message"),
+    [
+        ({"kind": object()}, "the vocabulary: Encoding objects of type object is unsupported; expected one such as"),
+        ({"kind": "byte"}, "the vocabulary: Invalid value 'byte'"),
+        ({"kind": "bytes"}, "a byte vocabulary has 256 ids, the model has 9"),
+        ("nowhere.txt", "nowhere.txt: No such file"),
+    ],
+)
+def test_a_vocabulary_of_another_model_is_refused(vocabulary, message):
+    spec = StepSpec(Never(), [InputSpec("x", ("B",), tokens=9)], [H], ["y"], vocabulary=vocabulary)
+    with pytest.raises(TxlError) as caught:
+        with_data(spec, ExportOptions())
+    assert message in str(caught.value)
 
 
 def test_a_file_whose_specification_cannot_be_meant_says_so_in_that_line(tmp_path: Path) -> None:
