@@ -53,11 +53,10 @@ def check_module(spec: StepSpec) -> None:
     if not isinstance(module, nn.Module):
         raise UsageError(f"module is a {type(module).__name__}, expected a torch.nn.Module")
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-            raise UsageError(
-                f"{name} is {tensor.layout} on {tensor.device}, expected a dense tensor on the cpu; keep "
-                f"{name}.to_dense() and return module.cpu()"
-            )
+        if tensor.device.type != "cpu":
+            raise UsageError(f"{name} is on {tensor.device}, expected cpu; return module.cpu()")
+        if tensor.layout != torch.strided:
+            raise UsageError(f"{name} is {tensor.layout}, expected a dense tensor; keep {name}.to_dense()")
     for entry in spec.states:
         if entry.attribute is not None:
             _check_attribute(module, entry.name, entry.attribute)
