@@ -12,7 +12,6 @@ from torch import nn
 from txl_export.families.own_module.family import prepare
 from txl_export.families.own_module.loading import load_spec
 from txl_export.families.own_module.own_code import OwnCodeError
-from txl_export.families.own_module.sources import read_source
 from txl_export.options import ExportOptions
 from txl_runtime.errors import UsageError
 from txl_runtime.listener import Silent
@@ -232,12 +231,6 @@ def test_a_file_is_said_to_run_where_there_is_one(file, tmp_path):
     assert heard.warnings == []
     assert prepare(f"{file()}:build", ExportOptions(), heard)
     assert "is run on this machine" in heard.warnings[0]
-
-
-def test_tables_that_are_none_are_refused_at_once(file):
-    path = file(GOOD.replace('[InputSpec("x", ("B", 3))]', '[("x", ("B", 3))]'))
-    with pytest.raises(UsageError, match=r"inputs is .*, expected a list of one or more InputSpec"):
-        read_source(f"{path}:build", None)
 
 
 def test_what_the_users_code_prints_is_no_result(file, capsys):
