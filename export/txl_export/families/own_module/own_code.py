@@ -6,7 +6,7 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import cache
 from pathlib import Path
@@ -84,7 +84,7 @@ def users_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
     """The frames that are the user's: not Python's, not an installed package's where others are left, never ours."""
     found = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith("<")]
     own = [frame for frame in found if is_users(frame.filename)]
-    return own or [frame for frame in found if not _is_in(frame.filename, (_OURS, _TORCH))]
+    return own or [frame for frame in found if is_a_models(frame.filename)]
 
 
 @cache
@@ -92,6 +92,13 @@ def is_users(file: str) -> bool:
     """Whether a source file belongs to the user rather than to Python, an installed package or this project."""
     installed = _is_in(file, (_OURS, *_PYTHONS)) or not _INSTALLED.isdisjoint(Path(file).parts)
     return not file.startswith("<") and not installed
+
+
+@cache
+def is_a_models(file: str) -> bool:
+    """Whether a source file is the user's, or of a package that is neither torch nor this project."""
+    pythons = _is_in(file, _PYTHONS[:2]) and _INSTALLED.isdisjoint(Path(file).parts)
+    return not file.startswith("<") and not pythons and not _is_in(file, (_OURS, _TORCH))
 
 
 def _is_in(file: str, places: tuple[Path, ...]) -> bool:
@@ -104,13 +111,20 @@ def described(frame: traceback.FrameSummary) -> str:
     return f"{Path(frame.filename).name}:{frame.lineno}: {frame.line or ''}".removesuffix(": ")
 
 
+def innermost(frames: Sequence[traceback.FrameSummary]) -> str:
+    """The user's innermost line as it stands behind a message, " (model.py:12: if x.sum() > 0:)"; "" for none.
+
+    Where that line calls a package, the package's own follows: " (model.py:9: y = net(x), in net.py:33: x[x < 0] = 0)".
+    """
+    found = [frame for frame in frames if is_a_models(frame.filename)]
+    own = [frame for frame in found if is_users(frame.filename)]
+    lines = dict.fromkeys(described(part[-1]) for part in (own, found) if part)
+    return f" ({', in '.join(lines)})" if lines else ""
+
+
 def place_in(trace: str) -> str:
-    """Of a traceback that torch keeps as text the user's innermost line, as it stands behind a message; "" for none."""
-    found = [(file, int(line)) for file, line in _FRAME.findall(trace) if is_users(file)]
-    if not found:
-        return ""
-    file, line = found[-1]
-    return f" ({described(traceback.FrameSummary(file, line, ''))})"
+    """The same of a traceback that torch keeps as text."""
+    return innermost([traceback.FrameSummary(file, int(line), "") for file, line in _FRAME.findall(trace)])
 
 
 def _misfit(error: BaseException) -> str | None:

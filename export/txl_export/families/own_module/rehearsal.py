@@ -144,19 +144,22 @@ def first_sequences(example: Example, network: StepNetwork, count: int) -> Examp
 def _compare(name: str, found: NDArray[np.generic], wanted: NDArray[np.generic]) -> None:
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         raise RehearsalError(
-            f"the graph's {name} is {found.dtype} {list(found.shape)}, the module's {wanted.dtype} {list(wanted.shape)}"
+            f"the graph's '{name}' is {found.dtype} {list(found.shape)}, the module's {wanted.dtype} "
+            f"{list(wanted.shape)}"
         )
     if not np.issubdtype(wanted.dtype, np.floating):
         if not np.array_equal(found, wanted):
-            raise RehearsalError(f"the graph computes another {name} than the module; a value was taken for a constant")
+            raise RehearsalError(
+                f"the graph computes another '{name}' than the module: a value was taken for a constant"
+            )
         return
     finite, limit = np.isfinite(wanted), rung("fp32", "cpu").memory
     assert limit is not None
     far = relative_difference(found[finite], wanted[finite])
     if far > limit or not np.array_equal(found[~finite], wanted[~finite], equal_nan=True):
         raise RehearsalError(
-            f"the graph's {name} is {far:.1g} away from the module's; a value was taken for a constant, or an operator "
-            "computes something else"
+            f"the graph's '{name}' is {far:.1g} away from the module's; a value was taken for a constant, or an "
+            "operator computes something else"
         )
 
 
