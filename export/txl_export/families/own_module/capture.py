@@ -110,18 +110,25 @@ def _again(name: str, route: str, network: StepNetwork, example: Example) -> ir.
 
 @contextlib.contextmanager
 def _capturing(network: StepNetwork) -> Iterator[None]:
-    """With the module put back afterwards, and operators noted with the lines of a user's functions of any name.
+    """With the module put back afterwards, and without what torch warns of, logs and prints.
 
-    torch keeps those of functions called `forward` alone, so that a helper or a `step=` would have no line.
+    torch notes beside an operator the lines of functions called `forward` alone, so that one in a helper or a `step=`
+    would have none: here it notes those of all.
     """
 
     def lines(_: Any, frames: traceback.StackSummary) -> traceback.StackSummary:
         return traceback.StackSummary.from_list([frame for frame in frames if is_a_models(frame.filename)])
 
     network.eval()
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    silence = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
     noting = mock.patch.object(TracerBase, "_filter_traceback_frames", lines)
-    with untouched(network.module), _silence(), torch.no_grad(), noting:
-        yield
+    try:
+        with untouched(network.module), quiet(), quick(), silence[0], silence[1], torch.no_grad(), noting:
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _exported(network: StepNetwork, example: Example) -> Any:
@@ -153,15 +160,3 @@ def _to_onnx(exported: Any, network: StepNetwork, route: str) -> ir.Model:
     for value, spec in zip(model.graph.inputs, network.inputs, strict=True):
         value.name = spec.name
     return model
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """Without what torch warns of, logs and prints while it captures."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with quiet(), quick(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        logging.disable(before)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -48,11 +48,9 @@ class Reads(TorchFunctionMode):
         self.found: list[tuple[str, Any]] = []
         self.gradients = ""
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function, unless it is a read whose result was noted."""
-        given, name = dict(kwargs or {}), getattr(func, "__name__", "")
+        given, name = kwargs or {}, getattr(func, "__name__", "")
         if func is torch._C._set_grad_enabled and args[0]:
             self.gradients = self.gradients or innermost(traceback.extract_stack())
         if name not in _TO_PYTHON:
@@ -81,13 +79,7 @@ def constant_reads(network: nn.Module, given: Sequence[Tensor]) -> Reads:
 class _WithoutValues(FakeTensorMode):  # type: ignore[no-untyped-call]
     """Tensors that have sizes alone; what they are computed into has none either."""
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] = MappingProxyType({}),
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = MappingProxyType({})) -> Any:
         """Run an operator; the end where it writes what depends on the inputs over a tensor that has values."""
         written = [*args[:1], *kwargs.values()] if func._schema.is_mutable else []
         if any(isinstance(one, Tensor) and not isinstance(one, FakeTensor) for one in written):
