@@ -123,7 +123,7 @@ def _capturing(network: StepNetwork) -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     silence = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
-    noting = mock.patch.object(TracerBase, "_filter_traceback_frames", lines)
+    noting = mock.patch.object(TracerBase, "_filter_traceback_frames", lines, create=True)
     try:
         with untouched(network.module), quiet(), quick(), silence[0], silence[1], torch.no_grad(), noting:
             yield
@@ -134,18 +134,19 @@ def _capturing(network: StepNetwork) -> Iterator[None]:
 def _exported(network: StepNetwork, example: Example) -> Any:
     """What `torch.export` makes of the step; where it stops, once more with the values of constants."""
 
-    def export() -> Any:
+    def export(reads: contextlib.AbstractContextManager[Any]) -> Any:
         shapes = (tuple(network.open_axes),) if any(network.open_axes) else None
         given = tuple(tensor.clone() for tensor in example.given)
-        return torch.export.export(network, given, dynamic_shapes=shapes, strict=False)
+        with untouched(network.module), reads:
+            return torch.export.export(network, given, dynamic_shapes=shapes, strict=False)
 
     try:
-        return export()
+        return export(contextlib.nullcontext())
     except Exception as error:
-        reads = constant_reads(network, example.given)
+        with untouched(network.module):
+            reads = constant_reads(network, example.given)
         if any(value is not None for _, value in reads.found):
-            with Reads(reads.found):
-                return export()
+            return export(Reads(reads.found))
         if reads.gradients:
             raise GradientsError(reads.gradients) from error
         raise

@@ -22,7 +22,7 @@ _BY_VALUES = re.compile(
     r"|\.numpy\(\) is not supported|between instances of 'Sym|Boolean index_put"
 )
 """As torch says that Python asks for a value, or that values decide how many places are read or written."""
-_NAMED = re.compile(r"(?:'|node name: )([^')]+)")
+_NAMED = re.compile(r"(?:'|node name: |the graph's |computes another )([^')\s]+)")
 _INSTEAD = (
     "write torch.where(mask, new, old) or x.masked_fill(mask, value) for a choice by if or x[mask], x[:, n[None]] = … "
     "for x[:, n] = …, x.item() for the number float(x)"

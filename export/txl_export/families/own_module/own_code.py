@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 
@@ -19,6 +20,7 @@ _OURS = Path(__file__).resolve().parents[2]
 _PYTHONS = tuple(Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
 """Where Python's own modules and installed packages are."""
 _TORCH = Path(torch.__file__).resolve().parent
+_CAPTURING = frozenset({"torch", "sympy", "onnx", "onnxscript", "onnx_ir"})
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 """Folders of packages; an environment may read those of the system besides its own."""
 _FLOAT_INDICES = re.compile(
@@ -96,9 +98,10 @@ def is_users(file: str) -> bool:
 
 @cache
 def is_a_models(file: str) -> bool:
-    """Whether a source file is the user's, or of a package that is neither torch nor this project."""
-    pythons = _is_in(file, _PYTHONS[:2]) and _INSTALLED.isdisjoint(Path(file).parts)
-    return not file.startswith("<") and not pythons and not _is_in(file, (_OURS, _TORCH))
+    """Whether a source file is the user's, or of a package that captures nothing, neither Python's nor ours."""
+    package = next((name for folder, name in pairwise(Path(file).parts) if folder in _INSTALLED), "")
+    pythons = not package and _is_in(file, _PYTHONS[:2])
+    return not (file.startswith("<") or pythons or package in _CAPTURING or _is_in(file, (_OURS, _TORCH)))
 
 
 def _is_in(file: str, places: tuple[Path, ...]) -> bool:

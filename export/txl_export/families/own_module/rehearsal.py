@@ -144,17 +144,17 @@ def _apart(name: str, found: NDArray[np.generic], wanted: NDArray[np.generic]) -
     """What of a result is not the module's; "" where all is."""
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         kinds = [f"{one.dtype} {list(one.shape)}" for one in (found, wanted)]
-        return f"the graph's '{name}' is {kinds[0]}, the module's {kinds[1]}"
+        return f"the graph's {name} is {kinds[0]}, the module's {kinds[1]}"
     if not np.issubdtype(wanted.dtype, np.floating):
         same = np.array_equal(found, wanted)
-        return "" if same else f"the graph computes another '{name}' than the module; a value was taken for a constant"
+        return "" if same else f"the graph computes another {name} than the module; a value was taken for a constant"
     finite, limit = np.isfinite(wanted), rung("fp32", "cpu").memory
     assert limit is not None
     far = relative_difference(found[finite], wanted[finite])
     if far <= limit and np.array_equal(found[~finite], wanted[~finite], equal_nan=True):
         return ""
     return (
-        f"the graph's '{name}' is {far:.1g} away from the module's; a value was taken for a constant, or an operator "
+        f"the graph's {name} is {far:.1g} away from the module's; a value was taken for a constant, or an operator "
         "computes something else"
     )
 
