@@ -13,13 +13,10 @@ from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 
-import torch
-from txl_runtime.errors import TxlError, UsageError, one_line, some
+from txl_runtime.errors import TxlError, UsageError, one_line
 
 _OURS = Path(__file__).resolve().parents[2]
-_PYTHONS = tuple(Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
-"""Where Python's own modules and installed packages are."""
-_TORCH = Path(torch.__file__).resolve().parent
+_PYTHONS = tuple(Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib"))
 _CAPTURING = frozenset({"torch", "sympy", "onnx", "onnxscript", "onnx_ir"})
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 """Folders of packages; an environment may read those of the system besides its own."""
@@ -89,24 +86,23 @@ def users_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
     return own or [frame for frame in found if is_a_models(frame.filename)]
 
 
-@cache
 def is_users(file: str) -> bool:
     """Whether a source file belongs to the user rather than to Python, an installed package or this project."""
-    installed = _is_in(file, (_OURS, *_PYTHONS)) or not _INSTALLED.isdisjoint(Path(file).parts)
-    return not file.startswith("<") and not installed
+    return _package(file) == ""
+
+
+def is_a_models(file: str) -> bool:
+    """Whether a source file is the user's, or of a package that is none of those that capture."""
+    return _package(file) not in (None, *_CAPTURING)
 
 
 @cache
-def is_a_models(file: str) -> bool:
-    """Whether a source file is the user's, or of a package that captures nothing, neither Python's nor ours."""
-    package = next((name for folder, name in pairwise(Path(file).parts) if folder in _INSTALLED), "")
-    pythons = not package and _is_in(file, _PYTHONS[:2])
-    return not (file.startswith("<") or pythons or package in _CAPTURING or _is_in(file, (_OURS, _TORCH)))
-
-
-def _is_in(file: str, places: tuple[Path, ...]) -> bool:
+def _package(file: str) -> str | None:
+    """The installed package that a source file belongs to: "" for the user's own file, None for Python's and ours."""
     path = Path(file).resolve()
-    return any(path.is_relative_to(place) for place in places)
+    package = next((name for folder, name in pairwise(path.parts) if folder in _INSTALLED), "")
+    pythons = not package and any(path.is_relative_to(place) for place in _PYTHONS)
+    return None if file.startswith("<") or pythons or path.is_relative_to(_OURS) else package
 
 
 def described(frame: traceback.FrameSummary) -> str:
@@ -131,18 +127,6 @@ def place_in(trace: str) -> str:
 
 
 def _misfit(error: BaseException) -> str | None:
-    """What `load_state_dict` complains of, shortened; None where something else failed."""
-    text = str(error)
-    if not isinstance(error, RuntimeError) or "loading state_dict" not in text:
-        return None
-    found = []
-    for kind, what in (("Missing", "missing"), ("Unexpected", "unexpected")):
-        if listed := re.search(rf"{kind} key\(s\) in state_dict: (.*)", text):
-            names = re.findall(r'"([^"]*)"', listed[1])
-            found.append(f"{what} {some(names)}")
-    sizes = re.findall(
-        r"size mismatch for ([^:]*): .*?Size\((\[[^]]*\])\) from checkpoint.*?Size\((\[[^]]*\])\)", text, re.DOTALL
-    )
-    if sizes:
-        found.append(some([f"{name} is {theirs}, expected {ours}" for name, theirs, ours in sizes]))
-    return f"the weights do not fit: {'; '.join(found) or one_line(error)}; give this module's own weights"
+    """What `load_state_dict` complains of; None where something else failed."""
+    _, misfit, what = str(error).partition("loading state_dict for ")
+    return f"the weights do not fit {one_line(RuntimeError(what))}; give this module's own weights" if misfit else None
