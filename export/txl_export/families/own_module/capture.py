@@ -24,7 +24,7 @@ from txl_export.families.own_module.attributes import untouched
 from txl_export.families.own_module.constant_reads import Reads, constant_reads
 from txl_export.families.own_module.diagnosis import CaptureError, GradientsError, reason_of
 from txl_export.families.own_module.network import StepNetwork
-from txl_export.families.own_module.own_code import failure, is_a_models
+from txl_export.families.own_module.own_code import failure, innermost
 from txl_export.families.own_module.rehearsal import Example, RehearsalError, rehearse
 from txl_export.graphs.indexing import plain_indices
 from txl_export.graphs.settling import OPSET, STACK_TRACE, UnsettledError, settle
@@ -113,11 +113,11 @@ def _capturing(network: StepNetwork) -> Iterator[None]:
     """With the module put back afterwards, and without what torch warns of, logs and prints.
 
     torch notes beside an operator the lines of functions called `forward` alone, so that one in a helper or a `step=`
-    would have none: here it notes those of all.
+    would have none: here it notes the innermost of all.
     """
 
     def lines(_: Any, frames: traceback.StackSummary) -> traceback.StackSummary:
-        return traceback.StackSummary.from_list([frame for frame in frames if is_a_models(frame.filename)])
+        return traceback.StackSummary.from_list(innermost(frames))
 
     network.eval()
     before = logging.root.manager.disable

@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 from txl_runtime.errors import UsageError, one_line
 
-from txl_export.families.own_module.own_code import innermost, place_in
+from txl_export.families.own_module.own_code import place_in, place_of
 from txl_export.families.own_module.rehearsal import RehearsalError
 from txl_export.graphs.settling import UnsettledError
 
@@ -104,7 +104,7 @@ def _place(chain: Sequence[BaseException], converting: bool) -> str:
     Or, while operators were converted, the line of the one that the exporter was at: its frames hold it.
     """
     if not converting:
-        places = (innermost(traceback.extract_tb(one.__traceback__)) for one in reversed(chain))
+        places = (place_of(traceback.extract_tb(one.__traceback__)) for one in reversed(chain))
         return next((place for place in places if place), "")
     node: Any = None
     for one in chain:

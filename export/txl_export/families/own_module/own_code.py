@@ -110,20 +110,25 @@ def described(frame: traceback.FrameSummary) -> str:
     return f"{Path(frame.filename).name}:{frame.lineno}: {frame.line or ''}".removesuffix(": ")
 
 
-def innermost(frames: Sequence[traceback.FrameSummary]) -> str:
-    """The user's innermost line as it stands behind a message, " (model.py:12: if x.sum() > 0:)"; "" for none.
+def innermost(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """The user's innermost frame, and the innermost of all behind it, which is a package's where the user calls one."""
+    found = [frame for frame in frames if is_a_models(frame.filename)]
+    own = [frame for frame in found if is_users(frame.filename)]
+    return [part[-1] for part in (own, found) if part]
+
+
+def place_of(frames: Sequence[traceback.FrameSummary]) -> str:
+    """These frames' innermost lines as they stand behind a message: " (model.py:12: if x.sum() > 0:)"; "" for none.
 
     Where that line calls a package, the package's own follows: " (model.py:9: y = net(x), in net.py:33: x[x < 0] = 0)".
     """
-    found = [frame for frame in frames if is_a_models(frame.filename)]
-    own = [frame for frame in found if is_users(frame.filename)]
-    lines = dict.fromkeys(described(part[-1]) for part in (own, found) if part)
+    lines = dict.fromkeys(described(frame) for frame in innermost(frames))
     return f" ({', in '.join(lines)})" if lines else ""
 
 
 def place_in(trace: str) -> str:
     """The same of a traceback that torch keeps as text."""
-    return innermost([traceback.FrameSummary(file, int(line), "") for file, line in _FRAME.findall(trace)])
+    return place_of([traceback.FrameSummary(file, int(line), "") for file, line in _FRAME.findall(trace)])
 
 
 def _misfit(error: BaseException) -> str | None:
