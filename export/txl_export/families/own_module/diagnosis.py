@@ -63,7 +63,7 @@ def reason_of(error: Exception, module: nn.Module, origins: Sequence[tuple[ir.No
     chain = _chain(error)
     converting = type(error).__module__.startswith(
         "torch.onnx"
-    )  # its own frames are no place, and its last cause tells
+    )  # whose frames are no place, and whose last cause tells
     said, place = " ".join(f"{type(one).__name__}: {one}" for one in chain), _place(chain, converting)
     if _BY_VALUES.search(said):
         return f"what the step does next, or a size, depends on values{place}; {_INSTEAD}", True
