@@ -61,9 +61,7 @@ def reason_of(error: Exception, module: nn.Module, origins: Sequence[tuple[ir.No
     if isinstance(error, GradientsError):
         return f"it computes gradients{error}, and a graph computes none; write them as a formula", True
     chain = _chain(error)
-    converting = type(error).__module__.startswith(
-        "torch.onnx"
-    )  # whose frames are no place, and whose last cause tells
+    converting = type(error).__module__.startswith("torch.onnx")  # its frames are no place, its last cause tells
     said, place = " ".join(f"{type(one).__name__}: {one}" for one in chain), _place(chain, converting)
     if _BY_VALUES.search(said):
         return f"what the step does next, or a size, depends on values{place}; {_INSTEAD}", True
