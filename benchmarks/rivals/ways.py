@@ -25,7 +25,7 @@ import torch
 from timed_step import Step
 from torch import Tensor, nn
 from txl_export import StepSpec
-from txl_export.families.own_module.sizes import TORCH, fresh_states, output_specs
+from txl_export.families.own_module.sizes import TORCH, fresh_states
 from txl_runtime.listener import Silent
 from txl_runtime.model import Model
 from txl_runtime.types import Array, Arrays
@@ -180,7 +180,7 @@ def _export(spec: StepSpec, step: Step, path: Path, dynamo: bool) -> None:
             tuple(examples),
             str(path),
             input_names=[entry.name for entry in spec.inputs] + states,
-            output_names=[entry.name for entry in output_specs(spec)] + [name + AFTER for name in states],
+            output_names=[entry.name for entry in spec.output_specs] + [name + AFTER for name in states],
             dynamo=dynamo,
         )
 

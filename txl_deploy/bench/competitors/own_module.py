@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from txl_export.families.own_module.module_call import Eager
-from txl_export.families.own_module.sizes import TORCH, fresh_states, measured, output_specs
+from txl_export.families.own_module.sizes import TORCH, fresh_states, measured
 from txl_export.families.own_module.sources import Adapted, read_source, whose_code
 from txl_export.families.own_module.spec import VALID, StepSpec
 from txl_runtime.bundle.manifest import Manifest
@@ -51,7 +51,7 @@ class TorchSteps(Competitor):
         weights = sum(tensor.numel() * tensor.element_size() for tensor in held)
         self._bytes: int = weights + state_bytes(model.manifest)
         self._spec, self._batch_size = spec, model.batch_size
-        self._logits = [entry.name for entry in output_specs(spec) if entry.role == "logits"]
+        self._logits = [entry.name for entry in spec.output_specs if entry.role == "logits"]
         eager = Eager(spec)
         for length in model.segment_lengths:  # what is wrong with the module is said here, in one line
             inputs = _tensors(random_inputs(model.manifest, length))
@@ -153,7 +153,7 @@ def no_compiler() -> str | None:
 def _by_hand(spec: StepSpec) -> Step:
     """The call that one would write: none of what an exporter checks and casts costs time."""
     module, step = spec.module, spec.step
-    names, held = [entry.name for entry in output_specs(spec)], [entry.name for entry in spec.states]
+    names, held = [entry.name for entry in spec.output_specs], [entry.name for entry in spec.states]
     kinds = {entry.name: TORCH[entry.module_dtype] for entry in spec.inputs}
 
     def by_name(inputs: dict[str, Tensor], states: States, valid: Tensor | None) -> tuple[dict[str, Tensor], Any]:
@@ -176,7 +176,7 @@ def _check_same(spec: StepSpec, manifest: Manifest) -> None:
     batch = manifest.batch_size
     for what, found, expected in (
         ("inputs", {e.name: tuple(e.shape) for e in spec.inputs}, {e.name: e.shape for e in manifest.given}),
-        ("outputs", {e.name: () for e in output_specs(spec)}, {e.name: () for e in manifest.outputs}),
+        ("outputs", {e.name: () for e in spec.output_specs}, {e.name: () for e in manifest.outputs}),
         ("states", {e.name: e.axes.sizes(batch, 0) for e in spec.states}, {e.name: e.shape for e in manifest.states}),
     ):
         if found != expected:

@@ -32,7 +32,7 @@ from txl_export.families.own_module.loading import importable
 from txl_export.families.own_module.module_call import Eager
 from txl_export.families.own_module.plan import Plan, make_plan
 from txl_export.families.own_module.reference import ModuleReference
-from txl_export.families.own_module.sizes import fresh_states, output_specs, random_inputs
+from txl_export.families.own_module.sizes import fresh_states, random_inputs
 from txl_export.families.own_module.sources import read_source, whose_code
 from txl_export.families.own_module.spec import VALID
 from txl_export.proof.bits import named
@@ -79,7 +79,7 @@ def verify_file(
         )
     own = {entry.name for entry in spec.inputs}
     samples, given = ({key: one for key, one in arrays.items() if (key in own) is mine} for mine in (True, False))
-    logits = [replace(one, role=None if one.role == "logits" else one.role) for one in output_specs(spec)]
+    logits = [replace(one, role=None if one.role == "logits" else one.role) for one in spec.output_specs]
     spec = replace(spec, outputs=logits, samples=samples or spec.samples)  # what a file returns is not normalised
     by = partial(way_in, str(path), spec, foreign.inputs, foreign.optional, pairs, given)
     first = by({})

@@ -207,7 +207,10 @@ def _vocabulary(spec: StepSpec) -> bytes | None:
     """As a bundle has it; None where there is none."""
     given = spec.vocabulary
     if isinstance(given, Mapping):
-        return msgspec.json.encode(given)
+        try:
+            return msgspec.json.encode(given)
+        except (TypeError, ValueError, OverflowError) as error:  # it holds what JSON has no way to write
+            raise UsageError(f"the vocabulary: {error}; expected one such as {{'kind': 'bytes'}}") from None
     return None if given is None else read_vocabulary_file(Path(given))
 
 

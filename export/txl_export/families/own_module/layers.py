@@ -9,44 +9,52 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_NAMES = "CELU Dropout ELU Flatten GELU Hardsigmoid Hardswish Identity LeakyReLU LogSoftmax Mish ReLU ReLU6 SELU SiLU "
-_NAMES += "Sigmoid Softmax Softplus Tanh"
-WITHOUT_TENSORS: dict[str, tuple[int, ...]] = dict.fromkeys(_NAMES.split(), ()) | {
-    "LogSoftmax": (-1,),
-    "Softmax": (-1,),
-}
+_PLAIN = "CELU Dropout ELU Flatten GELU Hardsigmoid Hardswish Identity LeakyReLU Mish ReLU ReLU6 SELU SiLU Sigmoid "
+_PLAIN += "Softplus Tanh"
+WITHOUT_TENSORS = dict.fromkeys(_PLAIN.split(), ()) | dict.fromkeys(("LogSoftmax", "Softmax"), (-1,))
 """Layers without tensors, and the arguments that they are written with."""
 NOT_STORED = {
-    **{f"Conv{n}d": "stride, padding, dilation and groups" for n in (1, 2, 3)},
+    **dict.fromkeys(("Conv1d", "Conv2d", "Conv3d"), "stride, padding, dilation and groups"),
     **dict.fromkeys(("CELU", "ELU", "LeakyReLU", "Softplus"), "the number that it is made with"),
     **dict.fromkeys(("LogSoftmax", "Softmax"), "its axis"),
 }
 """What a file does not tell of a layer."""
-_GATES = {4: "LSTM", 3: "GRU"}
 Size = int | str
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of torch.nn, and what it makes of its input.
+    """A layer of torch.nn, such as nn.Linear(4, 8), and what it makes of its input.
 
     Attributes:
         kind: the class.
         sizes, options: its arguments, without and with a name.
-        takes, gives: features of what goes in and of what comes out; of an embedding how many tokens there are. None
-            for any number, the same.
         axes: where features are: "rows" as the last axis, "channels" as the second of three, "tokens" nowhere yet, ""
             anywhere; another word for more axes than that.
-        states: shapes of what a recurrent layer carries, with "B" for the batch.
     """
 
     kind: str
     sizes: tuple[Any, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
-    takes: int | None = None
-    gives: int | None = None
     axes: str = ""
-    states: tuple[tuple[Size, ...], ...] = ()
+
+    @property
+    def takes(self) -> int | None:
+        """Features of what goes in; of an embedding how many tokens there are. None for any number, the same."""
+        return self.sizes[0] if self.axes else None
+
+    @property
+    def gives(self) -> int | None:
+        """Features of what comes out."""
+        return self.sizes[:2][-1] if self.axes else None
+
+    @property
+    def states(self) -> tuple[tuple[Size, ...], ...]:
+        """Shapes of what a recurrent layer carries, e.g. ("B", 64) for a cell."""
+        if not self.kind.startswith(("LSTM", "GRU")):
+            return ()
+        layers = () if self.kind.endswith("Cell") else (self.options.get("num_layers", 1),)
+        return ((*layers, "B", self.sizes[1]),) * (2 if self.kind.startswith("LSTM") else 1)
 
     @property
     def text(self) -> str:
@@ -94,48 +102,39 @@ def layer_of(part: Part, name: str) -> Layer | None:
     if not shapes:
         return Layer(kind, WITHOUT_TENSORS[kind]) if kind in WITHOUT_TENSORS else None
     found = _recurrent(shapes, "_l0") or _recurrent(shapes, "") or _other(kind, shapes, name)
-    return found if found is not None and _fits(found, kind, shapes) else None
+    if found is None or kind not in ("", found.kind) or any(0 in shape for shape in shapes.values()):
+        return None
+    try:
+        with torch.device("meta"):  # which takes no memory
+            made = getattr(nn, found.kind)(*found.sizes, **found.options)
+    except (ValueError, TypeError, RuntimeError, ZeroDivisionError):
+        return None
+    return found if {key: tuple(value.shape) for key, value in made.state_dict().items()} == shapes else None
 
 
 def _recurrent(shapes: Mapping[str, tuple[int, ...]], end: str) -> Layer | None:
     """An LSTM or a GRU, by the number of its gates; a cell of one where `end` is empty."""
     match shapes.get(f"weight_ih{end}"), shapes.get(f"weight_hh{end}"):
-        case (int(rows), int(takes)), (_, int(hidden)) if hidden and rows // hidden in _GATES:
-            kind = _GATES[rows // hidden]
-        case _:
-            return None
-    layers = sum(key.startswith("weight_ih_l") for key in shapes)
-    options: dict[str, Any] = {"num_layers": layers} if layers > 1 else {}
-    options |= {} if f"bias_ih{end}" in shapes else {"bias": False}
-    shape = (*((layers,) if end else ()), "B", hidden)
-    states = (shape, shape) if kind == "LSTM" else (shape,)
-    return Layer(kind if end else f"{kind}Cell", (takes, hidden), options, takes, hidden, "rows", states)
+        case (int(rows), int(takes)), (_, int(hidden)) if hidden and rows // hidden in (3, 4):
+            layers = sum(key.startswith("weight_ih_l") for key in shapes)
+            options: dict[str, Any] = {"num_layers": layers} if layers > 1 else {}
+            options |= {} if f"bias_ih{end}" in shapes else {"bias": False}
+            kind = ("GRU" if rows // hidden == 3 else "LSTM") + ("" if end else "Cell")
+            return Layer(kind, (takes, hidden), options, "rows")
+    return None
 
 
 def _other(kind: str, shapes: Mapping[str, tuple[int, ...]], name: str) -> Layer | None:
     bias = {} if "bias" in shapes else {"bias": False}
     match shapes.get("weight"):
         case (int(size),):
-            return Layer("LayerNorm", (size,), bias, size, size, "rows")
+            return Layer("LayerNorm", (size,), bias, "rows")
         case (int(first), int(second)):
             if kind == "Embedding" or (not kind and bias and "emb" in name.lower()):
-                return Layer("Embedding", (first, second), {}, first, second, "tokens")
-            return Layer("Linear", (second, first), bias, second, first, "rows")
+                return Layer("Embedding", (first, second), {}, "tokens")
+            return Layer("Linear", (second, first), bias, "rows")
         case (int(gives), int(takes), *kernel) if len(kernel) <= 3:
             sizes = (takes, gives, kernel[0] if len(set(kernel)) == 1 else tuple(kernel))
             axes = "channels" if len(kernel) == 1 else f"channels of {len(kernel)} axes"
-            options = bias if max(kernel) == 1 else {"padding": "same"} | bias
-            return Layer(f"Conv{len(kernel)}d", sizes, options, takes, gives, axes)
+            return Layer(f"Conv{len(kernel)}d", sizes, bias if max(kernel) == 1 else {"padding": "same"} | bias, axes)
     return None
-
-
-def _fits(layer: Layer, kind: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether it is of the class that is known, if one is, and has these tensors and no others."""
-    if kind not in ("", layer.kind) or any(0 in shape for shape in shapes.values()):
-        return False
-    try:
-        with torch.device("meta"):  # which takes no memory
-            made = getattr(nn, layer.kind)(*layer.sizes, **layer.options)
-    except (ValueError, TypeError, RuntimeError, ZeroDivisionError):
-        return False
-    return {key: tuple(value.shape) for key, value in made.state_dict().items()} == shapes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
 import linecache
@@ -10,9 +11,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,14 +42,13 @@ def load_spec(target: str, weights: str | None) -> StepSpec:
         found = "is a folder" if path.is_dir() else "no such file"
         raise UsageError(f"{file}: {found}; {EXPECTED}")
     with _as_a_script(path):
-        module = _imported(path)
-        function = _function(module, name, path)
-        call = _call(function, weights, f"{path.name}:{name}")
+        function = _function(_imported(path), name, path)
+        arguments = _arguments(function, weights, f"{path.name}:{name}")
         try:
             with own_code(f"{path.name}:{name} failed"):
-                spec = call()
+                spec = function(*arguments)
         except OwnCodeError as error:
-            if weights is None and call is not function:  # it was given None
+            if arguments == (None,):
                 raise OwnCodeError(f"{error}; no --weights were given", error.frames) from error
             raise
     if not isinstance(spec, StepSpec):
@@ -83,25 +81,10 @@ def _imported(path: Path) -> ModuleType:
 def _is_another(name: str, path: Path) -> bool:
     """Whether a module of Python's or an installed package has this name, and may be imported by it later."""
     try:
-        return name in sys.stdlib_module_names or _elsewhere(name, path) is not None
+        places = [place for place in sys.path if Path(place or ".").resolve() != path.parent]
+        return name in sys.stdlib_module_names or PathFinder.find_spec(name, places) is not None
     except (ImportError, ValueError):
         return False
-
-
-def _elsewhere(name: str, path: Path) -> ModuleSpec | None:
-    """What has the name of a file, and does not lie beside it."""
-    places = [place for place in sys.path if Path(place or ".").resolve() != path.parent]
-    return PathFinder.find_spec(name, places)
-
-
-@dataclass(frozen=True)
-class _Package(MetaPathFinder):
-    """Lets a file import the package that has the file's own name, which it would find in itself."""
-
-    path: Path
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        return _elsewhere(name, self.path) if name == self.path.stem else None
 
 
 @contextmanager
@@ -129,50 +112,39 @@ def _function(module: ModuleType, name: str, path: Path) -> Callable[..., Any]:
         return found  # type: ignore[no-any-return]
     if found is not None:
         raise UsageError(f"{name} of {path.name} is a {type(found).__name__}, {EXPECTED}")
-    own = [
-        key
-        for key, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == module.__name__ and not key.startswith("_")
-    ]
+    made = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+    own = [key for key in made if inspect.isfunction(vars(module)[key]) and not key.startswith("_")]
     raise UsageError(f"{path.name} has no {name}; its functions are {', '.join(own) or 'none'}; {EXPECTED}")
 
 
-def _call(function: Callable[..., Any], weights: str | None, name: str) -> Callable[[], Any]:
-    """The call with weights, or without where the function takes none."""
+def _arguments(function: Callable[..., Any], weights: str | None, name: str) -> tuple[str | None, ...]:
+    """The weights, or nothing where the function takes none."""
     try:
         signature = inspect.signature(function)
     except ValueError:
-        return lambda: function(weights)
-    with_weights, without = _takes(signature, weights), _takes(signature)
-    if with_weights:
-        return lambda: function(weights)
-    if not without:
-        raise UsageError(f"{name} needs the arguments {signature}, expected one: {name.rpartition(':')[2]}(weights)")
-    if weights is not None:
-        raise UsageError(f"{name} takes no weights, and {weights} was given; leave out --weights or take them")
-    return function
-
-
-def _takes(signature: inspect.Signature, *arguments: Any) -> bool:
-    try:
-        signature.bind(*arguments)
-    except TypeError:
-        return False
-    return True
+        return (weights,)
+    for arguments in ((weights,), ()):
+        with contextlib.suppress(TypeError):
+            signature.bind(*arguments)
+            if arguments or weights is None:
+                return arguments
+            raise UsageError(f"{name} takes no weights, and {weights} was given; leave out --weights or take them")
+    raise UsageError(f"{name} needs the arguments {signature}, expected one: {name.rpartition(':')[2]}(weights)")
 
 
 @contextmanager
 def _as_a_script(path: Path) -> Iterator[None]:
     """With the path and the arguments that Python would give the file: none, of this command's."""
     folder, arguments, here = path.resolve().parent, sys.argv, Path.cwd()
-    package = _Package(path.resolve())
     sys.path.insert(0, str(folder))
-    sys.meta_path.insert(0, package)
     sys.argv = [str(path)]
     try:
         yield
+    except OwnCodeError as error:
+        if f"'{path.stem}'" in str(error) and _is_another(path.stem, path):  # silero.py has "import silero"
+            raise OwnCodeError(f"{error}; rename {path.name}, which hides {path.stem}", error.frames) from error
+        raise
     finally:
-        sys.meta_path.remove(package)
         sys.argv = arguments
         os.chdir(here)  # the bundle goes where the command was given
         if str(folder) in sys.path:

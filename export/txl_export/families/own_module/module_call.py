@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 from txl_runtime.errors import UsageError
+from txl_runtime.selftest import relative_difference
 
 from txl_export.families.own_module.attributes import leaves, put, value_at
 from txl_export.families.own_module.own_code import own_code
-from txl_export.families.own_module.sizes import (
-    TORCH,
-    States,
-    fresh_states,
-    has_length,
-    measured,
-    output_specs,
-    random_inputs,
-    shown,
-)
-from txl_export.families.own_module.spec import VALID, StateSpec, StepSpec
+from txl_export.families.own_module.sizes import TORCH, States, fresh_states, measured, random_inputs, shown
+from txl_export.families.own_module.spec import VALID, StepSpec
+
+Tensors: TypeAlias = Mapping[str, Tensor]
+Held: TypeAlias = Mapping[str, Tensor | None]
+Results: TypeAlias = tuple[dict[str, Tensor], dict[str, Tensor]]
+"""Outputs and states by name."""
 
 FLOAT64_PARAMETERS = 100_000_000
 """A larger module is not copied in double precision."""
 _AGREEMENT = 1e-3
 """Relative difference between a module and its copy in double precision that says that they compute the same."""
-_OUTPUT_DTYPES = (torch.float32, torch.int32, torch.int64, torch.bool)
 
 
 @dataclass(frozen=True)
@@ -60,9 +56,7 @@ class Eager:
         self.spec, self.dtype = spec, dtype
         spec.module.eval()
 
-    def __call__(
-        self, inputs: Mapping[str, Tensor], states: Mapping[str, Tensor | None], valid: Tensor | None = None
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def __call__(self, inputs: Tensors, states: Held, valid: Tensor | None = None) -> Results:
         """One step without gradients, its results checked against the specification.
 
         Args:
@@ -79,38 +73,33 @@ class Eager:
         outputs = {name: _narrowed(name, tensor).clone() for name, tensor in step.outputs.items()}
         return outputs, {name: _narrowed(name, tensor).clone() for name, tensor in step.after.items()}
 
-    def traced(
-        self, inputs: Mapping[str, Tensor], states: Mapping[str, Tensor | None], valid: Tensor | None = None
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def traced(self, inputs: Tensors, states: Held, valid: Tensor | None = None) -> Results:
         """As a call, for use inside a module that is being captured: nothing is checked and no exception renamed."""
         step = self.raw(inputs, states, valid)
         outputs = {name: _as_int32(tensor) for name, tensor in step.outputs.items()}
         return outputs, {name: _as_int32(tensor) for name, tensor in step.after.items()}
 
-    def checked(
-        self, inputs: Mapping[str, Tensor], states: Mapping[str, Tensor | None], valid: Tensor | None = None
-    ) -> RawStep:
+    def checked(self, inputs: Tensors, states: Held, valid: Tensor | None = None) -> RawStep:
         """As a call, but what the module was given and returned is as it was.
 
         Raises:
             OwnCodeError, UsageError: as a call.
         """
         batch, length = measured(self.spec, inputs)
-        segments = f" with a segment of {length}" if has_length(self.spec) else ""
+        segments = f" with a segment of {length}" if self.spec.has_length else ""
         with torch.no_grad(), own_code(f"the module failed{segments}"):
             step = self.raw(inputs, states, valid)
         self._check(step, batch, length)
         return step
 
-    def raw(
-        self, inputs: Mapping[str, Tensor], states: Mapping[str, Tensor | None], valid: Tensor | None = None
-    ) -> RawStep:
+    def raw(self, inputs: Tensors, states: Held, valid: Tensor | None = None) -> RawStep:
         """The call itself; attributes that are states are copies of what is given, and put back afterwards."""
         module, entries = self.spec.module, self.spec.states
         given = {entry.name: self._cast(inputs[entry.name], entry.module_dtype) for entry in self.spec.inputs}
-        held = {entry.name: self._held(states.get(entry.name), entry) for entry in entries}
         kept = {entry.attribute: entry for entry in entries if entry.attribute is not None}
         found = {path: value_at(module, path) for path in kept}
+        held = {entry.name: self._cast(states.get(entry.name), entry.dtype) for entry in entries}
+        held |= {one.name: held[one.name].clone() for one in kept.values() if held[one.name] is not None}
         for path, entry in kept.items():
             put(module, path, held[entry.name])
         try:
@@ -122,56 +111,19 @@ class Eager:
                 put(module, path, value)
         return RawStep(given, held, outputs, {entry.name: after[entry.name] for entry in entries})
 
-    def _cast(self, tensor: Tensor, dtype: str) -> Tensor:
-        return tensor.to(self.dtype if dtype == "float32" else TORCH[dtype])
-
-    def _held(self, tensor: Tensor | None, entry: StateSpec) -> Tensor | None:
-        if tensor is None:
-            return None
-        tensor = self._cast(tensor, entry.dtype)
-        return tensor if entry.attribute is None else tensor.clone()
+    def _cast(self, tensor: Any, dtype: str) -> Any:
+        return None if tensor is None else tensor.to(self.dtype if dtype == "float32" else TORCH[dtype])
 
     def _check(self, step: RawStep, batch_size: int, length: int) -> None:
-        """Hold what came back against the specification."""
-        for entry in output_specs(self.spec):
-            found = _tensor(f"output {entry.name}", step.outputs[entry.name])
-            if found.dtype not in _OUTPUT_DTYPES and found.dtype != self.dtype:
-                raise UsageError(
-                    f"output {entry.name} is {_word(found.dtype)}, expected float32, int32, int64 or bool; cast it "
-                    "in the module"
-                )
-            if entry.shape is not None:
-                wanted = entry.axes.sizes(batch_size, length)
-                if tuple(found.shape) != wanted:
-                    raise UsageError(
-                        f"output {entry.name} is {shown(tuple(found.shape))} for B = {batch_size} and L = {length}, "
-                        f"expected {shown(wanted)}; correct its OutputSpec or the module"
-                    )
+        """Hold what came back against the specification: dtypes and sizes."""
+        sizes = f"for B = {batch_size} and L = {length}"
+        for entry in self.spec.output_specs:
+            wanted = None if entry.shape is None else entry.axes.sizes(batch_size, length)
+            _compare(f"output {entry.name} {sizes}", step.outputs[entry.name], {*TORCH.values(), self.dtype}, wanted)
         for state in self.spec.states:
-            self._check_state(state, _tensor(f"state {state.name}", step.after[state.name]), batch_size)
-
-    def _check_state(self, entry: StateSpec, found: Tensor, batch_size: int) -> None:
-        wanted = self.dtype if entry.dtype == "float32" else TORCH[entry.dtype]
-        both_floating = wanted.is_floating_point and found.is_floating_point()
-        if found.dtype != wanted and not (self.dtype == torch.float64 and both_floating):
-            raise UsageError(
-                f"state {entry.name} comes back as {_word(found.dtype)}, expected {entry.dtype}, as it went in; cast "
-                "it in the module, or correct its StateSpec"
-            )
-        sizes, most = tuple(found.shape), entry.axes.sizes(batch_size, 0)
-        if entry.grows is not None and len(sizes) == len(most):
-            rows = sizes[entry.grows]
-            if rows > most[entry.grows]:
-                raise UsageError(
-                    f"state {entry.name} has {rows} rows along axis {entry.grows}, expected at most "
-                    f"{most[entry.grows]}; cut it in the module, or correct its StateSpec"
-                )
-            most = tuple(rows if axis == entry.grows else size for axis, size in enumerate(most))
-        if sizes != most:
-            raise UsageError(
-                f"state {entry.name} comes back as {shown(sizes)}, expected {shown(most)}, as its StateSpec says; "
-                "correct the one or the other"
-            )
+            dtypes, wanted = {TORCH[state.dtype]}, state.axes.sizes(batch_size, 0)
+            dtypes |= {self.dtype} if state.dtype == "float32" else set()
+            _compare(f"state {state.name} {sizes}", step.after[state.name], dtypes, wanted, state.grows)
 
 
 class Tries:
@@ -216,65 +168,62 @@ def called(
     Raises:
         UsageError: it returned something else than was declared.
     """
-    names = [entry.name for entry in output_specs(spec)]
-    if spec.step is not None:
-        named = {**given, VALID: valid} if spec.lengths else dict(given)
-        return _by_name(spec.step(spec.module, named, dict(held)), names, list(held))
-    counted = [valid] if spec.lengths else []
-    return _in_order(spec.module(*given.values(), *held.values(), *counted), names, list(held))
-
-
-def _by_name(results: Any, outputs: Sequence[str], states: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a step function returned."""
+    outputs, states = [entry.name for entry in spec.output_specs], list(held)
+    if spec.step is None:
+        results = spec.module(*given.values(), *held.values(), *([valid] if spec.lengths else []))
+        wanted, first = [*outputs, *states], len(outputs)  # an output may be called as a state is
+        if len(wanted) == 1 and isinstance(results, Tensor):
+            results = (results,)
+        if not isinstance(results, tuple | list) or len(results) != len(wanted):
+            raise UsageError(
+                f"the module returned {_described(results)}, expected {len(wanted)} tensors: {', '.join(wanted)} "
+                "(outputs, then states); declare what it returns, or give step="
+            )
+        return dict(zip(outputs, results[:first], strict=True)), dict(zip(states, results[first:], strict=True))
+    results = spec.step(spec.module, {**given, VALID: valid} if spec.lengths else dict(given), dict(held))
     if not isinstance(results, tuple) or len(results) != 2 or not all(isinstance(part, Mapping) for part in results):
         raise UsageError(
             f"step returned {_described(results)}, expected two dictionaries: outputs and states by their names"
         )
     for what, part, names in (("outputs", results[0], outputs), ("states", results[1], states)):
-        missing = [name for name in names if name not in part]
-        extra = [str(name) for name in part if name not in names]
-        if missing or extra:
-            found = [f"lack {', '.join(missing)}"] * bool(missing) + [f"have also {', '.join(extra)}"] * bool(extra)
+        if set(part) != set(names):
             raise UsageError(
-                f"the {what} of step {' and '.join(found)}, expected {', '.join(names) or 'none'}; return or declare "
-                "the same"
+                f"the {what} of step are {', '.join(map(str, part)) or 'none'}, expected {', '.join(names) or 'none'}; "
+                "return or declare the same"
             )
     return {name: results[0][name] for name in outputs}, {name: results[1][name] for name in states}
 
 
-def _in_order(results: Any, outputs: Sequence[str], states: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a module returned."""
-    wanted = [*outputs, *states]
-    if len(wanted) == 1 and isinstance(results, Tensor):
-        results = (results,)
-    if not isinstance(results, (tuple, list)) or len(results) != len(wanted):
-        raise UsageError(
-            f"the module returned {_described(results)}, expected {len(wanted)} tensors: {', '.join(wanted)} "
-            "(outputs, then states); declare what it returns, or give step="
-        )
-    first = len(outputs)  # an output may be called as a state is
-    return dict(zip(outputs, results[:first], strict=True)), dict(zip(states, results[first:], strict=True))
-
-
 def _described(results: Any) -> str:
-    if isinstance(results, (tuple, list)):
-        return f"a {type(results).__name__} of {len(results)}"
-    return "one tensor" if isinstance(results, Tensor) else f"a {type(results).__name__}"
+    several = f" of {len(results)}" if isinstance(results, tuple | list) else ""
+    return "one tensor" if isinstance(results, Tensor) else f"a {type(results).__name__}{several}"
 
 
-def _tensor(what: str, value: Any) -> Tensor:
-    if isinstance(value, FakeTensor):
+def _compare(
+    what: str, found: Any, dtypes: set[torch.dtype], wanted: tuple[int, ...] | None, grows: int | None = None
+) -> None:
+    """Refuse a result that is no tensor of one of the dtypes and the sizes wanted, of which one may be smaller."""
+    if isinstance(found, FakeTensor):
         raise UsageError(
             f"{what} depends on a tensor that was left by a capture: the module keeps it outside itself, such as in a "
             "variable of another file; keep it in an attribute of the module and declare that"
         )
-    if isinstance(value, Tensor):
-        return value
-    raise UsageError(f"{what} is a {type(value).__name__}, expected a tensor; return one tensor for each name")
+    if not isinstance(found, Tensor):
+        raise UsageError(f"{what} is a {type(found).__name__}, expected a tensor; return one tensor for each name")
+    shape = tuple(found.shape)
+    wanted = shape if wanted is None else wanted
+    axes = enumerate(zip(shape, wanted, strict=False))
+    fits = len(shape) == len(wanted) and all(one == two or (axis == grows and one < two) for axis, (one, two) in axes)
+    if found.dtype not in dtypes or not fits:
+        most = "" if grows is None else f" with at most {wanted[grows]} on axis {grows}"
+        raise UsageError(
+            f"{what} comes back as {_words([found.dtype])} {shown(shape)}, expected "
+            f"{_words({found.dtype} & dtypes or dtypes)} {shown(wanted)}{most}; correct the module or its specification"
+        )
 
 
-def _word(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _words(dtypes: Iterable[torch.dtype]) -> str:
+    return " or ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
 
 
 def _as_int32(tensor: Tensor) -> Tensor:
@@ -313,35 +262,19 @@ def in_float64(spec: StepSpec, batch_size: int, length: int) -> Eager | None:
 
 def _agree(single: Eager, double: Eager, batch_size: int, length: int) -> bool:
     """Whether both compute the same over two segments, the second of them in double precision somewhere."""
-    spec, generator = single.spec, np.random.default_rng(0)
-    ours = fresh_states(spec, batch_size)
-    theirs = fresh_states(double.spec, batch_size, torch.float64)
-    valid = torch.full((batch_size,), length, dtype=torch.int32)
-    seen = False
+    tries, seen = Tries(single, batch_size, 0), False
+    ours, theirs, valid = tries.fresh(), Tries(double, batch_size).fresh(), tries.valid(length)
     for _ in range(2):
-        inputs = random_inputs(spec, batch_size, length, generator, spec.samples)
-        outputs, after = single(inputs, ours, valid)
-        expected, beyond = double(inputs, theirs, valid)
-        for name, tensor in (outputs | {f"state.{name}": tensor for name, tensor in after.items()}).items():
-            other = beyond[name.removeprefix("state.")] if name.startswith("state.") else expected[name]
-            seen = seen or other.dtype == torch.float64
-            if tensor.shape != other.shape:
-                return False
-            if not difference(tensor, other) <= _AGREEMENT:
-                return False
-        ours, theirs = dict(after), dict(beyond)
+        inputs = tries.inputs(length)
+        results, exact = single(inputs, ours, valid), double(inputs, theirs, valid)
+        pairs = [(part[name], other[name]) for part, other in zip(results, exact, strict=True) for name in part]
+        seen = seen or any(other.dtype == torch.float64 for _, other in pairs)
+        if any(one.shape != other.shape or not difference(one, other) <= _AGREEMENT for one, other in pairs):
+            return False
+        ours, theirs = dict(results[1]), dict(exact[1])
     return seen
 
 
 def difference(one: Tensor, other: Tensor) -> float:
-    """The largest difference of two tensors of one shape, divided by the second's largest value where that is above 1.
-
-    NaN where either holds one.
-    """
-    if not other.numel():
-        return 0.0
-    apart = (one.double() - other.double()).abs()
-    apart = torch.where(one == other, torch.zeros_like(apart), apart)  # infinite on both sides
-    finite = other.double().abs()
-    largest = float(torch.where(finite.isfinite(), finite, torch.zeros_like(finite)).max())
-    return float(apart.max()) / max(1.0, largest)
+    """See `relative_difference`."""
+    return relative_difference(one.detach().numpy(), other.detach().numpy())

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal, cast
 
-import numpy as np
-import torch
 from torch import Tensor
+from txl_runtime.bundle.axes import Axes
 from txl_runtime.bundle.tables import Input, Output, StateTensor
 from txl_runtime.errors import UsageError, some
 from txl_runtime.listener import Listener
@@ -28,17 +26,8 @@ from txl_export.families.own_module.probing import (
     constant_states,
     idle_states,
 )
-from txl_export.families.own_module.sizes import (
-    fresh_states,
-    has_length,
-    in_bundle,
-    initial_value,
-    output_specs,
-    random_inputs,
-    shown,
-    usual_lengths,
-)
-from txl_export.families.own_module.spec import VALID, OutputSpec, StateSpec, StepSpec
+from txl_export.families.own_module.sizes import in_bundle, initial_value, shown, usual_lengths
+from txl_export.families.own_module.spec import LOGITS, VALID, OutputSpec, StateSpec, StepSpec
 from txl_export.families.own_module.spec_checks import check_spec, remarks
 from txl_export.families.own_module.stages import MOST_GRAPHS, MOST_TRANSITIONS, Transition, reached, too_many
 from txl_export.families.own_module.undeclared_state import run_first_call, unread_attributes, without
@@ -78,7 +67,7 @@ class Plan:
     @property
     def outputs(self) -> tuple[OutputSpec, ...]:
         """The outputs, all with a shape and a role."""
-        return output_specs(self.spec)
+        return self.spec.output_specs
 
     @property
     def reads_valid(self) -> bool:
@@ -88,32 +77,27 @@ class Plan:
     @cached_property
     def inputs(self) -> tuple[Input, ...]:
         """What programs read beside the states, as a manifest has it."""
-        table = [
-            Input(
-                name=entry.name,
-                dtype=in_bundle(entry.module_dtype),  # type: ignore[arg-type]
-                shape=entry.shape,  # type: ignore[arg-type]
-                role="feature" if entry.tokens is None else "tokens",
-                vocab=entry.tokens,
-                lookahead=entry.lookahead,
-            )
-            for entry in self.spec.inputs
-        ]
+        table = []
+        for entry in self.spec.inputs:
+            facts: dict[str, Any] = {
+                "dtype": in_bundle(entry.module_dtype),
+                "shape": entry.shape,
+                "vocab": entry.tokens,
+            }
+            role: Any = "feature" if entry.tokens is None else "tokens"
+            table.append(Input(name=entry.name, role=role, lookahead=entry.lookahead, **facts))
         valid = Input(name=VALID, dtype="int32", shape=("B",), role="valid")
         return (*table, valid) if self.reads_valid else tuple(table)
 
     @cached_property
     def results(self) -> tuple[Output, ...]:
         """What programs return beside the states, as a manifest has it; logits have become log-probabilities."""
-        return tuple(
-            Output(
-                name=entry.name,
-                dtype="float32" if entry.role == "logits" else self.output_dtypes[entry.name],  # type: ignore[arg-type]
-                shape=entry.shape,  # type: ignore[arg-type]
-                role="logprobs" if entry.role == "logits" else entry.role or "feature",
-            )
-            for entry in self.outputs
-        )
+        table = []
+        for entry in self.outputs:
+            dtype: Any = "float32" if entry.role == "logits" else self.output_dtypes[entry.name]
+            role, shape = "logprobs" if entry.role == "logits" else entry.role or "feature", cast(Any, entry.shape)
+            table.append(Output(name=entry.name, dtype=dtype, shape=shape, role=role))
+        return tuple(table)
 
     @cached_property
     def states(self) -> tuple[StateTensor, ...]:
@@ -127,20 +111,23 @@ class Plan:
         return {name: value.clone().contiguous() for name, value in found.items() if isinstance(value, Tensor)}
 
     def _state(self, entry: StateSpec) -> StateTensor:
-        shape, named = entry.axes.sizes(self.batch_size, 0), f"initial.{entry.name}"
-        has_tensor = named in self.initial_tensors
-        value = None if entry.grows is not None or has_tensor else initial_value(self.spec, entry)
+        shape, value, dtype = (
+            entry.axes.sizes(self.batch_size, 0),
+            initial_value(self.spec, entry),
+            in_bundle(entry.dtype),
+        )
+        held = f"initial.{entry.name}" if isinstance(value, Tensor) else value or None
         return StateTensor(
             name=entry.name,
             input=f"state.{entry.name}.in",
             output=f"state.{entry.name}.out",
-            dtype=in_bundle(entry.dtype),  # type: ignore[arg-type]
+            dtype=cast(Any, dtype),
             shape=shape,
             batch_axis=entry.axes.batch,
             row_axis=entry.grows,
             rows=None if entry.grows is None else (0, shape[entry.grows]),
             absent=entry.initial is None,
-            initial=named if has_tensor else (float(value) if value else None),
+            initial=held if entry.grows is None else None,
             update="replace",
         )
 
@@ -243,84 +230,65 @@ def _taken(eager: Eager, batch_size: int) -> tuple[tuple[int, ...], tuple[Transi
     """The usual segment lengths that the module takes, their transitions, and why another is not among them."""
     lengths: tuple[int, ...] = ()
     transitions: tuple[Transition, ...] = ()
-    errors: list[tuple[int, UsageError]] = []
+    errors: dict[int, UsageError] = {}
     for length in usual_lengths(eager.spec):
         try:
             transitions = reached(eager, batch_size, (*lengths, length))
             lengths = (*lengths, length)
         except UsageError as error:
-            errors.append((length, error))
-    if not lengths:
-        first = errors[0][1]
-        if isinstance(first, OwnCodeError) and (other := _another(eager, batch_size)):
-            raise OwnCodeError(
-                f"{first}; it takes segments of {other}: give --segment-length {other}, or look whether an axis is "
-                "where it should be",
-                first.frames,
-            )
+            errors[length] = error
+    if lengths:
+        return lengths, transitions, [f"no program takes segments of {length}: {why}" for length, why in errors.items()]
+    first = next(iter(errors.values()))
+    if not isinstance(first, OwnCodeError):
         raise first
-    return lengths, transitions, [f"no program takes segments of {length}: {error}" for length, error in errors]
-
-
-def _another(eager: Eager, batch_size: int) -> int | None:
-    """A segment length that the module takes beside the usual ones, of those that are tried within some seconds."""
-    generator, until = np.random.default_rng(0), time.monotonic() + _SECONDS
-    spec = eager.spec
-    for length in range(2, max(usual_lengths(spec))):
-        if time.monotonic() > until:
-            break
-        inputs = random_inputs(spec, batch_size, length, generator, spec.samples)
-        with contextlib.suppress(UsageError):
-            eager(inputs, fresh_states(spec, batch_size), torch.full((batch_size,), length, dtype=torch.int32))
-            return length
-    return None
+    tries, until = Tries(eager, batch_size), time.monotonic() + _SECONDS
+    for other in range(2, max(errors)):
+        try:
+            tries.eager(tries.inputs(other), tries.fresh(), tries.valid(other))
+        except UsageError:
+            if time.monotonic() > until:
+                break
+            continue
+        raise OwnCodeError(
+            f"{first}; it takes segments of {other}: give --segment-length {other}, or look whether an axis is where "
+            "it should be",
+            first.frames,
+        )
+    raise first
 
 
 def _outputs(eager: Eager, batch_size: int, lengths: tuple[int, ...]) -> tuple[tuple[OutputSpec, ...], dict[str, str]]:
     """The outputs with shapes and roles, and their dtypes in a bundle."""
-    tries = Tries(eager, batch_size)
-    runs = {
-        length: eager(tries.inputs(length), fresh_states(eager.spec, batch_size), tries.valid(length))[0]
-        for length in lengths
-    }
-    filled, dtypes = [], {}
-    for entry in output_specs(eager.spec):
-        sizes = {length: tuple(outputs[entry.name].shape) for length, outputs in runs.items()}
-        dtype = runs[lengths[0]][entry.name].dtype
-        dtypes[entry.name] = in_bundle(str(dtype).removeprefix("torch."))
-        if entry.shape is None:
-            entry = replace(entry, shape=_shape(entry.name, sizes, batch_size, has_length(eager.spec)))
-        if entry.role in ("logits", "logprobs"):
-            _check_logits(entry, dtype)
-        filled.append(replace(entry, role=entry.role or "feature"))
+    tries, filled, dtypes = Tries(eager, batch_size), [], {}
+    runs = {length: eager(tries.inputs(length), tries.fresh(), tries.valid(length))[0] for length in lengths}
+    for entry in eager.spec.output_specs:
+        found = {length: outputs[entry.name] for length, outputs in runs.items()}
+        dtype = str(found[lengths[0]].dtype).removeprefix("torch.")
+        sizes = {length if eager.spec.has_length else 0: tuple(tensor.shape) for length, tensor in found.items()}
+        shape = _shape(entry.name, sizes, batch_size) if entry.shape is None else entry.shape
+        if entry.role in LOGITS and (dtype != "float32" or len(shape) < 2 or shape[-1] in ("B", "L")):
+            raise UsageError(
+                f"output {entry.name} has the role {entry.role} and is {dtype} {shape}, expected float32 with the "
+                "vocabulary last, e.g. ('B', 'L', 1000)"
+            )
+        dtypes[entry.name] = in_bundle(dtype)
+        filled.append(replace(entry, shape=shape, role=entry.role or "feature"))
     return tuple(filled), dtypes
 
 
-def _shape(name: str, sizes: Mapping[int, tuple[int, ...]], batch_size: int, segments: bool) -> tuple[int | str, ...]:
-    """An output's shape with letters: batch first, "L" second where the values have that size."""
+def _shape(name: str, sizes: Mapping[int, tuple[int, ...]], batch_size: int) -> tuple[int | str, ...]:
+    """E.g. ("B", "L", 5) of {64: (4, 64, 5), 1: (4, 1, 5)}: batch first, "L" second where the values have that size."""
     first = next(iter(sizes.values()))
-    if not first or first[0] != batch_size:
-        raise UsageError(
-            f"output {name} is {shown(first)} for B = {batch_size}, expected the batch first; say where it stands: "
-            f"OutputSpec({name!r}, shape=(…))"
+    shape: tuple[int | str, ...] = ("B", *first[1:])
+    if len(first) > 1 and all(other[1:2] == (length,) for length, other in sizes.items()):
+        shape = ("B", "L", *first[2:])
+    if not first or any(other != Axes(shape).sizes(batch_size, length) for length, other in sizes.items()):
+        told = ", ".join(
+            f"{shown(other)} for " + f"L = {length} and " * (length > 0) for length, other in sizes.items()
         )
-    shape: list[int | str] = ["B"]
-    for axis in range(1, len(first)):
-        found = {length: other[axis] if len(other) == len(first) else -1 for length, other in sizes.items()}
-        if axis == 1 and segments and all(size == length for length, size in found.items()):
-            shape.append("L")
-        elif len(set(found.values())) == 1:
-            shape.append(first[axis])
-        else:
-            told = ", ".join(f"{shown(other)} for L = {length}" for length, other in sizes.items())
-            raise UsageError(f"output {name} is {told}; expected another size for another L on axis 1 alone, as L")
-    return tuple(shape)
-
-
-def _check_logits(entry: OutputSpec, dtype: torch.dtype) -> None:
-    shape = entry.shape or ()
-    if dtype != torch.float32 or len(shape) < 2 or shape[-1] in ("B", "L"):
         raise UsageError(
-            f"output {entry.name} has the role {entry.role} and is {dtype} {shape}, expected float32 with the "
-            "vocabulary last, e.g. ('B', 'L', 1000)"
+            f"output {name} is {told}B = {batch_size}, expected the batch first and another size for another L on "
+            f"axis 1 alone; say where they stand: OutputSpec({name!r}, shape=(…))"
         )
+    return shape

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from txl_runtime.errors import UsageError, some
+from txl_runtime.errors import UsageError
 
 from txl_export.families.own_module.attributes import same_bits, value_at
-from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec, StepSpec
+from txl_export.families.own_module.spec import InputSpec, StateSpec, StepSpec
 
 TORCH = {"float32": torch.float32, "int32": torch.int32, "int64": torch.int64, "bool": torch.bool}
 """What the words of a specification are in torch."""
@@ -27,14 +27,9 @@ def in_bundle(dtype: str) -> str:
     return "int32" if dtype == "int64" else dtype
 
 
-def has_length(spec: StepSpec) -> bool:
-    """Whether a step takes segments: "L" stands in a shape of its inputs."""
-    return any(entry.axes.positions for entry in spec.inputs)
-
-
 def usual_lengths(spec: StepSpec) -> tuple[int, ...]:
     """Segment lengths that are tried where none are given."""
-    return (64, 1) if has_length(spec) else (1,)
+    return (64, 1) if spec.has_length else (1,)
 
 
 def shown(sizes: tuple[int, ...]) -> str:
@@ -58,90 +53,60 @@ def state_specs(spec: StepSpec) -> dict[str, StateSpec]:
     return {entry.name: entry for entry in spec.states}
 
 
-def output_specs(spec: StepSpec) -> tuple[OutputSpec, ...]:
-    """The outputs; a name alone is one whose shape is found by running."""
-    return tuple(OutputSpec(entry) if isinstance(entry, str) else entry for entry in spec.outputs)
-
-
 def initial_value(spec: StepSpec, entry: StateSpec) -> float | Tensor | None:
     """What one sequence's part of a state starts as, as a bundle has it; None where the state is absent.
 
-    A tensor broadcasts over the shape without "B"; one with a size of 1 at "B" loses that axis.
+    E.g. 0.0, or a tensor [1, 64] for the shape (2, "B", 64): it broadcasts over the shape without "B".
 
     Raises:
         UsageError: it is the name of nothing, or no number, tensor or name, or a tensor that is no such part.
     """
-    value, origin = entry.initial, f"state {entry.name} starts as"
+    if entry.name not in spec.starts:
+        spec.starts[entry.name] = _start(spec.module, entry)
+    return spec.starts[entry.name]  # type: ignore[no-any-return]
+
+
+def _start(module: nn.Module, entry: StateSpec) -> float | Tensor | None:
+    value, kind, origin = entry.initial, in_bundle(entry.dtype), ""
     if value is ...:
-        value, origin = _kept_at_first(spec, entry), f"{origin} its attribute {entry.attribute},"
+        value = None if entry.attribute is None else value_at(module, entry.attribute)
+        if value is None or not bool(torch.as_tensor(value).any()):
+            return 0.0
+        value, origin = torch.as_tensor(value), f"its attribute {entry.attribute}, "
+    elif isinstance(value, str):
+        with contextlib.suppress(LookupError):
+            value, origin = value_at(module, value), f"{value}, "
+
+    def check(right: bool, found: str, expected: str) -> None:
+        if not right:
+            raise UsageError(
+                f"state {entry.name} starts as {origin}{found}, expected {expected}; give another initial="
+            )
+
     if value is None:
         return None
-    if isinstance(value, (bool, int, float, np.number)):
-        return _number(entry, float(value))
-    if isinstance(value, str):
-        try:
-            found = value_at(spec.module, value)
-        except LookupError:
-            found = None
-        if not isinstance(found, Tensor):
-            raise UsageError(
-                f"{origin} {value!r}, expected the name of a parameter or buffer of the module; "
-                f"there are {some(_tensor_names(spec.module), 6) or 'none'}"
-            )
-        value = found
-    if not isinstance(value, (Tensor, np.ndarray)):
-        raise UsageError(f"{origin} a {type(value).__name__}, expected a number, a tensor, a parameter's name or None")
-    given, kind = torch.as_tensor(value).detach(), in_bundle(entry.dtype)
-    tensor = given.to(TORCH[kind])
-    if kind != "float32" and not torch.equal(tensor.to(given.dtype), given):
-        raise UsageError(f"{origin} a tensor that holds what is no {kind}, expected {kind}; give initial=")
-    batch = entry.axes.batch
-    if batch is not None and tensor.dim() == len(entry.shape) and tensor.shape[batch] == 1:
-        tensor = tensor.squeeze(batch)
-    wanted = entry.axes.alone.sizes(0, 0)
-    try:
-        tensor.expand(wanted)
-    except RuntimeError:
-        raise UsageError(
-            f"{origin} a tensor of {shown(tuple(tensor.shape))}, expected one that broadcasts over {shown(wanted)}, "
-            "its shape without the batch; correct it, or give initial="
-        ) from None
+    number = isinstance(value, bool | int | float | np.number)
+    check(
+        number or isinstance(value, Tensor | np.ndarray), repr(value), "a number, a tensor, a parameter's name or None"
+    )
+    given = torch.tensor(float(value), dtype=torch.float64) if number else torch.as_tensor(value).detach()
+    tensor, found = given.to(TORCH[kind]), str(value) if number else f"a tensor of {shown(tuple(given.shape))}"
+    exact = kind == "float32" or torch.equal(tensor.to(given.dtype), given)
+    check(exact, found, f"what {kind} holds, as a bundle has it")
+    check(entry.grows is None or not given.any(), found, "zeros, because it grows from no rows")
+    if number and math.isfinite(value):
+        return float(value)  # JSON has no infinities, so those are tensors
+    batch, wanted = entry.axes.batch, entry.axes.alone.sizes(0, 0)
+    if batch is not None and tensor.dim() == len(entry.shape) and tensor.shape[batch]:
+        first = tensor.narrow(batch, 0, 1)
+        same = same_bits(tensor, first.expand_as(tensor))
+        check(same, f"different values for {tensor.shape[batch]} sequences", "the same for all")
+        tensor = first.squeeze(batch)
+    fits = tensor.dim() <= len(wanted) and all(
+        size in (1, most) for size, most in zip(reversed(tensor.shape), reversed(wanted), strict=False)
+    )
+    check(fits, found, f"one that broadcasts over {shown(wanted)}, its shape without the batch")
     return tensor
-
-
-def _kept_at_first(spec: StepSpec, entry: StateSpec) -> float | Tensor:
-    """A state's attribute while no step runs, with 1 at "B"; 0.0 where it holds zeros or None, or is none.
-
-    Raises:
-        UsageError: it holds what not every sequence can start as.
-    """
-    held = None
-    if entry.attribute is not None:
-        with contextlib.suppress(LookupError):  # `check_spec` says what is wrong with the path
-            held = value_at(spec.module, entry.attribute)
-    if isinstance(held, (bool, int, float)):
-        held = torch.tensor(held)
-    if not isinstance(held, Tensor) or not bool(held.any()):
-        return 0.0
-    if entry.grows is not None:
-        raise UsageError(
-            f"state {entry.name} grows from no rows, and its attribute {entry.attribute} holds values "
-            f"({shown(tuple(held.shape))}), expected none or zeros; give initial=0.0 if it begins without them"
-        )
-    batch = entry.axes.batch
-    if batch is None or held.dim() != len(entry.shape):
-        return held
-    first = held.narrow(batch, 0, 1)
-    if not same_bits(held, first.expand_as(held)):
-        raise UsageError(
-            f"state {entry.name}: its attribute {entry.attribute} holds different values for {held.shape[batch]} "
-            "sequences, expected the same for all, because every sequence starts as them; give initial="
-        )
-    return first
-
-
-def _tensor_names(module: nn.Module) -> list[str]:
-    return [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
 
 
 def fresh_states(spec: StepSpec, batch_size: int, dtype: torch.dtype = torch.float32) -> States:
@@ -166,18 +131,6 @@ def _fresh(spec: StepSpec, entry: StateSpec, batch_size: int, dtype: torch.dtype
     exact = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
     tensor = exact.to(kind).expand(entry.axes.alone.sizes(0, 0))
     return (tensor if batch is None else tensor.unsqueeze(batch).expand(sizes)).clone()
-
-
-def _number(entry: StateSpec, value: float) -> float | Tensor:
-    """A number that a state starts as; JSON has no infinities, so those are tensors."""
-    if entry.dtype != "float32":
-        most = 1 if entry.dtype == "bool" else 2**31 - 1
-        if not value.is_integer() or not -most <= value <= most:
-            raise UsageError(
-                f"state {entry.name} starts as {value:g}, expected a whole number of at most {most}, because it is "
-                f"{in_bundle(entry.dtype)} in a bundle"
-            )
-    return value if math.isfinite(value) else torch.tensor(value)
 
 
 def random_inputs(

@@ -129,11 +129,12 @@ class _Layers:
     def _write(self, part: Part, place: str, name: str) -> None:
         length = _length(part)
         if place != "self":
-            layers = _called(part, name)
-            if layers:
+            if layers := _called(part, name):
                 text = ", ".join(layer.text for layer in layers)
                 text = text if layers[0] == layer_of(part, name) else f"nn.Sequential({text})"
-                self._tell(layers)
+                new = dict.fromkeys(layer.kind for layer in layers if layer.kind in NOT_STORED.keys() - self._told)
+                self._told |= new.keys()
+                self.lines += [f"# Not in the file, of every {kind}: {NOT_STORED[kind]}." for kind in new]
                 self.lines.append(f"{place} = {text}")
                 self.calls.append(_Call(place, layers, text))
                 return
@@ -148,35 +149,20 @@ class _Layers:
                 raise CheckpointError(f"a part is named {shown(key)!r}, which is no name in Python; write it by hand")
             self._write(child, f"{place}.{key}" if length is None else f"{place}[{key}]", key)
 
-    def _tell(self, layers: tuple[Layer, ...]) -> None:
-        for kind in dict.fromkeys(layer.kind for layer in layers):
-            if kind in NOT_STORED and kind not in self._told:
-                self.lines.append(f"# Not in the file, of every {kind}: {NOT_STORED[kind]}.")
-                self._told.add(kind)
-
 
 def _called(part: Part, name: str) -> tuple[Layer, ...]:
     """The layer that a part is, or those of a Sequential of nothing but layers without a state; none for the rest."""
-    layer = layer_of(part, name)
-    if layer is not None or part.kind != "torch.nn.modules.container.Sequential":
-        return (layer,) if layer is not None else ()
-    layers = [layer_of(child, key) for key, child in _items(part)]
-    known = tuple(layer for layer in layers if layer is not None and not layer.states)
-    return known if len(known) == len(layers) == _length(part) and not part.tensors else ()
+    if layer := layer_of(part, name):
+        return (layer,)
+    layers = tuple(layer for key, child in _items(part) if (layer := layer_of(child, key)) and not layer.states)
+    plain = part.kind == "torch.nn.modules.container.Sequential" and not part.tensors
+    return layers if plain and len(layers) == len(part.parts) == _length(part) else ()
 
 
 def _length(part: Part) -> int | None:
-    """How many places a list has whose parts are all numbered; None for another module.
-
-    Raises:
-        CheckpointError: the numbers are far apart.
-    """
-    if not part.parts or not all(re.fullmatch(r"0|[1-9][0-9]{0,8}", name) for name in part.parts):
-        return None
-    length = max(map(int, part.parts)) + 1
-    if length > 64 + 4 * len(part.parts):
-        raise CheckpointError(f"a part has the number {length - 1} of {len(part.parts)} parts; write it by hand")
-    return length
+    """How many places a list has whose parts are all numbered, below 10,000; None for another module."""
+    numbered = part.parts and all(re.fullmatch(r"0|[1-9][0-9]{0,3}", name) for name in part.parts)
+    return max(map(int, part.parts)) + 1 if numbered else None
 
 
 def _items(part: Part) -> list[tuple[str, Part]]:
@@ -208,12 +194,11 @@ class _Forward:
         self.lines = ["# TODO: is this the order of the calls, and does nothing lie between them?"]
         self.arguments, self.states = ["x"], list[str]()
         self._free = dict(made.buffers)
-        groups: list[list[_Call]] = []
+        groups: list[list[_Call]] = [[]]
         for call in made.calls:  # what has no sizes is called before the next one that has
-            if not groups or groups[-1][-1].sized:
-                groups.append([])
             groups[-1].append(call)
-        end = [] if not groups or groups[-1][-1].sized else groups.pop()
+            groups += [[]] if call.sized else []
+        *groups, end = groups
         self.first = _beginning([group[-1].sized for group in groups])
         self._axes, self._width = ("", None) if self.first is None else (self.first.axes, self.first.takes)
         while group := next((group for group in groups[:_SEARCHED] if self._fits(group[-1].sized[0])), None):
@@ -221,12 +206,10 @@ class _Forward:
             groups = groups[at + 1 :] + groups[:at]
             for call in group:
                 self._call(call)
-        if groups:
-            groups.append(end)
-        else:
-            for call in end:
-                self._call(call)
-        if left := [*(call.place for group in groups for call in group), *map(shown, self._free)]:
+        for call in () if groups else end:
+            self._call(call)
+        left = [call.place for group in [*groups, end] if groups for call in group]
+        if left := [*left, *map(shown, self._free)]:
             self.lines += ["# TODO: not used yet:", *(f"#   {place}" for place in left)]
         self.lines.append(f"return {', '.join(self.arguments)}")
 
@@ -267,12 +250,11 @@ class _Forward:
 
 
 def _beginning(chains: list[list[Layer]]) -> Layer | None:
-    """The first layer that takes what no other gives; the first of all where each takes what another gives."""
+    """The first layer over tokens, else the first that takes what no other gives, else the first of all."""
     given = Counter(chain[-1].gives for chain in chains)
-    own = (chain[0].takes == chain[-1].gives for chain in chains)
-    free = [chain[0] for chain, itself in zip(chains, own, strict=True) if given[chain[0].takes] == itself]
-    tokens = [chain[0] for chain in chains if chain[0].axes == "tokens"]
-    return next(iter([*tokens, *free, *(chain[0] for chain in chains)]), None)
+    free = [chain[0] for chain in chains if given[chain[0].takes] == (chain[0].takes == chain[-1].gives)]
+    firsts = [chain[0] for chain in chains]
+    return next(iter([*(first for first in firsts if first.axes == "tokens"), *free, *firsts]), None)
 
 
 def _input(first: Layer | None) -> str:

@@ -69,7 +69,7 @@ def read_source(source: Any, weights: str | Path | None) -> tuple[StepSpec, str]
         TxlError: there is no such file, function, adapter or package, or it does not give a specification.
     """
     from txl_export.families.own_module.loading import load_spec
-    from txl_export.families.own_module.spec_checks import check_declared
+    from txl_export.families.own_module.spec_checks import check_module
 
     if isinstance(source, Adapted):
         from txl_export.adapters.registry import load_adapted, package_of
@@ -84,5 +84,5 @@ def read_source(source: Any, weights: str | Path | None) -> tuple[StepSpec, str]
     else:
         file, _, function = str(source).rpartition(":")
         spec, name = load_spec(str(source), None if weights is None else str(weights)), f"{Path(file).name}:{function}"
-    check_declared(spec)
+    check_module(spec)
     return spec, name

@@ -1,33 +1,68 @@
 """What a user says of a model of their own: its module, and its inputs, states and outputs by name.
 
-Importing this module needs no torch.
+Importing this module needs no torch. A field that is not of its type is refused when the specification is made, as a
+`UsageError` such as "InputSpec('x'): shape is 3, expected a tuple of …".
 """
 
 from __future__ import annotations
 
+import re
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, get_type_hints
 
+import msgspec
+from msgspec import Meta
 from txl_runtime.bundle.axes import Axes
+from txl_runtime.errors import UsageError
 
-Shape: TypeAlias = tuple[int | str, ...]
+Shape: TypeAlias = tuple[Annotated[int, Meta(ge=1)] | Annotated[str, Meta(pattern=r"^[BL]\Z")], ...]
 """Whole numbers, "B" for the batch size and "L" for the segment length."""
 Named: TypeAlias = dict[str, Any]
 """Tensors by name; a state that is absent is None."""
 StepFunction: TypeAlias = Callable[[Any, Named, Named], tuple[Mapping[str, Any], Mapping[str, Any]]]
 """(module, inputs, states) → (outputs, states)."""
 
-INPUT_DTYPES = ("float32", "int32", "int64", "bool")
-STATE_DTYPES = ("float32", "int32", "int64", "bool")
 VALID = "valid"
 """The name of the input that counts rows, where the module takes one."""
+LOGITS = ("logits", "logprobs")
+"""Roles of an output over the next token."""
+_WORD = r"^[A-Za-z_][A-Za-z0-9_.]*\Z"
+_TAKEN = re.compile(rf"({VALID}|fill|head)\Z|state\.")
+_Name = Annotated[str, Meta(pattern=_WORD, description="letters, digits, _ and . after a letter or _")]
+_SHAPE = Meta(description="a tuple of whole numbers from 1 (int), 'B' and 'L'")
+_Dtype = Annotated[str, Meta(pattern=r"^(float32|int32|int64|bool)\Z", description="float32, int32, int64 or bool")]
+_Count = Annotated[int, Meta(ge=1)]
+
+
+class _Typed:
+    """Holds the fields of a dataclass against those of their types that say what they expect."""
+
+    name: str
+    axes: Any
+
+    def __post_init__(self) -> None:
+        for field, kind in get_type_hints(type(self), include_extras=True).items():
+            for meta in getattr(kind, "__metadata__", ())[-1:]:
+                try:
+                    object.__setattr__(self, field, msgspec.convert(getattr(self, field), kind))
+                except msgspec.ValidationError:
+                    self._expect(field, False, meta.description)
+        shape = list(getattr(self, "shape", None) or ())
+        self._expect("shape", shape.count("B") < 2 and shape.count("L") < 2, "'B' and 'L' once at most")
+
+    def _expect(self, field: str, right: object, expected: str, *found: object) -> None:
+        if not right:
+            whose = type(self).__name__ + (f"({self.name!r})" if hasattr(self, "name") else "")
+            said = reprlib.repr(found[0] if found else getattr(self, field))
+            raise UsageError(f"{whose}: {field} is {said}, expected {expected}")
 
 
 @dataclass(frozen=True)
-class InputSpec:
+class InputSpec(_Typed):
     """One input of a step.
 
     Attributes:
@@ -39,11 +74,17 @@ class InputSpec:
             the next segment begins L later.
     """
 
-    name: str
-    shape: Shape
-    dtype: str = "float32"
-    tokens: int | None = None
-    lookahead: int = 0
+    name: _Name
+    shape: Annotated[Shape, _SHAPE]
+    dtype: _Dtype = "float32"
+    tokens: Annotated[_Count | None, Meta(description="V, the number of token ids")] = None
+    lookahead: Annotated[int, Meta(ge=0, description="a whole number of positions")] = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._expect("lookahead", self.lookahead == 0 or self.axes.positions, "0, or 'L' in its shape")
+        ids = self.tokens is None or self.module_dtype in ("int32", "int64")
+        self._expect("dtype", ids, "int32 or int64 for token ids")
 
     @cached_property
     def axes(self) -> Axes:
@@ -57,7 +98,7 @@ class InputSpec:
 
 
 @dataclass(frozen=True)
-class StateSpec:
+class StateSpec(_Typed):
     """One tensor that a step carries to the next.
 
     Attributes:
@@ -72,12 +113,18 @@ class StateSpec:
         grows: the axis along which it starts with 0 rows and ends with as many as `shape` says.
     """
 
-    name: str
-    shape: Shape
-    dtype: str = "float32"
+    name: _Name
+    shape: Annotated[Shape, _SHAPE]
+    dtype: _Dtype = "float32"
     initial: Any = ...
-    attribute: str | None = None
-    grows: int | None = None
+    attribute: Annotated[str | None, Meta(description="a path such as layers.0.memory")] = None
+    grows: Annotated[Annotated[int, Meta(ge=0)] | None, Meta(description="an axis of its shape")] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._expect("shape", "L" not in self.shape, "whole numbers and 'B': a state has no positions")
+        rows = self.grows is None or self.shape[self.grows : self.grows + 1] not in ((), ("B",))
+        self._expect("grows", rows, "an axis of its shape that is not 'B'")
 
     @cached_property
     def axes(self) -> Axes:
@@ -86,7 +133,7 @@ class StateSpec:
 
 
 @dataclass(frozen=True)
-class OutputSpec:
+class OutputSpec(_Typed):
     """One output of a step.
 
     Attributes:
@@ -96,9 +143,9 @@ class OutputSpec:
             word is kept for readers of the bundle.
     """
 
-    name: str
-    shape: Shape | None = None
-    role: str | None = None
+    name: _Name
+    shape: Annotated[Shape | None, _SHAPE] = None
+    role: Annotated[_Name | None, Meta(description="a word such as logits or value")] = None
 
     @cached_property
     def axes(self) -> Axes:
@@ -107,7 +154,7 @@ class OutputSpec:
 
 
 @dataclass(frozen=True)
-class StepSpec:
+class StepSpec(_Typed):
     """A model of the user's own: `module(*inputs, *states)` returns `(*outputs, *states)`.
 
     Attributes:
@@ -131,5 +178,43 @@ class StepSpec:
     step: StepFunction | None = None
     lengths: bool = False
     vocabulary: str | Path | Mapping[str, Any] | None = None
-    samples: Mapping[str, Any] | None = None
-    segment_lengths: Sequence[int] = ()
+    samples: Annotated[Mapping[str, Any] | None, Meta(description="a dictionary of arrays by input name")] = None
+    segment_lengths: Annotated[Sequence[_Count], Meta(description="a list of whole numbers from 1 (int)")] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for field, kinds in (("inputs", (InputSpec,)), ("states", (StateSpec,)), ("outputs", (OutputSpec, str))):
+            found = getattr(self, field)
+            listed = isinstance(found, list | tuple) and all(isinstance(one, kinds) for one in found)
+            right = listed and (found or field == "states")
+            words = " or ".join(kind.__name__ for kind in kinds)
+            self._expect(field, right, f"a list of {'one or more ' * (field != 'states')}{words}")
+        self._expect("step", self.step is None or callable(self.step), "a function of (module, inputs, states)")
+        readable = self.vocabulary is None or isinstance(self.vocabulary, str | Path | Mapping)
+        self._expect("vocabulary", readable, "the path of a file, or a dictionary such as {'kind': 'bytes'}")
+        names = [one.name for one in (*self.inputs, *self.output_specs)]
+        right = len(set(names)) == len(names) and not any(map(_TAKEN.match, names))
+        expected = "each once, and none of valid (lengths=True gives it), fill, head and state.…"
+        self._expect("the list of inputs and outputs", right, expected, names)
+        names = [one.name for one in self.states]  # engines want inputs and outputs that sort alike
+        right = len(set(names)) == len(names) and not any(a.startswith(f"{b}.") for a in names for b in names)
+        self._expect("the list of states", right, "each once, and none that is another with a dot behind it", names)
+        names = [one.name for one in self.output_specs if one.role in LOGITS]
+        self._expect("the list of logits and logprobs", len(names) < 2, "one output at most", names)
+        segments = self.has_length or not any(one.axes.positions for one in self.output_specs)
+        self._expect("inputs", segments, "one with 'L' in its shape, because an output has it")
+
+    @cached_property
+    def output_specs(self) -> tuple[OutputSpec, ...]:
+        """The outputs; a name alone is one whose shape is found by running."""
+        return tuple(OutputSpec(one) if isinstance(one, str) else one for one in self.outputs)
+
+    @cached_property
+    def has_length(self) -> bool:
+        """Whether a step takes segments: "L" stands in a shape of its inputs."""
+        return any(one.axes.positions for one in self.inputs)
+
+    @cached_property
+    def starts(self) -> dict[str, Any]:
+        """What states start as, by name; `sizes.initial_value` computes each once."""
+        return {}

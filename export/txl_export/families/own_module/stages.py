@@ -6,13 +6,11 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import torch
 from torch import Tensor
 from txl_runtime.errors import UsageError
 
-from txl_export.families.own_module.module_call import Eager
-from txl_export.families.own_module.sizes import States, fresh_states, random_inputs
+from txl_export.families.own_module.module_call import Eager, Tries
+from txl_export.families.own_module.sizes import States
 
 StateShapes = dict[str, tuple[int, ...] | None]
 """Sizes by name; None where a state is absent."""
@@ -64,17 +62,15 @@ def reached(
         UsageError: there are too many, or a state takes a shape that was not declared.
         OwnCodeError: the module cannot take a length.
     """
-    spec, generator = eager.spec, np.random.default_rng(1)
-    states = fresh_states(spec, batch_size)
+    tries = Tries(eager, batch_size, 1)
+    states = tries.fresh()
     known = {_key(states): Stage(0, shapes_of(states))}
     waiting = deque([(known[_key(states)], states)])  # what was looked at is let go: a stage may hold many rows
     found: list[Transition] = []
     while waiting:
         stage, held = waiting.popleft()
         for length in segment_lengths:
-            valid = torch.full((batch_size,), length, dtype=torch.int32)
-            inputs = random_inputs(spec, batch_size, length, generator, spec.samples)
-            after: States = dict(eager(inputs, held, valid)[1])
+            after: States = dict(eager(tries.inputs(length), held, tries.valid(length))[1])
             if (key := _key(after)) not in known:
                 known[key] = Stage(len(known), shapes_of(after))
                 waiting.append((known[key], after))

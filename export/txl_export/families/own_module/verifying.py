@@ -18,7 +18,7 @@ from txl_export.families.own_module.attributes import same_bits
 from txl_export.families.own_module.identity import own_tensors, tensors_id
 from txl_export.families.own_module.plan import Plan
 from txl_export.families.own_module.reference import ModuleReference
-from txl_export.families.own_module.sizes import in_bundle, output_specs
+from txl_export.families.own_module.sizes import in_bundle
 from txl_export.families.own_module.spec import StepSpec
 from txl_export.graphs.shared_weights import read_weight_file
 from txl_export.proof.parity import Parity
@@ -77,30 +77,20 @@ _Table = dict[str, tuple[Any, ...]]
 
 def _tables(spec: StepSpec, manifest: Manifest) -> list[tuple[str, _Table, _Table]]:
     """Inputs, outputs and states by name: of a specification and of a manifest, as far as it says them."""
-    batch, outputs = manifest.batch_size, output_specs(spec)
-    told = {entry.name: entry.shape for entry in outputs if entry.shape is not None}
-    return [
-        (
-            "inputs",
-            {one.name: (in_bundle(one.module_dtype), *one.shape, *_beside(one)) for one in spec.inputs},
-            {one.name: (one.dtype, *one.shape, *_beside(one)) for one in manifest.inputs if one.role != "valid"},
-        ),
-        (
-            "outputs",
-            {one.name: tuple(told.get(one.name, ())) for one in outputs},
-            {one.name: tuple(one.shape) if one.name in told else () for one in manifest.outputs},
-        ),
-        (
-            "states",
-            {one.name: (in_bundle(one.dtype), *one.axes.sizes(batch, 0)) for one in spec.states},
-            {one.name: (one.dtype, *one.shape) for one in manifest.states},
-        ),
-        (
-            "lengths",
-            {"valid" if spec.lengths else "exact": ()},
-            {manifest.lengths: ()},
-        ),
+    told = {one.name for one in spec.output_specs if one.shape is not None}
+    ours: list[_Table] = [
+        {one.name: (in_bundle(one.module_dtype), *one.shape, *_beside(one)) for one in spec.inputs},
+        {one.name: tuple(one.shape or ()) for one in spec.output_specs},
+        {one.name: (in_bundle(one.dtype), *one.axes.sizes(manifest.batch_size, 0)) for one in spec.states},
+        {"valid" if spec.lengths else "exact": ()},
     ]
+    theirs: list[_Table] = [
+        {one.name: (one.dtype, *one.shape, *_beside(one)) for one in manifest.inputs if one.role != "valid"},
+        {one.name: tuple(one.shape) if one.name in told else () for one in manifest.outputs},
+        {one.name: (one.dtype, *one.shape) for one in manifest.states},
+        {manifest.lengths: ()},
+    ]
+    return list(zip(("inputs", "outputs", "states", "lengths"), ours, theirs, strict=True))
 
 
 def _beside(entry: Any) -> list[str]:

@@ -17,6 +17,7 @@ SPEC = StepSpec(
     [StateSpec("h", (1, "B", 6)), StateSpec("c", (1, "B", 6)), StateSpec("past", ("B", 5, 3), grows=1)],
     ["y"],
 )
+FLAG = InputSpec("flag", ("B",), "bool")
 OURS = {"x": ("B", 4, 4), "ids": ("B", 3), "h": (1, "B", 6), "c": (1, "B", 6), "past": ("B", "rows", 3)}
 
 
@@ -53,16 +54,16 @@ def test_what_names_do_not_tell_has_the_order_of_both_or_what_values_show() -> N
 
 
 def test_what_can_be_one_thing_alone_is_not_taken_by_another() -> None:
-    spec = StepSpec(nn.Identity(), [], [StateSpec("h", ("B", 6)), StateSpec("c", (2, 6))], ["y"])
-    way = matched([Port("1", "float32", ("N", "M")), Port("2", "float32", (3, 6))], spec)
-    assert way.takes == {"c": "1", "h": "2"}
+    spec = StepSpec(nn.Identity(), [FLAG], [StateSpec("h", ("B", 6)), StateSpec("c", (2, 6))], ["y"])
+    way = matched([Port("1", "float32", ("N", "M")), Port("2", "float32", (3, 6)), Port("flag", "bool", (3,))], spec)
+    assert way.takes == {"flag": "flag", "c": "1", "h": "2"}
 
 
 def test_layers_are_counted_from_where_each_side_counts_them() -> None:
     layers = [StateSpec(f"cache{number}", ("B", 6)) for number in (1, 2, 3)]
     inputs = [Port(f"cache_{number}", "float32", (2, 6)) for number in (2, 0, 1)]
-    way = matched(inputs, StepSpec(nn.Identity(), [], layers, ["y"]))
-    assert way.takes == {"cache1": "cache_0", "cache2": "cache_1", "cache3": "cache_2"}
+    way = matched([Port("flag", "bool", (2,)), *inputs], StepSpec(nn.Identity(), [FLAG], layers, ["y"]))
+    assert way.takes == {"flag": "flag", "cache1": "cache_0", "cache2": "cache_1", "cache3": "cache_2"}
     wanted = {f"state cache{number}": np.zeros((2, 6)) for number in (1, 2, 3)}
     way = returned(way, wanted, {f"new_cache_{number}": np.ones((2, 6)) for number in (3, 2, 1)})
     assert way.returns == {f"state cache{number}": f"new_cache_{number}" for number in (1, 2, 3)}
@@ -101,10 +102,10 @@ def test_outputs_that_names_do_not_tell_have_the_nearest_values_of_all_calls() -
 
 
 def test_a_type_that_differs_is_said_and_no_other_name_is_asked_for() -> None:
-    spec = StepSpec(nn.Identity(), [], [StateSpec("position", ("B",), "int64")], [])
+    spec = StepSpec(nn.Identity(), [FLAG], [StateSpec("position", ("B",), "int64")], ["y"])
     expected = r"takes position float32 \[2\], expected the module's position int64 \['B'\]; the types differ, so"
     with pytest.raises(CheckError, match=expected):
-        matched([Port("position", "float32", (2,))], spec)
+        matched([Port("flag", "bool", (2,)), Port("position", "float32", (2,))], spec)
     floats = Port("ids", "float32", (2, 3))
     with pytest.raises(CheckError, match=r"takes ids float32 \[2, 3\], expected the module's ids int64 \['B', 'L'\]"):
         matched([ports()[0], floats, *ports()[2:]])

@@ -17,7 +17,6 @@ from torch import nn
 from txl_export.families.own_module import capture as capturing
 from txl_export.families.own_module.building import write_step
 from txl_export.families.own_module.diagnosis import CaptureError, reason_of
-from txl_export.families.own_module.loading import load_spec
 from txl_export.families.own_module.own_code import is_users
 from txl_export.families.own_module.plan import make_plan
 from txl_export.families.own_module.spec import InputSpec, StateSpec, StepSpec
@@ -270,28 +269,6 @@ def test_a_sparse_buffer_is_refused_with_what_to_keep_instead():
         UsageError, match=r"edges is torch.sparse_coo, expected a dense tensor; keep edges.to_dense\(\)"
     ):
         make_plan(StepSpec(module, X, H, ["y"]), 2, (), Silent())
-
-
-def test_a_file_may_have_the_name_of_the_package_that_it_imports(tmp_path, monkeypatch):
-    package, own = tmp_path / "site" / "memory_thing", tmp_path / "user"
-    package.mkdir(parents=True)
-    own.mkdir()
-    (package / "__init__.py").write_text("from .inner import Cell\n")
-    (package / "inner.py").write_text(
-        "import torch\nclass Cell(torch.nn.Module):\n    def forward(self, x, h):\n        return x + h, h * 0.5 + x\n"
-    )
-    (own / "memory_thing.py").write_text(
-        "from memory_thing import Cell\nimport memory_thing.inner\n"
-        "from txl_export import InputSpec, StateSpec, StepSpec\n"
-        "def build():\n    import memory_thing\n"
-        "    return StepSpec(memory_thing.Cell(), [InputSpec('x', ('B', 4))], [StateSpec('h', ('B', 4))], ['y'])\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path / "site")
-    spec = load_spec(f"{own / 'memory_thing.py'}:build", None)
-    assert type(spec.module).__name__ == "Cell"
-    assert sys.modules["memory_thing"].__file__ == str(package / "__init__.py")
-    for name in ("memory_thing", "memory_thing.inner"):
-        monkeypatch.delitem(sys.modules, name)
 
 
 def test_a_long_error_of_another_library_keeps_its_cause():

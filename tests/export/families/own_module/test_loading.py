@@ -12,7 +12,6 @@ from torch import nn
 from txl_export.families.own_module.family import prepare
 from txl_export.families.own_module.loading import load_spec
 from txl_export.families.own_module.own_code import OwnCodeError
-from txl_export.families.own_module.sources import read_source
 from txl_export.options import ExportOptions
 from txl_runtime.errors import UsageError
 from txl_runtime.listener import Silent
@@ -110,6 +109,20 @@ def test_a_file_named_as_a_module_that_is_not_imported_yet_leaves_the_name_free(
         monkeypatch.delitem(sys.modules, name, raising=False)
         load_spec(f"{file(name=f'{name}.py')}:build", None)
         assert name not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "line", ["import msgpack_twin.parts", "from msgpack_twin import Packer", "msgpack_twin.Packer"]
+)
+def test_a_file_that_imports_the_package_of_its_own_name_is_told_to_have_another(line, file, tmp_path):
+    package = tmp_path / "installed" / "msgpack_twin"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("Packer = 3\n")
+    path = file(f"import msgpack_twin\n{line}\n{GOOD}", "msgpack_twin.py")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(package.parent))
+        error = str(refusal(f"{path}:build", kind=OwnCodeError))
+    assert error.endswith("; rename msgpack_twin.py, which hides msgpack_twin")
 
 
 def test_a_step_may_import_a_module_beside_its_file(file):
@@ -220,12 +233,6 @@ def test_a_file_is_said_to_run_where_there_is_one(file, tmp_path):
     assert heard.warnings == []
     assert prepare(f"{file()}:build", ExportOptions(), heard)
     assert "is run on this machine" in heard.warnings[0]
-
-
-def test_tables_that_are_none_are_refused_at_once(file):
-    path = file(GOOD.replace('[InputSpec("x", ("B", 3))]', '[("x", ("B", 3))]'))
-    with pytest.raises(UsageError, match="one of the inputs is a tuple, expected InputSpec"):
-        read_source(f"{path}:build", None)
 
 
 def test_what_the_users_code_prints_is_no_result(file, capsys):

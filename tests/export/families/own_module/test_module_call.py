@@ -12,7 +12,7 @@ from torch import nn
 from txl_export.families.own_module.attributes import untouched
 from txl_export.families.own_module.module_call import Eager, in_float64
 from txl_export.families.own_module.own_code import OwnCodeError
-from txl_export.families.own_module.sizes import fresh_states, has_length, random_inputs
+from txl_export.families.own_module.sizes import fresh_states, random_inputs
 from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec, StepSpec
 from txl_export.families.own_module.spec_checks import check_spec
 from txl_runtime.errors import UsageError
@@ -23,7 +23,7 @@ def run(spec, batch=2, length=3, segments=2, eager=None):
     states, draws = fresh_states(spec, batch, eager.dtype), np.random.default_rng(0)
     for _ in range(segments):
         valid = torch.full((batch,), length, dtype=torch.int32)
-        inputs = random_inputs(spec, batch, length if has_length(spec) else 1, draws)
+        inputs = random_inputs(spec, batch, length if spec.has_length else 1, draws)
         outputs, states = eager(inputs, states, valid)
     return outputs, states
 
@@ -181,11 +181,11 @@ def test_a_state_starts_as_its_attribute_holds_it_unless_initial_says_otherwise(
 @pytest.mark.parametrize(
     ("held", "said", "message"),
     [
-        (torch.eye(3), {}, r"its attribute kept holds different values for 3 sequences, .*; give initial="),
+        (torch.eye(3), {}, r"its attribute kept, different values for 3 sequences, .*; give another initial="),
         (torch.ones(4), {}, r"starts as its attribute kept, a tensor of 4, expected one that broadcasts over 3"),
-        (KEPT, {"grows": 1}, r"grows from no rows, and its attribute kept holds values .*; give initial=0.0"),
-        (KEPT + 0.5, {"dtype": "int32"}, r"holds what is no int32, expected int32; give"),
-        (KEPT.long() << 40, {"dtype": "int64"}, r"holds what is no int32"),
+        (KEPT, {"grows": 1}, r"a tensor of 1 × 3, expected zeros, because it grows from no rows"),
+        (KEPT + 0.5, {"dtype": "int32"}, r"a tensor of 1 × 3, expected what int32 holds, as a bundle has it; give"),
+        (KEPT.long() << 40, {"dtype": "int64"}, r"expected what int32 holds"),
     ],
 )
 def test_an_attribute_that_no_sequence_can_start_as_is_refused(held, said, message):
@@ -196,7 +196,7 @@ def test_an_attribute_that_no_sequence_can_start_as_is_refused(held, said, messa
 @pytest.mark.parametrize("name", small_steps.EVERY)
 def test_double_precision_runs_on_a_copy(name):
     spec = small_steps.EVERY[name]()
-    length = 3 if has_length(spec) else 1
+    length = 3 if spec.has_length else 1
     double = in_float64(spec, 2, length)
     assert double is not None
     assert {parameter.dtype for parameter in spec.module.parameters()} == {torch.float32}
@@ -224,18 +224,27 @@ MISTAKES = [
     (linear(lambda y, h: y), "returned one tensor, expected 2 tensors: y, h"),
     (linear(lambda y, h: (y, h, h)), "returned a tuple of 3, expected 2 tensors"),
     (linear(lambda y, h: {"y": y}), "returned a dict, expected 2 tensors"),
-    (linear(lambda y, h: (y, (h, h))), "state h is a tuple, expected a tensor"),
-    (linear(lambda y, h: (None, h)), "output y is a NoneType, expected a tensor"),
-    (linear(lambda y, h: (y, h[:, :2])), "state h comes back as 2 × 2, expected 2 × 4"),
-    (linear(lambda y, h: (y, h.double())), "state h comes back as float64, expected float32"),
-    (linear(lambda y, h: (y.half(), h)), "output y is float16, expected float32"),
+    (linear(lambda y, h: (y, (h, h))), "state h for B = 2 and L = 1 is a tuple, expected a tensor"),
+    (linear(lambda y, h: (None, h)), "is a NoneType, expected a tensor"),
+    (
+        linear(lambda y, h: (y, h[:, :2])),
+        "state h for B = 2 and L = 1 comes back as float32 2 × 2, expected float32 2 × 4",
+    ),
+    (linear(lambda y, h: (y, h.double())), "comes back as float64 2 × 4, expected float32 2 × 4"),
+    (
+        linear(lambda y, h: (y.half(), h)),
+        "comes back as float16 2 × 4, expected bool or float32 or int32 or int64 2 × 4",
+    ),
     (linear(step=lambda module, inputs, states: None), "step returned a NoneType, expected two dictionaries"),
-    (linear(step=lambda module, inputs, states: ({}, states)), "the outputs of step lack y, expected y"),
+    (linear(step=lambda module, inputs, states: ({}, states)), "the outputs of step are none, expected y; return or"),
     (
         linear(step=lambda module, inputs, states: ({"y": states["h"]}, {"h": states["h"], "g": 1})),
-        "the states of step have also g, expected h",
+        "the states of step are h, g, expected h",
     ),
-    (replace(linear(), outputs=[OutputSpec("y", ("B", 5))]), "output y is 2 × 4 for B = 2 and L = 1, expected 2 × 5"),
+    (
+        replace(linear(), outputs=[OutputSpec("y", ("B", 5))]),
+        "output y for B = 2 and L = 1 comes back as float32 2 × 4, expected float32 2 × 5",
+    ),
 ]
 
 
@@ -249,7 +258,10 @@ def test_what_comes_back_is_what_was_declared(spec, message):
 def test_more_rows_than_declared_are_refused():
     spec = small_steps.window()
     spec.module.most = 9
-    with pytest.raises(UsageError, match="state rows has 9 rows along axis 0, expected at most 6"):
+    with pytest.raises(
+        UsageError,
+        match=r"state rows .* comes back as float32 9 × 2 × 4, expected float32 6 × 2 × 4 with at most 6 on axis 0",
+    ):
         run(spec, segments=3)
 
 

@@ -59,7 +59,6 @@ def test_the_specification_says_which_lengths_are_usual_for_its_module():
     spec = replace(small_steps.policy(), segment_lengths=[3, 7])
     assert plan_of(spec).segment_lengths == (7, 3)
     assert plan_of(spec, lengths=(2,)).segment_lengths == (2,), "what is asked for comes first"
-    assert "segment lengths are [0], expected whole numbers from 1" in refusal(replace(spec, segment_lengths=[0]))
 
 
 def test_a_cell_that_keeps_its_state_itself_takes_one_position():
@@ -124,8 +123,6 @@ def test_samples_take_the_place_of_random_inputs():
     spec = spec_of(forward)
     plan_of(replace(spec, samples={"x": np.full((5, 4), 8.0, np.float32)}), batch=1)
     assert set(seen) == {8.0}
-    assert "have the shape (4,)" in refusal(replace(spec, samples={"x": np.ones(4)}))
-    assert "the samples are of z, expected x" in refusal(replace(spec, samples={"z": np.ones((5, 4))}))
 
 
 def test_dropout_left_on_is_refused_with_its_line():
@@ -471,71 +468,6 @@ def test_a_shared_state_runs_in_lockstep():
     assert plan_of(spec, 2).reason == "state h has no batch axis"
 
 
-WRONG = [
-    ({"segment_lengths": 64}, "segment_lengths is 64, expected a list of whole numbers"),
-    ({"inputs": []}, "there are no inputs"),
-    ({"outputs": []}, "there are no outputs"),
-    ({"outputs": "y"}, "outputs is a str, expected a list of OutputSpec or str"),
-    ({"outputs": ["y", "y"]}, "y is the name of two"),
-    ({"outputs": ["x"]}, "x is the name of two"),
-    ({"outputs": ["my output"]}, "has a name that is none"),
-    ({"outputs": ["state.y"]}, "has a name that bundles use themselves"),
-    ({"inputs": [InputSpec("valid", ("B",))]}, "lengths=True says that the module takes it"),
-    ({"inputs": [InputSpec("x", ("B", "B"))]}, '"B" twice'),
-    ({"inputs": [InputSpec("x", ("B", 0))]}, "has the size 0, expected whole numbers from 1"),
-    ({"inputs": [InputSpec("x", ("B", "T"))]}, "has the size 'T'"),
-    ({"inputs": [InputSpec("x", "B")]}, "has the shape 'B', expected a tuple"),
-    ({"inputs": [InputSpec("x", ("B", 4), dtype="float64")]}, "has the dtype 'float64', expected float32"),
-    ({"inputs": [InputSpec("x", ("B", 4), tokens=0)]}, "has tokens=0"),
-    ({"inputs": [InputSpec("x", ("B", 4), lookahead=2)]}, 'lookahead=2, expected 0, or more with "L"'),
-    ({"states": [StateSpec("h", ("B", "L"))]}, "has the size 'L', expected whole numbers from 1 and \"B\""),
-    ({"states": [StateSpec("h", ("B", 4), dtype="float16")]}, "has the dtype 'float16'"),
-    ({"states": [StateSpec("h", ("B", 4), grows=0)]}, "grows along 0, expected an axis"),
-    ({"states": [StateSpec("h", ("B", 4), grows=2)]}, "grows along 2"),
-    ({"states": [StateSpec("h", ("B", 4), initial="start")]}, "starts as 'start', expected the name of a parameter"),
-    ({"states": [StateSpec("h", ("B", 4), initial=torch.zeros(3))]}, "starts as a tensor of 3, expected one that"),
-    ({"states": [StateSpec("h", ("B", 4), initial=[1])]}, "starts as a list"),
-    ({"states": [StateSpec("h", ("B", 4), attribute="cell.h")]}, "cell.h leads nowhere: there is no cell"),
-    ({"states": [StateSpec("h", ("B", 4), attribute="weight")]}, "is the parameter weight, expected a buffer"),
-    ({"states": [StateSpec("h", ("B", 4), attribute="training")]}, "kept in training, a bool"),
-    ({"outputs": [OutputSpec("y", role="")]}, "has the role ''"),
-    ({"outputs": [OutputSpec("y", role="logits"), OutputSpec("z", role="logprobs")]}, "expected one output at most"),
-    ({"outputs": [OutputSpec("y", ("B", "L"))]}, 'has "L" in its shape, but no input has'),
-    ({"module": None}, "module is a NoneType, expected a torch.nn.Module"),
-    ({"vocabulary": "nowhere.txt"}, "the vocabulary nowhere.txt is no file"),
-    ({"vocabulary": 3}, "vocabulary is a int, expected the path of a file, or a dictionary"),
-    ({"vocabulary": {"kind": "byte"}}, "the vocabulary: Invalid value 'byte'"),
-    ({"vocabulary": {"kind": "bytes"}, "inputs": [InputSpec("x", ("B",), tokens=9)]}, "256 ids, the model has 9"),
-    ({"vocabulary": {"kind": object()}}, "expected one of the tokens that the module takes"),
-    ({"inputs": InputSpec("x", ("B", 4))}, "inputs is a InputSpec, expected a list of InputSpec"),
-    ({"states": StateSpec("h", ("B", 4))}, "states is a StateSpec, expected a list of StateSpec"),
-    ({"inputs": [("x", ("B", 4))]}, "one of the inputs is a tuple, expected InputSpec"),
-    ({"inputs": [InputSpec("x", 4)]}, "has the shape 4, expected a tuple"),
-    (
-        {"inputs": [InputSpec("x", ("B",), tokens=9)], "samples": {"x": np.array([0, 9])}},
-        "the samples of x hold ids from 0 to 9, expected 0 … 8",
-    ),
-    ({"samples": [1]}, "samples is a list, expected a dictionary of arrays by input name"),
-]
-
-
-@pytest.mark.parametrize(("change", "message"), WRONG, ids=[message for _, message in WRONG])
-def test_what_cannot_be_meant_is_refused_before_the_module_runs(change, message):
-    def never(self, x, h):
-        raise AssertionError
-
-    spec = spec_of(never, weight=nn.Parameter(torch.zeros(4)))
-    assert message in refusal(replace(spec, **change))
-
-
-def test_a_batch_and_lengths_that_no_shape_has_are_refused():
-    spec = small_steps.cell()
-    assert 'no input has "L" in its shape' in refusal(spec, lengths=(8,))
-    assert "batch_size is 0" in refusal(spec, 0)
-    spec = replace(spec, inputs=[InputSpec("x", (1, 4))])
-    assert 'no input has "B" in its shape' in refusal(spec, 2)
-
-
 def test_outputs_say_where_the_batch_stands_if_it_is_not_first():
     def forward(self, x, h):
         return (x + h).T, h + x
@@ -549,4 +481,4 @@ def test_logits_have_the_vocabulary_last():
         return (x + h)[:, 0].clone(), h + x
 
     spec = replace(spec_of(forward), outputs=[OutputSpec("y", role="logits")])
-    assert "output y has the role logits and is torch.float32 ('B',)" in refusal(spec)
+    assert "output y has the role logits and is float32 ('B',)" in refusal(spec)

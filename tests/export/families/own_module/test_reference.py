@@ -182,6 +182,6 @@ def test_a_flag_has_a_value_for_long_with_which_there_are_numbers_and_more_depen
 
 def test_a_sample_of_one_number_is_given_as_one():
     rate = InputSpec("rate", ())
-    spec = StepSpec(nn.Identity(), [rate], [], [], samples={"rate": np.float32(3)})
+    spec = StepSpec(nn.Identity(), [rate], [], ["y"], samples={"rate": np.float32(3)})
     drawn = random_inputs(spec, 1, 1, np.random.default_rng(0), spec.samples)
     assert drawn["rate"].shape == ()

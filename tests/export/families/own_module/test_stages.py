@@ -88,18 +88,26 @@ def test_a_length_that_the_module_cannot_take_is_named_with_the_line():
         reached(Eager(spec), 1, (3, 1))
 
 
+def carrying(state):
+    return StepSpec(nn.Identity(), [InputSpec("x", ("B",))], [state], ["y"])
+
+
 @pytest.mark.parametrize(
     ("dtype", "initial", "said"),
-    [("int32", 1.5, "starts as 1.5"), ("int64", 2**40, "of at most 2147483647"), ("bool", 2, "of at most 1,")],
+    [
+        ("int32", 1.5, "1.5, expected what int32"),
+        ("int64", 2**40, "holds, as a bundle has it"),
+        ("bool", 2, "what bool"),
+    ],
 )
 def test_a_start_that_a_bundle_cannot_hold_is_refused(dtype, initial, said):
     with pytest.raises(UsageError, match=said):
-        initial_value(StepSpec(nn.Identity(), [], [], []), StateSpec("n", ("B",), dtype=dtype, initial=initial))
+        fresh_states(carrying(StateSpec("n", ("B",), dtype=dtype, initial=initial)), 2)
 
 
 def test_numbers_that_json_or_float32_lose_start_states_as_they_are():
-    spec = StepSpec(nn.Identity(), [], [StateSpec("least", ("B", 2), initial=float("-inf"))], [])
+    spec = carrying(StateSpec("least", ("B", 2), initial=float("-inf")))
     assert isinstance(initial_value(spec, spec.states[0]), torch.Tensor)
     assert fresh_states(spec, 3, torch.float32)["least"].tolist() == [[float("-inf")] * 2] * 3
-    count = StepSpec(nn.Identity(), [], [StateSpec("n", ("B",), dtype="int32", initial=16777217)], [])
+    count = carrying(StateSpec("n", ("B",), dtype="int32", initial=16777217))
     assert fresh_states(count, 2, torch.float32)["n"].tolist() == [16777217] * 2
