@@ -48,8 +48,7 @@ def test_every_process_is_started_so() -> None:
                 started = said.get("env"), said.get("cwd")
                 assert started in (("environment()", "APART"), ("environment()", "folder")), (path, node.lineno)
                 subprocesses += 1
-        if path.name != "tracer_worker.py":  # which runs its user's own module again
-            assert "get_context(" not in text, path
+        assert "get_context(" not in text, path
     assert subprocesses == 6
 
 

@@ -139,7 +139,7 @@ WRONG = {
     "no such file": ("nowhere.py:build", (), "nowhere.py: no such file"),
     "wrong return type": ("models.py:wrong_type", (), "returned a Cell, expected a txl_export.StepSpec"),
     "an exception": ("models.py:raises", (), "the module failed: KeyError: 'no such thing'"),
-    "weights that do not fit": ("models.py:good", ("--weights", "other.pt"), "missing"),
+    "weights that do not fit": ("models.py:good", ("--weights", "other.pt"), "the weights do not fit"),
     "int8": ("models.py:good", ("--precision", "int8"), "expected fp32, fp16 or bf16"),
 }
 

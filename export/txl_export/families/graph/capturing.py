@@ -8,7 +8,7 @@ logits, and states of idle sequences that stay as they are.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -21,8 +21,7 @@ from txl_export.families.graph.file_module import FileStep, Side
 from txl_export.families.graph.fixing import forget_sizes, load, save
 from txl_export.families.graph.forms import to_forms
 from txl_export.families.graph.running import RunError, Runner
-from txl_export.families.own_module.capture import Captured
-from txl_export.families.own_module.diagnosis import Route
+from txl_export.families.own_module.capture import Capture, Captured
 from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.plan import Plan
 from txl_export.families.own_module.rehearsal import Example, RehearsalError, rehearse
@@ -37,9 +36,7 @@ _TYPES = {
 }
 
 
-def capturing(
-    path: Path, step: FileStep, plan: Plan, runner: Runner
-) -> Callable[[StepNetwork, str, Sequence[Example], Sequence[Route]], Captured]:
+def capturing(path: Path, step: FileStep, plan: Plan, runner: Runner) -> Capture:
     """What makes the graphs of a file's programs.
 
     Args:
@@ -64,7 +61,7 @@ def capturing(
         settle(model, name, network.inputs, network.outputs, OPSETS)
         return model
 
-    def make(network: StepNetwork, name: str, examples: Sequence[Example], _: Sequence[Route]) -> Captured:
+    def make(network: StepNetwork, name: str, examples: Sequence[Example]) -> Captured:
         try:
             model = again(name, network, examples[0])
             rehearse(model, network, examples)

@@ -15,7 +15,7 @@ from txl_runtime.listener import Listener
 
 from txl_export.families.own_module.any_batch import leave_open, may_be_open
 from txl_export.families.own_module.capture import Capture, Captured, capture
-from txl_export.families.own_module.diagnosis import ROUTES, CaptureError, Route
+from txl_export.families.own_module.diagnosis import CaptureError
 from txl_export.families.own_module.identity import model_id, own_tensors, parameter_count
 from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.plan import Plan
@@ -31,8 +31,6 @@ Growth = Literal["auto", "symbolic", "stages"]
 GROWTHS: tuple[Growth, ...] = ("auto", "symbolic", "stages")
 """How rows that a state gains are written: "symbolic": one graph that leaves their number open. "stages": a graph for
 each number. "auto": the first where it computes what the module computes, else the second."""
-OPEN_ROUTES: tuple[Route, ...] = ("export", "decomposed")
-"""The tracer would take the number of rows for fixed."""
 PRECISIONS = ("fp32", "fp16", "bf16")
 _SPREAD = 32
 """At so many stages a graph with open rows is tried, where there are more than anyone wants graphs."""
@@ -164,7 +162,7 @@ def _symbolic(plan: Plan, heard: Listener, make: Capture) -> Written:
         for number in _to_trace_at(plan, tried):
             try:
                 traced = [examples[number][0], *everywhere]
-                graphs.add(make(networks[number], name, traced, OPEN_ROUTES))
+                graphs.add(make(networks[number], name, traced))
             except CaptureError as error:
                 if error.final:
                     raise
@@ -204,16 +202,13 @@ def _staged(plan: Plan, heard: Listener, make: Capture) -> Written:
         raise UsageError(plan.too_many)
     fixed_sizes = all(state.row_axis is None and not state.absent for state in plan.states)
     graphs, programs = Written(plan, "none" if fixed_sizes else "stages"), list[Captured]()
-    routes: Sequence[Route] = ROUTES
     for transition in plan.transitions:
         length, alone = transition.length, all(one.stage.number == 0 for one in plan.transitions)
         name = f"step-{length}" if alone else f"step-{length}.{transition.stage.number}"
         heard.stage(f"capture and check {name}")
         network = StepNetwork(plan, transition)
         examples = examples_for(plan, transition, network)
-        found = make(network, name, examples, routes)
-        routes = sorted(ROUTES, key=lambda route: route != found.route)
-        programs.append(found)
+        programs.append(make(network, name, examples))
     if may_be_open(plan):
         graphs.fixed = leave_open(plan, programs)
     for program in programs:

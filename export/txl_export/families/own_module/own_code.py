@@ -6,19 +6,18 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 
-import torch
-from txl_runtime.errors import TxlError, UsageError, one_line, some
+from txl_runtime.errors import TxlError, UsageError, one_line
 
 _OURS = Path(__file__).resolve().parents[2]
-_PYTHONS = tuple(Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
-"""Where Python's own modules and installed packages are."""
-_TORCH = Path(torch.__file__).resolve().parent
+_PYTHONS = tuple(Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib"))
+_CAPTURING = frozenset({"torch", "sympy", "onnx", "onnxscript", "onnx_ir"})
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 """Folders of packages; an environment may read those of the system besides its own."""
 _FLOAT_INDICES = re.compile(
@@ -84,19 +83,26 @@ def users_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
     """The frames that are the user's: not Python's, not an installed package's where others are left, never ours."""
     found = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith("<")]
     own = [frame for frame in found if is_users(frame.filename)]
-    return own or [frame for frame in found if not _is_in(frame.filename, (_OURS, _TORCH))]
+    return own or [frame for frame in found if is_a_models(frame.filename)]
+
+
+def is_users(file: str) -> bool:
+    """Whether a source file belongs to the user rather than to Python, an installed package or this project."""
+    return _package(file) == ""
+
+
+def is_a_models(file: str) -> bool:
+    """Whether a source file is the user's, or of a package that is none of those that capture."""
+    return _package(file) not in (None, *_CAPTURING)
 
 
 @cache
-def is_users(file: str) -> bool:
-    """Whether a source file belongs to the user rather than to Python, an installed package or this project."""
-    installed = _is_in(file, (_OURS, *_PYTHONS)) or not _INSTALLED.isdisjoint(Path(file).parts)
-    return not file.startswith("<") and not installed
-
-
-def _is_in(file: str, places: tuple[Path, ...]) -> bool:
+def _package(file: str) -> str | None:
+    """The installed package that a source file belongs to: "" for the user's own file, None for Python's and ours."""
     path = Path(file).resolve()
-    return any(path.is_relative_to(place) for place in places)
+    package = next((name for folder, name in pairwise(path.parts) if folder in _INSTALLED), "")
+    pythons = not package and any(path.is_relative_to(place) for place in _PYTHONS)
+    return None if file.startswith("<") or pythons or path.is_relative_to(_OURS) else package
 
 
 def described(frame: traceback.FrameSummary) -> str:
@@ -104,28 +110,28 @@ def described(frame: traceback.FrameSummary) -> str:
     return f"{Path(frame.filename).name}:{frame.lineno}: {frame.line or ''}".removesuffix(": ")
 
 
+def innermost(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """The user's innermost frame, and the innermost of all behind it, which is a package's where the user calls one."""
+    found = [frame for frame in frames if is_a_models(frame.filename)]
+    own = [frame for frame in found if is_users(frame.filename)]
+    return [part[-1] for part in (own, found) if part]
+
+
+def place_of(frames: Sequence[traceback.FrameSummary]) -> str:
+    """These frames' innermost lines as they stand behind a message: " (model.py:12: if x.sum() > 0:)"; "" for none.
+
+    Where that line calls a package, the package's own follows: " (model.py:9: y = net(x), in net.py:33: x[x < 0] = 0)".
+    """
+    lines = dict.fromkeys(described(frame) for frame in innermost(frames))
+    return f" ({', in '.join(lines)})" if lines else ""
+
+
 def place_in(trace: str) -> str:
-    """Of a traceback that torch keeps as text the user's innermost line, as it stands behind a message; "" for none."""
-    found = [(file, int(line)) for file, line in _FRAME.findall(trace) if is_users(file)]
-    if not found:
-        return ""
-    file, line = found[-1]
-    return f" ({described(traceback.FrameSummary(file, line, ''))})"
+    """The same of a traceback that torch keeps as text."""
+    return place_of([traceback.FrameSummary(file, int(line), "") for file, line in _FRAME.findall(trace)])
 
 
 def _misfit(error: BaseException) -> str | None:
-    """What `load_state_dict` complains of, shortened; None where something else failed."""
-    text = str(error)
-    if not isinstance(error, RuntimeError) or "loading state_dict" not in text:
-        return None
-    found = []
-    for kind, what in (("Missing", "missing"), ("Unexpected", "unexpected")):
-        if listed := re.search(rf"{kind} key\(s\) in state_dict: (.*)", text):
-            names = re.findall(r'"([^"]*)"', listed[1])
-            found.append(f"{what} {some(names)}")
-    sizes = re.findall(
-        r"size mismatch for ([^:]*): .*?Size\((\[[^]]*\])\) from checkpoint.*?Size\((\[[^]]*\])\)", text, re.DOTALL
-    )
-    if sizes:
-        found.append(some([f"{name} is {theirs}, expected {ours}" for name, theirs, ours in sizes]))
-    return f"the weights do not fit: {'; '.join(found) or one_line(error)}; give this module's own weights"
+    """What `load_state_dict` complains of; None where something else failed."""
+    _, misfit, what = str(error).partition("loading state_dict for ")
+    return f"the weights do not fit {one_line(RuntimeError(what))}; give this module's own weights" if misfit else None

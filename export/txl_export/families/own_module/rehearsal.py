@@ -54,7 +54,9 @@ class RehearsalError(Exception):
         fed_size: whether a size in it follows from what the model is fed.
     """
 
-    elsewhere = fed_size = False
+    def __init__(self, message: str, elsewhere: bool = False, fed_size: bool = False) -> None:
+        super().__init__(message)
+        self.elsewhere, self.fed_size = elsewhere, fed_size
 
 
 def examples_for(plan: Plan, transition: Transition, network: StepNetwork, count: int = EXAMPLES) -> list[Example]:
@@ -97,22 +99,21 @@ def rehearse(model: ir.Model, network: StepNetwork, examples: Sequence[Example])
             raise RehearsalError(f"the graph does not load: {one_line(error)}") from error
         _check_structure(path)
         for number, example in enumerate(examples):
-            try:
-                _try_example(session, network, example)
-            except RehearsalError as error:
-                error.elsewhere = number > 0
-                raise
+            _try_example(session, network, example, elsewhere=number > 0)
 
 
-def _try_example(session: onnxruntime.InferenceSession, network: StepNetwork, example: Example) -> None:
+def _try_example(
+    session: onnxruntime.InferenceSession, network: StepNetwork, example: Example, elsewhere: bool
+) -> None:
     names = [spec.name for spec in network.inputs]
     feeds = {name: tensor.numpy() for name, tensor in zip(names, example.given, strict=True)}
     try:
         results = session.run([spec.name for spec in network.outputs], feeds)
     except Exception as error:
-        raise RehearsalError(f"the graph does not run: {one_line(error)}") from error
+        raise RehearsalError(f"the graph does not run: {one_line(error)}", elsewhere) from error
     for spec, got, tensor in zip(network.outputs, results, example.wanted, strict=True):
-        _compare(spec.name, got, tensor.numpy())
+        if apart := _apart(spec.name, got, tensor.numpy()):
+            raise RehearsalError(apart, elsewhere)
 
 
 def _check_structure(path: Path) -> None:
@@ -121,10 +122,8 @@ def _check_structure(path: Path) -> None:
     try:
         Walk(path.read_bytes(), "step", WEIGHTS, weights.stat().st_size if weights.exists() else 0)
     except RefusedError as refused:
-        found, expected = refused.args
-        error = RehearsalError(f"its graph has {found}, expected {expected}")
-        error.fed_size = isinstance(refused, FedSizeError)
-        raise error from None
+        text = "its graph has {}, expected {}".format(*refused.args)
+        raise RehearsalError(text, fed_size=isinstance(refused, FedSizeError)) from None
 
 
 def first_sequences(example: Example, network: StepNetwork, count: int) -> Example:
@@ -141,23 +140,23 @@ def first_sequences(example: Example, network: StepNetwork, count: int) -> Examp
     return Example(cut(network.inputs, example.given), cut(network.outputs, example.wanted))
 
 
-def _compare(name: str, found: NDArray[np.generic], wanted: NDArray[np.generic]) -> None:
+def _apart(name: str, found: NDArray[np.generic], wanted: NDArray[np.generic]) -> str:
+    """What of a result is not the module's; "" where all is."""
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
-        raise RehearsalError(
-            f"the graph's {name} is {found.dtype} {list(found.shape)}, the module's {wanted.dtype} {list(wanted.shape)}"
-        )
+        kinds = [f"{one.dtype} {list(one.shape)}" for one in (found, wanted)]
+        return f"the graph's {name} is {kinds[0]}, the module's {kinds[1]}"
     if not np.issubdtype(wanted.dtype, np.floating):
-        if not np.array_equal(found, wanted):
-            raise RehearsalError(f"the graph computes another {name} than the module; a value was taken for a constant")
-        return
+        same = np.array_equal(found, wanted)
+        return "" if same else f"the graph computes another {name} than the module; a value was taken for a constant"
     finite, limit = np.isfinite(wanted), rung("fp32", "cpu").memory
     assert limit is not None
     far = relative_difference(found[finite], wanted[finite])
-    if far > limit or not np.array_equal(found[~finite], wanted[~finite], equal_nan=True):
-        raise RehearsalError(
-            f"the graph's {name} is {far:.1g} away from the module's; a value was taken for a constant, or an operator "
-            "computes something else"
-        )
+    if far <= limit and np.array_equal(found[~finite], wanted[~finite], equal_nan=True):
+        return ""
+    return (
+        f"the graph's {name} is {far:.1g} away from the module's; a value was taken for a constant, or an operator "
+        "computes something else"
+    )
 
 
 def _counts(plan: Plan, length: int, number: int, draws: np.random.Generator) -> Tensor:
@@ -187,9 +186,7 @@ def _states_at(plan: Plan, stage: Stage, eager: Eager, draws: np.random.Generato
 def _way(plan: Plan, stage: Stage) -> list[Transition]:
     """The fewest segments from the start to a stage, and some that stay there."""
     came: dict[int, Transition] = {}
-    for (
-        one
-    ) in plan.transitions:  # in the order in which they were found: the first that leads to a stage is the nearest
+    for one in plan.transitions:  # as they were found: the first that leads to a stage is the nearest
         came.setdefault(one.after.number, one)
     way: list[Transition] = []
     number = stage.number
