@@ -86,7 +86,12 @@ def _explain(error: BaseException) -> int:
 
     if isinstance(error, TxlError):
         line, _, more = str(error).partition("\n")  # of an error's own: what it quotes has its ends of lines escaped
-        return _fail(line, error.exit_code, getattr(error, "details", {}), more)
+        code = _fail(line, error.exit_code, getattr(error, "details", {}))
+        if more:
+            from txl_deploy.console import stderr
+
+            stderr.print(more, soft_wrap=True)
+        return code
     if isinstance(error, KeyboardInterrupt | Abort):
         return _fail("interrupted", 130)
     if isinstance(error, OSError | MemoryError):
@@ -107,7 +112,7 @@ def _explain(error: BaseException) -> int:
     )
 
 
-def _fail(message: str, code: int, details: Mapping[str, object] | None = None, more: str = "") -> int:
+def _fail(message: str, code: int, details: Mapping[str, object] | None = None) -> int:
     try:
         from txl_deploy.console import plain, print_json, stderr
     except ImportError:  # stopped while NumPy was being imported, which cannot be begun a second time
@@ -121,8 +126,6 @@ def _fail(message: str, code: int, details: Mapping[str, object] | None = None, 
         Log(as_json=True).say("failed", "", problem=line, exit_code=code)
     else:
         stderr.print(f"error: {line}", soft_wrap=True, style="red" if stderr.is_terminal else None)
-        if more:
-            stderr.print(more, soft_wrap=True)
     if "--json" in sys.argv:
         with contextlib.suppress(OSError):  # the exit code tells it
             print_json({"error": line, "exit_code": code, **(details or {})})

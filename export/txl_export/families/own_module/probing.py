@@ -18,6 +18,7 @@ import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ from txl_export.families.own_module.spec import VALID, Named, StepSpec
 _SEGMENTS, _USUAL, _FAR, _RESET = 8, 4, 4, 6
 """Of a chain: segments, the first of them that are usual, and the numbers of the large one and of the first after a
 reset."""
-_TIMES = 1e4
+_TIMES, _BATCH = 1e4, '"B"'
 Results = list[dict[str, Tensor]]
 """What every segment of a chain computes, by what to call it in a message."""
 
@@ -70,14 +71,16 @@ def run_first_call(spec: StepSpec, batch_size: int, segment_lengths: Sequence[in
     kept = Kept(spec.module)
     for length in tuple(segment_lengths) or usual_lengths(spec):
         with contextlib.suppress(UsageError):
-            for _ in range(2):
-                kept.put_back()
+            for anew in (True, True, False):  # of two inputs, and once more: a counter goes on
+                if anew:
+                    kept.put_back()
                 tries.states(length, 1)
                 found.append(kept.changed())
             break
-    always = {path for path, value in found[0].items() if same(found[-1].get(path), value)} if found else set()
-    if any(isinstance(kept.values.get(path), Tensor) for path in always):
-        for path in {**found[0], **found[-1]}.keys() - always:
+    now = found[-1] if len(found) == 3 else {}
+    once = {path for path, value in now.items() if all(same(one.get(path), value) for one in found)}
+    if any(isinstance(kept.values.get(path), Tensor) for path in once):
+        for path in now.keys() - once:
             put_back_at(spec.module, path, kept.values)
     else:
         kept.put_back()
@@ -120,12 +123,14 @@ def check_step(tries: Tries, length: int, kept: Kept) -> list[str]:
 
     differs = _difference(one, chain.run(anew))
     anew()
-    for found in given:
-        moved |= found
-    moved = {path: moved[path] for path in moved.keys() - {entry.attribute for entry in tries.eager.spec.states}}
+    declared = {entry.attribute for entry in tries.eager.spec.states}
+    of_one_call = {path: value for found in given for path, value in found.items() if path not in declared}
     if not differs:
-        return sorted(path for path, value in moved.items() if not all(same(one.get(path), value) for one in given[1:]))
-    alone = {path: lambda path=path: put_back_at(tries.eager.spec.module, path, kept.values) for path in sorted(moved)}
+        return sorted(
+            path for path, value in of_one_call.items() if not all(same(found.get(path), value) for found in given[1:])
+        )
+    moved = sorted({*moved, *of_one_call} - declared)
+    alone = {path: lambda path=path: put_back_at(tries.eager.spec.module, path, kept.values) for path in moved}
     read = [path for path, put_back in alone.items() if _difference(one, chain.run(put_back))] or list(alone)
     lines = _declarations(chain, one, read)
     kept.put_back()
@@ -254,20 +259,15 @@ def _declarations(chain: _Chain, one: Results, paths: Sequence[str]) -> list[str
             at, grows = _axis(first.get(path), wider.get(path)), _axis(first.get(path), last.get(path))
             if at is None and path not in wider and tries.batch_size in found.shape:
                 at = list(found.shape).index(tries.batch_size)
-            sizes = ['"B"' if axis == at else str(size) for axis, size in enumerate(found.shape)]
-            dtype = "" if found.dtype == torch.float32 else str(found.dtype).removeprefix("torch.")
-            zeros, note = torch.zeros_like(found), ""
-            begin = ", ".join(["1" if axis == at else size for axis, size in enumerate(sizes)])
-            begin = f"torch.zeros(({begin},)" + f", dtype=torch.{dtype}" * bool(dtype) + ")"
-            said = f'StateSpec("{name}", ({", ".join(sizes)}{"," * (len(sizes) == 1)})'
-            said += f', dtype="{dtype}"' * bool(dtype)
-            if before is None and _difference(one, chain.run(lambda at=path, new=zeros: put(module, at, new), 1)):
+            word = str(found.dtype).removeprefix("torch.")
+            of_states, of_torch = ("", "") if word == "float32" else (f', dtype="{word}"', f", dtype=torch.{word}")
+            said, note = f'StateSpec("{name}", {_tuple(found, at, _BATCH)}{of_states}', ""
+            zeros, begin = torch.zeros_like(found), f"torch.zeros({_tuple(found, at, '1')}{of_torch})"
+            if before is None and _difference(one, chain.run(partial(put, module, path, zeros), 1)):
                 said, begin = f"{said}, initial=None", "None"
             if grows is not None:
-                said, note = (
-                    f"{said}, grows={grows}",
-                    f"{sizes[grows]} are the rows of {_SEGMENTS} segments: say the most",
-                )
+                note = f"{found.shape[grows]} are the rows of {_SEGMENTS} segments: say the most"
+                said = f"{said}, grows={grows}"
             if path not in values:
                 note = f"before the StepSpec: {place} = {begin}"
             lines.append(f'{said}, attribute="{path}")' + f"  # {note}" * bool(note))
@@ -280,6 +280,12 @@ def _declarations(chain: _Chain, one: Results, paths: Sequence[str]) -> list[str
         else:
             lines.append(f"# {place} is neither a tensor nor a number: keep in a tensor what a later call reads of it")
     return lines
+
+
+def _tuple(tensor: Tensor, at: int | None, batch: str) -> str:
+    """A tensor's sizes as Python has them, with a word at the batch axis."""
+    sizes = [batch if axis == at else str(size) for axis, size in enumerate(tensor.shape)]
+    return f"({', '.join(sizes)}{',' * (len(sizes) == 1)})"
 
 
 def _axis(one: Any, other: Any) -> int | None:
