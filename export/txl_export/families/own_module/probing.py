@@ -8,7 +8,9 @@ more of usual ones, and two that begin with the first states again, as after a r
     3   the module put back before every segment, so that declared states alone go from one to the next
 
 If 1 and 2 differ, the module draws random numbers, or keeps something where nothing is put back: outside itself. If 1
-and 3 differ, it keeps state that nobody declared. If all are equal, no later call reads what a call leaves behind.
+and 3 differ, it keeps state that nobody declared. That is so, too, where outputs are equal and run 2 leaves a tensor
+that no segment of 3 leaves: a neuron that has not fired yet has a potential all the same. If all are equal, no later
+call reads what a call leaves behind.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ _SEGMENTS, _USUAL, _FAR, _RESET = 8, 4, 4, 6
 """Of a chain: segments, the first of them that are usual, and the numbers of the large one and of the first after a
 reset."""
 _TIMES, _BATCH = 1e4, '"B"'
+_CARRIED = (Tensor, float, bytes)
+"""What counts where it depends on earlier calls, whether outputs do or not; bytes are those of an array."""
 Results = list[dict[str, Tensor]]
 """What every segment of a chain computes, by what to call it in a message."""
 
@@ -103,12 +107,13 @@ def check_step(tries: Tries, length: int, kept: Kept) -> list[str]:
         UsageError: it returns NaN, writes to its arguments, returns a state's memory as an output, computes something
             else from the same, or keeps what was not declared.
     """
-    chain, given = _Chain(tries, length, kept), list[dict[str, Any]]()
-    one, moved = chain.begin(), kept.changed()
+    chain, module = _Chain(tries, length, kept), tries.eager.spec.module
+    one = chain.begin()
     _check_numbers(tries.eager.spec, one[:_USUAL])
     kept.put_back()
     _check_call(tries, length)
-    if what := _difference(one, chain.run()):
+    going_on, anew = list[dict[str, Any]](), list[dict[str, Any]]()
+    if what := _difference(one, chain.run(lambda: going_on.append(kept.changed()))):
         with _Draws() as draws:
             chain.run()
         why = f"random numbers are drawn at {draws.place}" if draws.place else "something outside it has changed"
@@ -116,29 +121,35 @@ def check_step(tries: Tries, length: int, kept: Kept) -> list[str]:
             f"two calls of the module with the same inputs and states differ in {what}: {why}; a step computes the "
             "same every time, so leave dropout and noise out of it (training=self.training), and keep no state outside"
         )
+    going_on.append(kept.changed())
 
-    def anew() -> None:
-        given.append(kept.changed())
+    def put_back() -> None:
+        anew.append(kept.changed())
         kept.put_back()
 
-    differs = _difference(one, chain.run(anew))
-    anew()
+    differs = _difference(one, chain.run(put_back))
+    put_back()
     declared = {entry.attribute for entry in tries.eager.spec.states}
-    of_one_call = {path: value for found in given for path, value in found.items() if path not in declared}
-    if not differs:
-        return sorted(
-            path for path, value in of_one_call.items() if not all(same(found.get(path), value) for found in given[1:])
+    of_one_call = [(path, value) for found in anew for path, value in found.items()]
+    moved = {path for found in (*going_on, *anew) for path in found} - declared
+    read = {
+        path
+        for path, value in (pair for found in going_on for pair in found.items())
+        if path in moved and isinstance(value, _CARRIED) and not any(same(value, other) for _, other in of_one_call)
+    }
+    if differs:
+        read |= {path for path in moved if chain.differs(one, partial(put_back_at, module, path, kept.values))}
+    if differs or read:
+        paths = sorted(read or moved)
+        lines = _declarations(chain, one, paths)
+        kept.put_back()
+        raise UndeclaredError(
+            f"a call changes {some(paths)} of the module, which no state declares, and a later call reads it; declare "
+            "it as below, or do not keep it",
+            lines,
         )
-    moved = sorted({*moved, *of_one_call} - declared)
-    alone = {path: lambda path=path: put_back_at(tries.eager.spec.module, path, kept.values) for path in moved}
-    read = [path for path, put_back in alone.items() if _difference(one, chain.run(put_back))] or list(alone)
-    lines = _declarations(chain, one, read)
-    kept.put_back()
-    raise UndeclaredError(
-        f"a call changes {some(read)} of the module, which no state declares, and a later call reads it; declare it as "
-        "below, or do not keep it",
-        lines,
-    )
+    varying = {path for path, value in of_one_call if not all(same(found.get(path), value) for found in anew[1:])}
+    return sorted(varying - declared)
 
 
 class _Chain:
@@ -158,23 +169,25 @@ class _Chain:
         return self.run()
 
     def run(self, between: Callable[[], None] | None = None, count: int = _SEGMENTS) -> Results:
-        """A chain from the module as it was; `between` is called before each segment, and may make it fail."""
+        """A chain from the module as it was; `between` is called before each segment."""
         self.kept.put_back()
         results, states = Results(), self.tries.fresh()
         for number, inputs in enumerate(self.segments[:count]):
             states = self.tries.fresh() if number == _RESET else states
-            try:
-                if between is not None:
-                    between()
-                outputs, after = self.tries.eager(inputs, states, self.tries.valid(self.length))
-            except (UsageError, LookupError, AttributeError):
-                if between is None:
-                    raise
-                return [*results, {"an exception": torch.zeros(0)}]
+            if between is not None:
+                between()
+            outputs, after = self.tries.eager(inputs, states, self.tries.valid(self.length))
             states = dict(after)
             results.append({f"output {name}": one for name, one in outputs.items()})
             results[-1] |= {f"state {name}": one for name, one in after.items()}
         return results
+
+    def differs(self, expected: Results, between: Callable[[], None], count: int = _SEGMENTS) -> bool:
+        """Whether a chain computes something else with this between its segments, or fails."""
+        try:
+            return bool(_difference(expected, self.run(between, count)))
+        except (UsageError, LookupError, AttributeError):
+            return True
 
 
 def _difference(one: Results, other: Results) -> str:
@@ -250,12 +263,16 @@ def _declarations(chain: _Chain, one: Results, paths: Sequence[str]) -> list[str
             Tries(tries.eager, batch).states(chain.length, count)
         seen.append(chain.kept.changed())
     first, last, wider = seen
-    lines = []
+    lines, lists = list[str](), list[str]()
     for path in paths:
         name = re.sub(r"^(?=\d)", "state_", re.sub(r"\W+", "_", path))
         place = re.sub(r"\.(\d+)", r"[\1]", f"model.{path}")
         found, before = last.get(path, first.get(path, values.get(path))), values.get(path)
-        if isinstance(found, Tensor):
+        if path not in values and path.rpartition(".")[2].isdigit():
+            lists.append(
+                f"# {place.rpartition('[')[0]} gets longer: keep its rows in one tensor, and declare it with grows="
+            )
+        elif isinstance(found, Tensor):
             at, grows = _axis(first.get(path), wider.get(path)), _axis(first.get(path), last.get(path))
             if at is None and path not in wider and tries.batch_size in found.shape:
                 at = list(found.shape).index(tries.batch_size)
@@ -263,7 +280,7 @@ def _declarations(chain: _Chain, one: Results, paths: Sequence[str]) -> list[str
             of_states, of_torch = ("", "") if word == "float32" else (f', dtype="{word}"', f", dtype=torch.{word}")
             said, note = f'StateSpec("{name}", {_tuple(found, at, _BATCH)}{of_states}', ""
             zeros, begin = torch.zeros_like(found), f"torch.zeros({_tuple(found, at, '1')}{of_torch})"
-            if before is None and _difference(one, chain.run(partial(put, module, path, zeros), 1)):
+            if before is None and chain.differs(one, partial(put, module, path, zeros), 1):
                 said, begin = f"{said}, initial=None", "None"
             if grows is not None:
                 note = f"{found.shape[grows]} are the rows of {_SEGMENTS} segments: say the most"
@@ -279,7 +296,7 @@ def _declarations(chain: _Chain, one: Results, paths: Sequence[str]) -> list[str
             )
         else:
             lines.append(f"# {place} is neither a tensor nor a number: keep in a tensor what a later call reads of it")
-    return lines
+    return lines + list(dict.fromkeys(lists))
 
 
 def _tuple(tensor: Tensor, at: int | None, batch: str) -> str:

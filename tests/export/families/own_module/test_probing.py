@@ -277,13 +277,31 @@ def test_all_undeclared_state_is_told_at_once_with_a_list_that_declares_it():
             torch.testing.assert_close(outputs["y"], module(x))
 
 
+def test_what_depends_on_earlier_calls_is_state_where_no_output_shows_it_yet():
+    def silent(self, x, h):
+        self.potential = 0.5 * self.potential + x
+        return (self.potential > 1e9).float() + h, h + x
+
+    def longer(self, x, h):
+        self.past = [*self.past, x]
+        return sum(self.past[-3:]) + h, h + x
+
+    told = refusal(spec_of(silent, potential=0.0))
+    assert told.startswith("a call changes potential of the module, which no state declares")
+    with pytest.raises(UndeclaredError) as caught:
+        plan_of(spec_of(longer, past=[]))
+    assert caught.value.details == {
+        "declare": ["# model.past gets longer: keep its rows in one tensor, and declare it with grows="]
+    }
+
+
 def test_a_module_whose_weights_are_too_many_to_be_copied_is_looked_at_without_them(monkeypatch):
     def forward(self, x, h):
-        self.kept = self.kept + x
+        self.kept = x * 2
         return self.layer(x) + h, h + x
 
     monkeypatch.setattr(attributes, "_MOST", 79)
-    spec = spec_of(forward, kept=torch.zeros(1, 4), layer=nn.Linear(4, 4))
+    spec = spec_of(forward, kept=None, layer=nn.Linear(4, 4))
     assert plan_of(spec).warnings[0].startswith("the module has more than 2 GB of parameters: it was not tried whether")
     monkeypatch.setattr(attributes, "_MOST", 80)
     assert plan_of(spec).warnings[0].startswith("a call leaves kept in the module")
