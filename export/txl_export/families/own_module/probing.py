@@ -8,9 +8,9 @@ more of usual ones, and two that begin with the first states again, as after a r
     3   the module put back before every segment, so that declared states alone go from one to the next
 
 If 1 and 2 differ, the module draws random numbers, or keeps something where nothing is put back: outside itself. If 1
-and 3 differ, it keeps state that nobody declared. That is so, too, where outputs are equal and run 2 leaves a tensor
-that no segment of 3 leaves: a neuron that has not fired yet has a potential all the same. If all are equal, no later
-call reads what a call leaves behind.
+and 3 differ, it keeps state that nobody declared. That is so, too, where outputs are equal and run 2 leaves a float
+that no segment of 3 leaves: a neuron that has not fired yet has a potential all the same. A whole number may count for
+nobody: it is state if far other numbers there change what is computed. All else that calls leave is no state.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from txl_runtime.errors import UsageError, some
 
-from txl_export.families.own_module.attributes import Kept, put, put_back_at, same, same_bits
+from txl_export.families.own_module.attributes import Kept, put, put_back_at, same, same_bits, value_at
 from txl_export.families.own_module.module_call import Eager, Tries, called
 from txl_export.families.own_module.own_code import described, is_users
 from txl_export.families.own_module.sizes import usual_lengths
@@ -38,8 +38,6 @@ _SEGMENTS, _USUAL, _FAR, _RESET = 8, 4, 4, 6
 """Of a chain: segments, the first of them that are usual, and the numbers of the large one and of the first after a
 reset."""
 _TIMES, _BATCH = 1e4, '"B"'
-_CARRIED = (Tensor, float, bytes)
-"""What counts where it depends on earlier calls, whether outputs do or not; bytes are those of an array."""
 Results = list[dict[str, Tensor]]
 """What every segment of a chain computes, by what to call it in a message."""
 
@@ -132,11 +130,12 @@ def check_step(tries: Tries, length: int, kept: Kept) -> list[str]:
     declared = {entry.attribute for entry in tries.eager.spec.states}
     of_one_call = [(path, value) for found in anew for path, value in found.items()]
     moved = {path for found in (*going_on, *anew) for path in found} - declared
-    read = {
-        path
+    carried = {
+        path: value
         for path, value in (pair for found in going_on for pair in found.items())
-        if path in moved and isinstance(value, _CARRIED) and not any(same(value, other) for _, other in of_one_call)
+        if path in moved and not any(same(value, other) for _, other in of_one_call)
     }
+    read = {path for path, value in carried.items() if not _counts(value) or chain.reads(one, path)}
     if differs:
         read |= {path for path in moved if chain.differs(one, partial(put_back_at, module, path, kept.values))}
     if differs or read:
@@ -149,7 +148,7 @@ def check_step(tries: Tries, length: int, kept: Kept) -> list[str]:
             lines,
         )
     varying = {path for path, value in of_one_call if not all(same(found.get(path), value) for found in anew[1:])}
-    return sorted(varying - declared)
+    return sorted({*varying, *carried} - declared)
 
 
 class _Chain:
@@ -188,6 +187,22 @@ class _Chain:
             return bool(_difference(expected, self.run(between, count)))
         except (UsageError, LookupError, AttributeError):
             return True
+
+    def reads(self, expected: Results, path: str) -> bool:
+        """Whether a chain computes something else with far other numbers at a path: a condition may not be met yet."""
+
+        def push(by: int) -> None:
+            with contextlib.suppress(LookupError):
+                value = value_at(module, path)
+                put(module, path, value ^ True if isinstance(value, bool) else value + by)
+
+        module = self.tries.eager.spec.module
+        return any(self.differs(expected, partial(push, by)) for by in (1000, -1000))
+
+
+def _counts(value: Any) -> bool:
+    """Whether this is a whole number or a tensor of whole numbers, which may count for nobody."""
+    return isinstance(value, int) or (isinstance(value, Tensor) and not value.is_floating_point())
 
 
 def _difference(one: Results, other: Results) -> str:

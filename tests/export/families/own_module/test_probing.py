@@ -267,7 +267,7 @@ def test_all_undeclared_state_is_told_at_once_with_a_list_that_declares_it():
     assert by_name["h"] == StateSpec("h", ("B", 8), attribute="h")
     assert by_name["odd"] == StateSpec("odd", (), dtype="bool", attribute="odd")
     spec = replace(spec, states=states)
-    assert plan_of(spec, 3).warnings[0].startswith("a call leaves drawn in the module, which no later call reads")
+    assert plan_of(spec, 3).warnings[0].startswith("a call leaves drawn and 1 more in the module, which no later call")
     eager, tries = Eager(spec), Tries(Eager(spec), 3)
     carried = tries.fresh()
     for _ in range(9):
@@ -286,6 +286,20 @@ def test_what_depends_on_earlier_calls_is_state_where_no_output_shows_it_yet():
         self.past = [*self.past, x]
         return sum(self.past[-3:]) + h, h + x
 
+    def late(self, x, h):
+        self.seen = self.seen + 1
+        return x * (self.seen > 500) + h, h + x
+
+    def unread(self, x, h):
+        self.seen = self.seen + 1
+        return x + h, h + x
+
+    for seen in (0, torch.tensor(0)):
+        assert refusal(spec_of(late, seen=seen)).startswith(
+            "a call changes seen of the module, which no state declares"
+        )
+        told = "a call leaves seen in the module, which no later call reads; the bundle has none of it"
+        assert plan_of(spec_of(unread, seen=seen)).warnings == (told,)
     told = refusal(spec_of(silent, potential=0.0))
     assert told.startswith("a call changes potential of the module, which no state declares")
     with pytest.raises(UndeclaredError) as caught:
