@@ -185,7 +185,7 @@ class _Chain:
         """Whether a chain computes something else with this between its segments, or fails."""
         try:
             return bool(_difference(expected, self.run(between, count)))
-        except (UsageError, LookupError, AttributeError):
+        except (UsageError, LookupError, AttributeError, TypeError):
             return True
 
     def reads(self, expected: Results, path: str) -> bool:
@@ -193,8 +193,9 @@ class _Chain:
 
         def push(by: int) -> None:
             with contextlib.suppress(LookupError):
-                value = value_at(module, path)
-                put(module, path, value ^ True if isinstance(value, bool) else value + by)
+                if _counts(value := value_at(module, path)):
+                    flips = value.dtype == torch.bool if isinstance(value, Tensor) else isinstance(value, bool)
+                    put(module, path, value ^ True if flips else value + by)
 
         module = self.tries.eager.spec.module
         return any(self.differs(expected, partial(push, by)) for by in (1000, -1000))
@@ -240,7 +241,7 @@ def _check_call(tries: Tries, length: int) -> None:
             )
     for name, output in step.outputs.items():
         for state, tensor in (*step.states.items(), *step.after.items()):
-            if tensor is not None and tensor.numel() and output.numel() and _memory(output) == _memory(tensor):
+            if tensor is not None and output.numel() and tensor.numel() and _memory(output) == _memory(tensor):
                 raise UsageError(
                     f"output {name} shares its memory with state {state}, so a later step would change it; return "
                     f"{name}.clone()"
