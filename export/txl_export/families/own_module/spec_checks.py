@@ -240,7 +240,12 @@ def _check_attribute(what: str, module: nn.Module, entry: StateSpec) -> None:
         if isinstance(found, nn.Parameter):
             raise UsageError(f"{what} is the parameter {path}, expected a buffer or a plain attribute")
         if isinstance(found, bool) or not isinstance(found, (Tensor, int, float, type(None))):  # such as training
-            raise UsageError(f"{what} is kept in {path}, a {type(found).__name__}, expected a tensor, a number or None")
+            begins = ", ".join("1" if size == "B" else str(size) for size in entry.shape)
+            place = re.sub(r"\.(\d+)", r"[\1]", f"model.{path}")
+            raise UsageError(
+                f"{what} is kept in {path}, a {type(found).__name__}, expected a tensor, a number or None; before the "
+                f"StepSpec, write {place} = torch.zeros(({begins},))"
+            )
         put(module, path, found)
     except (LookupError, TypeError, AttributeError) as error:
         raise UsageError(

@@ -595,7 +595,10 @@ WRONG = [
     ({"states": [StateSpec("h", ("B", 4), initial=[1])]}, "starts as a list"),
     ({"states": [StateSpec("h", ("B", 4), attribute="cell.h")]}, "cell.h leads nowhere: there is no cell"),
     ({"states": [StateSpec("h", ("B", 4), attribute="weight")]}, "is the parameter weight, expected a buffer"),
-    ({"states": [StateSpec("h", ("B", 4), attribute="training")]}, "kept in training, a bool"),
+    (
+        {"states": [StateSpec("h", ("B", 4), attribute="training")]},
+        "before the StepSpec, write model.training = torch.zeros((1, 4,))",
+    ),
     ({"outputs": [OutputSpec("y", role="")]}, "has the role ''"),
     ({"outputs": [OutputSpec("y", role="logits"), OutputSpec("z", role="logprobs")]}, "expected one output at most"),
     ({"outputs": [OutputSpec("y", ("B", "L"))]}, 'has "L" in its shape, but no input has'),
