@@ -158,6 +158,8 @@ Session::Session(const Engine &engine, const std::string &graph, const std::stri
     set(options.arena ? api.EnableCpuMemArena(made) : api.DisableCpuMemArena(made));
     // Shapes in the file have to be the ones that inference finds; without this a wrong declaration only warns.
     set(api.AddSessionConfigEntry(made, "session.strict_shape_type_inference", "1"));
+    // On x86 without VNNI pairs of int8 products are summed in 16 bits, where 2 * 255 * 127 has no place.
+    set(api.AddSessionConfigEntry(made, "session.x64quantprecision", "1"));
     if (!options.spin) set(api.AddSessionConfigEntry(made, "session.force_spinning_stop", "1"));
     if (options.lean) {
         set(api.AddSessionConfigEntry(made, "session.disable_prepacking", "1"));

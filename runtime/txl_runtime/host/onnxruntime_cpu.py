@@ -129,6 +129,8 @@ class OnnxRuntimeCpu(Engine):
         options.enable_cpu_mem_arena = program.kind in ("hidden", "step") and not self._lean
         # Shapes in the file must be the ones inference finds; without this a wrong declaration only warns.
         options.add_session_config_entry("session.strict_shape_type_inference", "1")
+        # On x86 without VNNI pairs of int8 products are summed in 16 bits, where 2 · 255 · 127 has no place.
+        options.add_session_config_entry("session.x64quantprecision", "1")
         # A pool goes on spinning for a moment after its run. The next step then starts at once (5 % of a decode step),
         # but a softmax with a pool of its own has to share the cores with it (a whole one then takes 40 % longer).
         if self._lean or not self._small_softmax:
