@@ -85,7 +85,13 @@ def _explain(error: BaseException) -> int:
     from typer import Abort
 
     if isinstance(error, TxlError):
-        return _fail(str(error), error.exit_code, getattr(error, "details", {}))
+        line, _, more = str(error).partition("\n")  # of an error's own: what it quotes has its ends of lines escaped
+        code = _fail(line, error.exit_code, getattr(error, "details", {}))
+        if more:
+            from txl_deploy.console import stderr
+
+            stderr.print(more, soft_wrap=True)
+        return code
     if isinstance(error, KeyboardInterrupt | Abort):
         return _fail("interrupted", 130)
     if isinstance(error, OSError | MemoryError):

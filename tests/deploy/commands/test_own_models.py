@@ -163,3 +163,33 @@ def test_of_an_exception_the_users_own_frames_are_shown(run):
     assert "in forward" in frames
     assert "site-packages" not in frames
     assert "txl_export" not in frames
+
+
+FORGETFUL = """
+import torch
+from txl_export import InputSpec, StepSpec
+
+class Forgetful(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.h, self.calls = torch.zeros(1, 4), 0
+
+    def forward(self, x):
+        self.h, self.calls = torch.tanh(self.h + x), self.calls + 1
+        return self.h * self.calls
+
+def build(weights):
+    return StepSpec(Forgetful(), [InputSpec("x", ("B", 4))], [], ["y"])
+"""
+
+
+def test_undeclared_state_is_one_line_and_then_the_lines_that_declare_it(run, tmp_path):
+    (tmp_path / "forgetful.py").write_text(FORGETFUL)
+    ended = run("export", "forgetful.py:build", "-o", "out.txl", "--json")
+    line, *declared = ended.lines[-3:]
+    assert line.startswith("error: a call changes calls, h of the module, which no state declares")
+    assert [one.strip() for one in declared] == json.loads(ended.stdout)["declare"]
+    assert declared[0].startswith(
+        '    StateSpec("calls", (), dtype="int32", attribute="calls")  # a Python number; before'
+    )
+    assert declared[1] == '    StateSpec("h", ("B", 4), attribute="h")'

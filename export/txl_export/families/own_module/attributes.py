@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +17,10 @@ _OWN_KEYS = frozenset(vars(nn.Module()))
 """Attributes that every module has."""
 _PARTS = ("_parameters", "_buffers", "_modules")
 _DEPTH = 12
+GONE = object()
+"""In the place of a value: nothing stands there."""
+_MOST = 2 * 1024**3
+"""Bytes of parameters that are copied to be put back."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _NO_DATA = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, torch.dtype)
 
@@ -33,27 +38,26 @@ def value_at(root: Any, path: str) -> Any:
 
 
 def put(root: Any, path: str, value: Any) -> None:
-    """Set what stands at a dotted path.
+    """Set what stands at a dotted path, or with `GONE` take it away.
 
     Raises:
         LookupError: there is no such place.
-        TypeError: it cannot be set, as in a tuple.
+        TypeError, AttributeError: it cannot be set, as in a tuple.
     """
     before, _, last = path.rpartition(".")
     owner = value_at(root, before) if before else root
-    if isinstance(owner, list):
-        owner[int(last)] = value
-    elif isinstance(owner, dict):
-        owner[_key(owner, last)] = value
+    if isinstance(owner, (list, deque, dict)):
+        at = _key(owner, last) if isinstance(owner, dict) else int(last)
+        owner.__delitem__(at) if value is GONE else owner.__setitem__(at, value)
     elif isinstance(owner, tuple):
         raise TypeError(f"{before} is a tuple")
     else:
-        setattr(owner, last, value)
+        delattr(owner, last) if value is GONE else setattr(owner, last, value)
 
 
 def _step(owner: Any, part: str, path: str) -> Any:
     try:
-        if isinstance(owner, (list, tuple)):
+        if isinstance(owner, (list, tuple, deque)):
             return owner[int(part)]
         if isinstance(owner, dict):
             return owner[_key(owner, part)]
@@ -68,25 +72,14 @@ def _key(owner: Mapping[Any, Any], part: str) -> Any:
 
 
 def leaves(root: Any) -> dict[str, Any]:
-    """Every tensor and every plain value reachable from a module or a dictionary, by path; of a tensor a copy."""
-    return {path: value.detach().clone() if isinstance(value, Tensor) else value for path, value in _walk(root)}
+    """Every tensor and every plain value reachable from a module or a dictionary, by path."""
+    return {path: value for path, value in _reachable(root) if isinstance(value, (Tensor, *_PLAIN))}
 
 
-def tensors(root: Any) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor reachable from a module or a dictionary, with its path."""
-    return ((path, value) for path, value in _walk(root) if isinstance(value, Tensor))
-
-
-def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """The paths whose values differ, or that are on one side alone."""
-    missing = object()
-    paths = list(dict.fromkeys([*before, *after]))
-    return [path for path in paths if not _same(before.get(path, missing), after.get(path, missing))]
-
-
-def _same(one: Any, other: Any) -> bool:
+def same(one: Any, other: Any) -> bool:
+    """Whether two leaves are the same: of one type, and equal; of tensors every bit."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.dtype == other.dtype and same_bits(one, other)
+        return one is other or (one.dtype == other.dtype and same_bits(one, other))
     return type(one) is type(other) and (one == other or (one != one and other != other))
 
 
@@ -97,8 +90,8 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
 
 
-def _walk(root: Any) -> Iterator[tuple[str, Any]]:
-    """The leaves with their paths, each object once."""
+def _reachable(root: Any, scripts: bool = True) -> Iterator[tuple[str, Any]]:
+    """Everything reachable with its path, each object once; `scripts`: also what is in modules of TorchScript."""
     seen: set[int] = set()
 
     def inside(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
@@ -108,10 +101,10 @@ def _walk(root: Any) -> Iterator[tuple[str, Any]]:
         if id(value) in seen or depth > _DEPTH or isinstance(value, _NO_DATA):
             return
         seen.add(id(value))
-        if isinstance(value, Tensor):
-            yield path, value
+        if isinstance(value, torch.jit.ScriptModule) and not scripts:
             return
-        for name, item in _items(value):
+        yield path, value
+        for name, item in () if isinstance(value, Tensor) else _items(value):
             yield from inside(item, f"{path}.{name}" if path else name, depth + 1)
 
     yield from inside(root, "", 0)
@@ -135,31 +128,20 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _named(value: Any) -> dict[str, Any]:
     """An object's attributes, those in slots as well."""
-    return _Slots(value).copy() | (dict(vars(value)) if hasattr(value, "__dict__") else {})
+    return _slots(value) | (dict(vars(value)) if hasattr(value, "__dict__") else {})
 
 
-class _Slots:
-    """What an object has in `__slots__`, as the part of a dictionary that is needed here."""
-
-    def __init__(self, owner: Any) -> None:
-        self._owner, self._names = owner, list[str]()
-        for kind in type(owner).__mro__:
-            slots = kind.__dict__.get("__slots__", ())
-            for name in (slots,) if isinstance(slots, str) else tuple(slots):
-                private = name.startswith("__") and not name.endswith("__")
-                self._names.append(f"_{kind.__name__.lstrip('_')}{name}" if private else name)
-        self._names = [name for name in self._names if name not in ("__dict__", "__weakref__")]
-
-    def copy(self) -> dict[str, Any]:
-        return {name: getattr(self._owner, name) for name in self._names if hasattr(self._owner, name)}
-
-    def clear(self) -> None:
-        for name in self.copy():
-            object.__delattr__(self._owner, name)
-
-    def update(self, content: dict[str, Any]) -> None:
-        for name, value in content.items():
-            object.__setattr__(self._owner, name, value)
+def _slots(owner: Any) -> dict[str, Any]:
+    """What an object has in `__slots__`."""
+    found = {}
+    for kind in type(owner).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name.startswith("__") and not name.endswith("__"):
+                name = f"_{kind.__name__.lstrip('_')}{name}"
+            if name not in ("__dict__", "__weakref__") and hasattr(owner, name):
+                found[name] = getattr(owner, name)
+    return found
 
 
 @contextmanager
@@ -168,34 +150,89 @@ def untouched(module: nn.Module) -> Iterator[None]:
 
     Contents of tensors are not put back.
     """
-    kept = list(_containers(module))
+    held = list(_containers(module))
     try:
         yield
     finally:
-        for container, content in kept:
-            container.clear()
-            container.extend(content) if isinstance(container, (list, deque)) else container.update(content)
+        _put_back(held)
+
+
+class Kept:
+    """A module as it was: its attributes, and what its tensors hold.
+
+    Attributes:
+        values: copies of tensors, and plain values, by path.
+        whole: False where parameters take more than 2 GB: no copies are made of them, and no change in them is seen.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module, self._containers, self.values = module, list(_containers(module)), leaves(module)
+        self.whole = sum(one.nbytes for one in module.parameters()) <= _MOST
+        self._tensors = {path: one for path, one in self.values.items() if isinstance(one, Tensor)}
+        if not self.whole:
+            self._tensors = {p: one for p, one in self._tensors.items() if not isinstance(one, nn.Parameter)}
+        self.values |= {path: one.detach().clone() for path, one in self._tensors.items()}
+
+    def changed(self) -> dict[str, Any]:
+        """Copies of what stands now at paths where something else, or nothing, stood; `GONE` where nothing stands."""
+        now = leaves(self._module)
+        paths = [path for path in {**self.values, **now} if not same(self.values.get(path, GONE), now.get(path, GONE))]
+        found = {path: now.get(path, GONE) for path in paths}
+        return found | {path: one.detach().clone() for path, one in found.items() if isinstance(one, Tensor)}
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """Make the module what it was."""
+        _put_back(self._containers)
+        for path, tensor in self._tensors.items():
+            if not same_bits(tensor, self.values[path]):
+                tensor.copy_(self.values[path])
+
+
+@torch.no_grad()
+def put_back_at(module: nn.Module, path: str, values: Mapping[str, Any]) -> None:
+    """Put back what stood at one path, by `Kept.values`, as far as it can be set."""
+    value = values.get(path, GONE)
+    with contextlib.suppress(LookupError, TypeError, AttributeError):
+        if isinstance(value, Tensor) and isinstance(found := value_at(module, path), nn.Parameter):
+            found.copy_(value)
+        else:
+            put(module, path, value.clone() if isinstance(value, Tensor) else value)
+
+
+def _put_back(held: Iterable[tuple[Any, Any]]) -> None:
+    for owner, content in held:
+        if isinstance(owner, np.ndarray):
+            owner[...] = content
+        elif isinstance(owner, (list, deque)):
+            owner.clear()
+            owner.extend(content)
+        elif isinstance(owner, (dict, set)):
+            owner.clear()
+            owner.update(content)
+        else:
+            for name in _slots(owner):
+                object.__delattr__(owner, name)
+            for name, value in content.items():
+                object.__setattr__(owner, name, value)
 
 
 def _containers(module: nn.Module) -> Iterator[tuple[Any, Any]]:
-    """Every dictionary and list reachable from a module, with a copy of what it holds."""
-    seen: set[int] = set()
-    waiting: list[tuple[Any, int]] = [(module, 0)]
-    while waiting:
-        value, depth = waiting.pop()
-        if id(value) in seen or depth > _DEPTH or isinstance(value, (*_PLAIN, *_NO_DATA, Tensor)):
+    """Every dictionary, list and array reachable from a module, with a copy of what it holds.
+
+    What TorchScript compiled keeps its attributes itself and adds none.
+    """
+    for _, value in list(_reachable(module, scripts=False)):
+        if isinstance(value, (Tensor, *_PLAIN)):
             continue
-        seen.add(id(value))
-        if isinstance(value, torch.jit.ScriptModule):
-            continue  # what TorchScript compiled keeps its attributes itself and adds none
         if isinstance(value, nn.Module):
             yield vars(value), dict(vars(value))
             for part in _PARTS:
                 yield vars(value)[part], dict(vars(value)[part])
-        elif isinstance(value, (dict, list, deque, set)):
+        elif isinstance(value, (dict, list, deque, set)) or (isinstance(value, np.ndarray) and value.flags.writeable):
             yield value, value.copy()
-        elif hasattr(value, "__dict__") and not isinstance(value, (tuple, Tensor)):
-            yield vars(value), dict(vars(value))
-        if slots := _Slots(value).copy():
-            yield _Slots(value), slots
-        waiting.extend((item, depth + 1) for _, item in _items(value))
+        elif not isinstance(value, (tuple, np.ndarray)):
+            if hasattr(value, "__dict__"):
+                yield vars(value), dict(vars(value))
+            if slots := _slots(value):
+                yield value, slots

@@ -27,9 +27,9 @@ from txl_export.families.own_module.capture import Capture, capture
 from txl_export.families.own_module.identity import tensors_id
 from txl_export.families.own_module.loading import importable
 from txl_export.families.own_module.plan import Plan, make_plan
+from txl_export.families.own_module.probing import run_first_call
 from txl_export.families.own_module.sources import Adapted, read_source, whose_code
 from txl_export.families.own_module.spec import StepSpec
-from txl_export.families.own_module.undeclared_state import run_first_call
 from txl_export.families.own_module.verifying import check_same_module, replay_vectors, step_vectors, verify_step
 from txl_export.families.registry import VerifyRequest
 from txl_export.graphs.emulation import EMULATED, runnable

@@ -14,23 +14,15 @@ from txl_runtime.bundle.tables import Input, Output, StateTensor
 from txl_runtime.errors import UsageError, some
 from txl_runtime.listener import Listener
 
-from txl_export.families.own_module.attributes import untouched
+from txl_export.families.own_module.attributes import Kept, untouched
 from txl_export.families.own_module.independence import dependence, influence
 from txl_export.families.own_module.module_call import Eager, Tries
 from txl_export.families.own_module.own_code import OwnCodeError
-from txl_export.families.own_module.probing import (
-    KeptError,
-    check_first_calls,
-    check_numbers,
-    check_pure,
-    constant_states,
-    idle_states,
-)
+from txl_export.families.own_module.probing import check_step, constant_states, idle_states, run_first_call, tidied
 from txl_export.families.own_module.sizes import in_bundle, initial_value, shown, usual_lengths
 from txl_export.families.own_module.spec import LOGITS, VALID, OutputSpec, StateSpec, StepSpec
 from txl_export.families.own_module.spec_checks import check_spec, remarks
 from txl_export.families.own_module.stages import MOST_GRAPHS, MOST_TRANSITIONS, Transition, reached, too_many
-from txl_export.families.own_module.undeclared_state import run_first_call, unread_attributes, without
 
 _SECONDS = 10.0
 """So long it is looked for another length that a module takes."""
@@ -154,36 +146,38 @@ def make_plan(spec: StepSpec, batch_size: int, segment_lengths: Sequence[int], h
     asked = check_spec(spec, batch_size, segment_lengths)
     heard.stage("run the module")
     run_first_call(spec, batch_size, asked)
-    with untouched(spec.module):
-        return _found(spec, batch_size, asked, heard)
-
-
-def _found(spec: StepSpec, batch_size: int, asked: Sequence[int], heard: Listener) -> Plan:
     warnings = remarks(spec)
-    eager = Eager(spec)
     with untouched(spec.module):
-        if asked:
-            lengths = tuple(sorted(set(asked), reverse=True))
-            transitions = reached(eager, batch_size, lengths, MOST_TRANSITIONS if _may_be_open(spec) else MOST_GRAPHS)
-        else:
-            lengths, transitions, dropped = _taken(eager, batch_size)
-            warnings += dropped
-        outputs, dtypes = _outputs(eager, batch_size, lengths)
+        spec.module.eval()
+        kept = Kept(spec.module)
+        try:
+            return _found(spec, batch_size, asked, kept, warnings, heard)
+        finally:
+            kept.put_back()
+
+
+def _found(
+    spec: StepSpec, batch_size: int, asked: Sequence[int], kept: Kept, warnings: list[str], heard: Listener
+) -> Plan:
+    if not kept.whole:
+        warnings.append("the module has more than 2 GB of parameters: it was not tried whether calls change them")
+    eager = Eager(spec)
+    if asked:
+        lengths = tuple(sorted(set(asked), reverse=True))
+        transitions = reached(eager, batch_size, lengths, MOST_TRANSITIONS if _may_be_open(spec) else MOST_GRAPHS)
+    else:
+        lengths, transitions, dropped = _taken(eager, batch_size)
+        warnings += dropped
+    outputs, dtypes = _outputs(eager, batch_size, lengths)
     spec = replace(spec, outputs=outputs)
     tries = Tries(Eager(spec), batch_size)
-    try:
-        with untouched(spec.module):
-            _check_calls(tries, lengths)
-    except KeptError:
-        left = unread_attributes(Tries(Eager(spec), batch_size), lengths)
-        if not left:
-            raise
-        spec = without(spec, left)
+    left = list(dict.fromkeys(path for length in lengths for path in check_step(tries, length, kept)))
+    if left:
         warnings.append(
             f"a call leaves {some(left, 1)} in the module, which no later call reads; the bundle has none of it"
         )
+        spec = tidied(spec, left, kept.values)
         tries = Tries(Eager(spec), batch_size)
-        _check_calls(tries, lengths)
     to_fill = len({transition.stage.number for transition in transitions}) + 1
     constant, idle = constant_states(tries, lengths, to_fill), idle_states(tries, lengths[0], to_fill)
     for name in constant:
@@ -209,15 +203,6 @@ def _found(spec: StepSpec, batch_size: int, asked: Sequence[int], heard: Listene
         frozenset((*constant, *idle)),
         tuple(warnings),
     )
-
-
-def _check_calls(tries: Tries, lengths: Sequence[int]) -> None:
-    """Refuse a module that is no step, whatever its length."""
-    check_first_calls(tries, lengths[0])
-    for length in lengths:
-        check_numbers(tries, length)
-    for length in lengths:
-        check_pure(tries, length)
 
 
 def _may_be_open(spec: StepSpec) -> bool:

@@ -1,13 +1,26 @@
-"""Whether a module is a step: a function of what it is given, which keeps nothing that was not declared.
+"""Whether a module is a step: it computes the same every time, and keeps nothing but its declared states.
 
-Every check runs the module itself and names what it found. What a user has to change is refused, also where a copy made
-here would hide it: the same module is run elsewhere, too, and then does something else.
+One experiment tells, of three runs of eight segments: four of usual inputs, one of inputs 10,000 times as large, one
+more of usual ones, and two that begin with the first states again, as after a reset.
+
+    1   the module as it is
+    2   the module put back to what it was, and the same segments again
+    3   the module put back before every segment, so that declared states alone go from one to the next
+
+If 1 and 2 differ, the module draws random numbers, or keeps something where nothing is put back: outside itself. If 1
+and 3 differ, it keeps state that nobody declared. That is so, too, where outputs are equal and run 2 leaves a float
+that no segment of 3 leaves: a neuron that has not fired yet has a potential all the same. A whole number may count for
+nobody: it is state if far other numbers there change what is computed. All else that calls leave is no state.
 """
 
 from __future__ import annotations
 
+import contextlib
+import re
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,109 +28,220 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from txl_runtime.errors import UsageError, some
 
-from txl_export.families.own_module.attributes import changed, leaves, same_bits, untouched
-from txl_export.families.own_module.module_call import Eager, RawStep, Tries
+from txl_export.families.own_module.attributes import Kept, put, put_back_at, same, same_bits, value_at
+from txl_export.families.own_module.module_call import Eager, Tries, called
 from txl_export.families.own_module.own_code import described, is_users
-from txl_export.families.own_module.sizes import States, state_specs
-from txl_export.families.own_module.undeclared_state import kept_of_a_call
+from txl_export.families.own_module.sizes import usual_lengths
+from txl_export.families.own_module.spec import VALID, Named, StepSpec
 
-_STEPS = 4
-"""So many segments a state is followed for before it is said that it changes nothing."""
-_LUCK = 32
-"""So many calls of a module that draws random numbers have to agree: with few values, two can by chance."""
-
-
-class KeptError(UsageError):
-    """A call keeps what no state declares; the message names it."""
+_SEGMENTS, _USUAL, _FAR, _RESET = 8, 4, 4, 6
+"""Of a chain: segments, the first of them that are usual, and the numbers of the large one and of the first after a
+reset."""
+_TIMES, _BATCH = 1e4, '"B"'
+Results = list[dict[str, Tensor]]
+"""What every segment of a chain computes, by what to call it in a message."""
 
 
-def check_first_calls(tries: Tries, length: int) -> None:
-    """Refuse a module that keeps something of its first calls, whatever that was.
+class UndeclaredError(UsageError):
+    """Calls keep what no state declares; its text has a second part of several lines.
+
+    Attributes:
+        details: "declare": those lines, each a `StateSpec` to paste or what to write first.
+    """
+
+    def __init__(self, message: str, lines: Sequence[str]) -> None:
+        super().__init__(message)
+        self.details = {"declare": list(lines)}
+
+    def __str__(self) -> str:
+        return "\n    ".join([super().__str__(), *self.details["declare"]])
+
+
+def run_first_call(spec: StepSpec, batch_size: int, segment_lengths: Sequence[int]) -> None:
+    """Let a module change its weights as it does at its first call, if it does so whatever it is given.
+
+    For example RWKV of transformers divides weights at its first call in evaluation mode, and sets a flag. The modes
+    stay as they are.
+
+    Args:
+        spec: of the module.
+        batch_size: B.
+        segment_lengths: L's asked for, of which the first is used that the module takes.
+    """
+    modes = {part: part.training for part in spec.module.modules()}
+    tries, found = Tries(Eager(spec), batch_size), list[dict[str, Any]]()
+    kept = Kept(spec.module)
+    for length in tuple(segment_lengths) or usual_lengths(spec):
+        with contextlib.suppress(UsageError):
+            for anew in (True, True, False):  # of two inputs, and once more: a counter goes on
+                if anew:
+                    kept.put_back()
+                tries.states(length, 1)
+                found.append(kept.changed())
+            break
+    now = found[-1] if len(found) == 3 else {}
+    once = {path for path, value in now.items() if all(same(one.get(path), value) for one in found)}
+    if any(isinstance(kept.values.get(path), Tensor) for path in once):
+        for path in now.keys() - once:
+            put_back_at(spec.module, path, kept.values)
+    else:
+        kept.put_back()
+    for part, mode in modes.items():
+        part.training = mode
+
+
+def check_step(tries: Tries, length: int, kept: Kept) -> list[str]:
+    """Refuse a module that is no step.
+
+    Args:
+        tries: of the module.
+        length: L.
+        kept: the module as it was, and as it is afterwards.
+
+    Returns:
+        The paths of what calls leave in the module of their inputs, and no later call reads.
 
     Raises:
-        UsageError: what it keeps was not declared and depends on what it was given.
+        UsageError: it returns NaN, writes to its arguments, returns a state's memory as an output, computes something
+            else from the same, or keeps what was not declared.
     """
-    module, found = tries.eager.spec.module, []
-    for _ in range(2):
-        with untouched(module):
-            tries.states(length)
-            found.append(leaves(module))
-    _refuse_kept(tries.eager, changed(*found))
-    with untouched(module):
-        states = tries.fresh()
-        for _ in range(2):
-            states, kept = kept_of_a_call(tries.eager, tries.inputs(length), states, tries.valid(length))
-            _refuse_kept(tries.eager, kept)
+    chain, module = _Chain(tries, length, kept), tries.eager.spec.module
+    one = chain.begin()
+    _check_numbers(tries.eager.spec, one[:_USUAL])
+    kept.put_back()
+    _check_call(tries, length)
+    going_on, anew = list[dict[str, Any]](), list[dict[str, Any]]()
+    if what := _difference(one, chain.run(lambda: going_on.append(kept.changed()))):
+        with _Draws() as draws:
+            chain.run()
+        why = f"random numbers are drawn at {draws.place}" if draws.place else "something outside it has changed"
+        raise UsageError(
+            f"two calls of the module with the same inputs and states differ in {what}: {why}; a step computes the "
+            "same every time, so leave dropout and noise out of it (training=self.training), and keep no state outside"
+        )
+    going_on.append(kept.changed())
+
+    def put_back() -> None:
+        anew.append(kept.changed())
+        kept.put_back()
+
+    differs = _difference(one, chain.run(put_back))
+    put_back()
+    declared = {entry.attribute for entry in tries.eager.spec.states}
+    of_one_call = [(path, value) for found in anew for path, value in found.items()]
+    moved = {path for found in (*going_on, *anew) for path in found} - declared
+    carried = {
+        path: value
+        for path, value in (pair for found in going_on for pair in found.items())
+        if path in moved and not any(same(value, other) for _, other in of_one_call)
+    }
+    read = {path for path, value in carried.items() if not _counts(value) or chain.reads(one, path)}
+    if differs:
+        read |= {path for path in moved if chain.differs(one, partial(put_back_at, module, path, kept.values))}
+    if differs or read:
+        paths = sorted(read or moved)
+        lines = _declarations(chain, one, paths)
+        kept.put_back()
+        raise UndeclaredError(
+            f"a call changes {some(paths)} of the module, which no state declares, and a later call reads it; declare "
+            "it as below, or do not keep it",
+            lines,
+        )
+    varying = {path for path, value in of_one_call if not all(same(found.get(path), value) for found in anew[1:])}
+    return sorted({*varying, *carried} - declared)
 
 
-def check_pure(tries: Tries, length: int) -> None:
-    """Refuse a module that is no function of its arguments.
+class _Chain:
+    """Segments of one length, and the module that runs them."""
 
-    Raises:
-        UsageError: it writes to its arguments, returns one memory twice, keeps what was not declared, or computes
-            something else from the same.
-    """
-    eager, inputs, states, valid = tries.eager, tries.inputs(length), tries.states(length), tries.valid(length)
-    before = leaves(eager.spec.module)
-    first = eager.checked(_copies(inputs), _copies(states), valid)
-    _check_arguments(eager, first, inputs, states)
-    _check_memory(first)
-    one = _results(first)
-    _check_attributes(eager, before)
-    with _Draws() as draws:
-        two = _results(eager.checked(_copies(inputs), _copies(states), valid))
-    _check_attributes(eager, before)
-    for _ in range(_LUCK if draws.place else 1):
-        for what, tensor in one.items():
-            if not same_bits(tensor, two[what]):
-                why = (
-                    f"random numbers are drawn at {draws.place}" if draws.place else "something outside it has changed"
-                )
-                raise UsageError(
-                    f"two calls of the module with the same inputs and states differ in {what}: {why}; a step computes "
-                    "the same every time, so leave dropout and noise out of it (training=self.training)"
-                )
-        two = _results(eager.checked(_copies(inputs), _copies(states), valid))
-    _, kept = kept_of_a_call(eager, tries.inputs(length), states, valid)
-    _check_attributes(eager, before)
-    _refuse_kept(eager, kept)
+    def __init__(self, tries: Tries, length: int, kept: Kept) -> None:
+        self.tries, self.length, self.kept = tries, length, kept
+        self.segments = [tries.inputs(length) for _ in range(_SEGMENTS)]
+
+    def begin(self) -> Results:
+        """The first run; without large inputs where the module takes none, such as indices of a table."""
+        usual = self.segments[_FAR]
+        self.segments[_FAR] = {name: one * _TIMES if one.is_floating_point() else one for name, one in usual.items()}
+        with contextlib.suppress(UsageError):
+            return self.run()
+        self.segments[_FAR] = usual
+        return self.run()
+
+    def run(self, between: Callable[[], None] | None = None, count: int = _SEGMENTS) -> Results:
+        """A chain from the module as it was; `between` is called before each segment."""
+        self.kept.put_back()
+        results, states = Results(), self.tries.fresh()
+        for number, inputs in enumerate(self.segments[:count]):
+            states = self.tries.fresh() if number == _RESET else states
+            if between is not None:
+                between()
+            outputs, after = self.tries.eager(inputs, states, self.tries.valid(self.length))
+            states = dict(after)
+            results.append({f"output {name}": one for name, one in outputs.items()})
+            results[-1] |= {f"state {name}": one for name, one in after.items()}
+        return results
+
+    def differs(self, expected: Results, between: Callable[[], None], count: int = _SEGMENTS) -> bool:
+        """Whether a chain computes something else with this between its segments, or fails."""
+        try:
+            return bool(_difference(expected, self.run(between, count)))
+        except (UsageError, LookupError, AttributeError, TypeError):
+            return True
+
+    def reads(self, expected: Results, path: str) -> bool:
+        """Whether a chain computes something else with far other numbers at a path: a condition may not be met yet."""
+
+        def push(by: int) -> None:
+            with contextlib.suppress(LookupError):
+                if _counts(value := value_at(module, path)):
+                    flips = value.dtype == torch.bool if isinstance(value, Tensor) else isinstance(value, bool)
+                    put(module, path, value ^ True if flips else value + by)
+
+        module = self.tries.eager.spec.module
+        return any(self.differs(expected, partial(push, by)) for by in (1000, -1000))
 
 
-def _copies(tensors: Mapping[str, Tensor | None]) -> dict[str, Any]:
-    return {name: None if tensor is None else tensor.clone() for name, tensor in tensors.items()}
+def _counts(value: Any) -> bool:
+    """Whether this is a whole number or a tensor of whole numbers, which may count for nobody."""
+    return isinstance(value, int) or (isinstance(value, Tensor) and not value.is_floating_point())
 
 
-def _results(step: RawStep) -> dict[str, Tensor]:
-    """Copies of everything that a call returned, by what to call it in a message."""
-    found = {f"output {name}": tensor for name, tensor in step.outputs.items()}
-    found |= {f"state {name}": tensor for name, tensor in step.after.items()}
-    return {what: tensor.clone() for what, tensor in found.items()}
+def _difference(one: Results, other: Results) -> str:
+    """The output or state that differs first between two runs; "" where nothing does."""
+    for ours, theirs in zip(one, other, strict=False):
+        for what in ours:
+            if what not in theirs or not same_bits(ours[what], theirs[what]):
+                return what
+    return ""
 
 
-def _check_arguments(eager: Eager, step: RawStep, inputs: dict[str, Tensor], states: States) -> None:
-    """What the module was given still holds what it held."""
-    for name, tensor in step.inputs.items():
-        if not same_bits(tensor, inputs[name].to(tensor.dtype)):
+def _check_numbers(spec: StepSpec, results: Results) -> None:
+    """NaN cannot be compared with anything."""
+    given = "random inputs" if spec.samples is None else "the inputs that it was given"
+    for what, tensor in (pair for found in results for pair in found.items()):
+        if tensor.is_floating_point() and bool(tensor.isnan().any()):
             raise UsageError(
-                f"input {name} is changed in place by the module; clone it first ({name} = {name}.clone())"
+                f"{what} of the module holds NaN for {given}, expected numbers; give real ones with samples= or "
+                "--inputs, or correct the module"
             )
-    for name, entry in state_specs(eager.spec).items():
-        given, was = step.states[name], states[name]
-        if entry.attribute is None and given is not None and was is not None:
-            if given.shape == was.shape and same_bits(given, was.to(given.dtype)):
-                continue
+
+
+def _check_call(tries: Tries, length: int) -> None:
+    """After a call its arguments hold what they held, and no output shares its memory with a state."""
+    inputs, states = tries.inputs(length), tries.states(length)
+    held = {name: None if one is None else one.clone() for name, one in states.items()}
+    step = tries.eager.checked({name: one.clone() for name, one in inputs.items()}, held, tries.valid(length))
+    arguments = [entry.name for entry in tries.eager.spec.states if entry.attribute is None]
+    pairs = [("input", name, one, inputs[name]) for name, one in step.inputs.items()]
+    for kind, name, one, was in [*pairs, *(("state", name, step.states[name], states[name]) for name in arguments)]:
+        if one is not None and was is not None and not same_bits(one, was.to(one.dtype)):
             raise UsageError(
-                f"state {name} is changed in place by the module; clone it first ({name} = {name}.clone(), in the "
-                "module or in step=) and return the new one"
+                f"{kind} {name} is changed in place by the module; clone it first ({name} = {name}.clone(), in the "
+                "module or in step=)" + (" and return the new one" if kind == "state" else "")
             )
-
-
-def _check_memory(step: RawStep) -> None:
-    """No output shares its memory with a state."""
-    states = [(name, tensor) for name, tensor in (*step.states.items(), *step.after.items()) if tensor is not None]
     for name, output in step.outputs.items():
-        for state, tensor in states:
-            if output.numel() and tensor.numel() and _memory(output) == _memory(tensor):
+        for state, tensor in (*step.states.items(), *step.after.items()):
+            if tensor is not None and output.numel() and tensor.numel() and _memory(output) == _memory(tensor):
                 raise UsageError(
                     f"output {name} shares its memory with state {state}, so a later step would change it; return "
                     f"{name}.clone()"
@@ -126,22 +250,6 @@ def _check_memory(step: RawStep) -> None:
 
 def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _check_attributes(eager: Eager, before: dict[str, Any]) -> None:
-    """Nothing that is reachable from the module is another than before."""
-    _refuse_kept(eager, changed(before, leaves(eager.spec.module)))
-
-
-def _refuse_kept(eager: Eager, paths: Sequence[str]) -> None:
-    """Attributes that calls change are declared."""
-    declared = {entry.attribute for entry in eager.spec.states}
-    found = [path for path in paths if path not in declared]
-    if found:
-        raise KeptError(
-            f"a call changes {some(found)} of the module, which no state declares; declare it "
-            f"(StateSpec(..., attribute={found[0]!r})), or do not keep it"
-        )
 
 
 class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -162,91 +270,108 @@ class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def check_numbers(tries: Tries, length: int) -> None:
-    """Refuse NaN, which cannot be compared with anything.
+def _declarations(chain: _Chain, one: Results, paths: Sequence[str]) -> list[str]:
+    """A line of Python for each path: its StateSpec, and what to write before it."""
+    tries, module, values, seen = chain.tries, chain.tries.eager.spec.module, chain.kept.values, list[dict[str, Any]]()
+    for batch, count in ((tries.batch_size, 1), (tries.batch_size, _SEGMENTS), (tries.batch_size + 1, 1)):
+        chain.kept.put_back()
+        with contextlib.suppress(UsageError):  # it may take one batch size alone
+            Tries(tries.eager, batch).states(chain.length, count)
+        seen.append(chain.kept.changed())
+    first, last, wider = seen
+    lines, lists = list[str](), list[str]()
+    for path in paths:
+        name = re.sub(r"^(?=\d)", "state_", re.sub(r"\W+", "_", path))
+        place = re.sub(r"\.(\d+)", r"[\1]", f"model.{path}")
+        found, before = last.get(path, first.get(path, values.get(path))), values.get(path)
+        if path not in values and path.rpartition(".")[2].isdigit():
+            lists.append(
+                f"# {place.rpartition('[')[0]} gets longer: keep its rows in one tensor, and declare it with grows="
+            )
+        elif isinstance(found, Tensor):
+            at, grows = _axis(first.get(path), wider.get(path)), _axis(first.get(path), last.get(path))
+            if at is None and path not in wider and tries.batch_size in found.shape:
+                at = list(found.shape).index(tries.batch_size)
+            word = str(found.dtype).removeprefix("torch.")
+            of_states, of_torch = ("", "") if word == "float32" else (f', dtype="{word}"', f", dtype=torch.{word}")
+            said, note = f'StateSpec("{name}", {_tuple(found, at, _BATCH)}{of_states}', ""
+            zeros, begin = torch.zeros_like(found), f"torch.zeros({_tuple(found, at, '1')}{of_torch})"
+            if before is None and chain.differs(one, partial(put, module, path, zeros), 1):
+                said, begin = f"{said}, initial=None", "None"
+            if grows is not None:
+                note = f"{found.shape[grows]} are the rows of {_SEGMENTS} segments: say the most"
+                said = f"{said}, grows={grows}"
+            if path not in values:
+                note = f"before the StepSpec: {place} = {begin}"
+            lines.append(f'{said}, attribute="{path}")' + f"  # {note}" * bool(note))
+        elif isinstance(before, (bool, int, float)):
+            kind = {bool: "bool", int: "int32", float: "float32"}[type(before)]
+            lines.append(
+                f'StateSpec("{name}", (), dtype="{kind}", attribute="{path}")  # a Python number; before the StepSpec: '
+                f"{place} = torch.tensor({before!r}, dtype=torch.{kind})"
+            )
+        else:
+            lines.append(f"# {place} is neither a tensor nor a number: keep in a tensor what a later call reads of it")
+    return lines + list(dict.fromkeys(lists))
 
-    Raises:
-        UsageError: an output or a state holds it after a few segments from the start.
-    """
-    spec = tries.eager.spec
-    given = "random inputs" if spec.samples is None else "the inputs that it was given"
-    for _, outputs, after in _from_the_start(tries, length, _STEPS):
-        found = {f"output {name}": tensor for name, tensor in outputs.items()}
-        for what, tensor in (found | {f"state {name}": tensor for name, tensor in after.items()}).items():
-            if tensor.is_floating_point() and bool(tensor.isnan().any()):
-                raise UsageError(
-                    f"{what} of the module holds NaN for {given}, expected numbers; give real ones with samples= or "
-                    "--inputs, or correct the module"
-                )
+
+def _tuple(tensor: Tensor, at: int | None, batch: str) -> str:
+    """A tensor's sizes as Python has them, with a word at the batch axis."""
+    sizes = [batch if axis == at else str(size) for axis, size in enumerate(tensor.shape)]
+    return f"({', '.join(sizes)}{',' * (len(sizes) == 1)})"
+
+
+def _axis(one: Any, other: Any) -> int | None:
+    """The first axis along which two tensors have different sizes."""
+    sizes = (one.shape, other.shape) if isinstance(one, Tensor) and isinstance(other, Tensor) else ((), ())
+    return next((axis for axis, pair in enumerate(zip(*sizes, strict=False)) if pair[0] != pair[1]), None)
+
+
+def tidied(spec: StepSpec, paths: Sequence[str], values: Mapping[str, Any]) -> StepSpec:
+    """The same step, before and after which some paths of its module hold `values`, as `Kept.values` has them."""
+
+    def step(module: Any, inputs: Named, states: Named) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        for path in paths:
+            put_back_at(module, path, values)
+        given = {name: tensor for name, tensor in inputs.items() if name != VALID}
+        try:
+            return called(replace(spec, module=module), given, states, inputs.get(VALID))
+        finally:
+            for path in paths:
+                put_back_at(module, path, values)
+
+    return replace(spec, step=step)
 
 
 def constant_states(tries: Tries, lengths: Sequence[int], segments: int) -> list[str]:
     """The declared states that come back as they went in, in every one of some segments from the start."""
     constant = [entry.name for entry in tries.eager.spec.states]
     for length in lengths:
-        for states, _, after in _from_the_start(tries, length, segments + _STEPS):
-            constant = [name for name in constant if _is_same(states[name], after[name])]
-            if not constant:
-                return []
+        states: Mapping[str, Tensor | None] = tries.fresh()
+        for _ in range(segments + _USUAL):
+            after = tries.eager(tries.inputs(length), states, tries.valid(length))[1] if constant else {}
+            constant = [one for one in constant if states[one] is not None and same(states[one], after[one])]
+            states = after
     return constant
 
 
-def _is_same(before: Tensor | None, after: Tensor) -> bool:
-    return before is not None and same_bits(before, after)
-
-
-def _from_the_start(
-    tries: Tries, length: int, segments: int
-) -> Iterator[tuple[States, dict[str, Tensor], dict[str, Tensor]]]:
-    """For every segment the states before, the outputs, and the states after."""
-    states = tries.fresh()
-    for _ in range(segments):
-        outputs, after = tries.eager(tries.inputs(length), states, tries.valid(length))
-        yield states, outputs, after
-        states = dict(after)
-
-
 def idle_states(tries: Tries, length: int, segments: int) -> list[str]:
-    """The declared states that change no output within a few segments, whatever they hold after some from the start."""
-    start = tries.states(length, segments)
-    chain = [tries.inputs(length) for _ in range(_STEPS)]
-    expected = _outputs(tries, start, chain, length)
-    idle = []
-    for name in start:
-        if not any(
-            _differ(tries, start | {name: other}, chain, length, expected) for other in _others(tries, start, name)
-        ):
-            idle.append(name)
-    return idle
+    """The declared states that change no output of four segments, whatever they hold after some from the start."""
+    start, fresh = tries.states(length, segments), tries.fresh()
+    chain = [tries.inputs(length) for _ in range(_USUAL)]
 
+    def outputs(states: Mapping[str, Tensor | None]) -> Results:
+        seen = Results()
+        with contextlib.suppress(UsageError):  # it may not run from there
+            for inputs in chain:
+                found, states = tries.eager(inputs, states, tries.valid(length))
+                seen.append(found)
+        return [*seen, *({},) * (_USUAL - len(seen))]
 
-def _differ(tries: Tries, states: States, chain: list[dict[str, Tensor]], length: int, expected: list[Tensor]) -> bool:
-    """Whether a chain from these states has other outputs, or cannot be run at all."""
-    try:
-        found = _outputs(tries, states, chain, length)
-    except UsageError:
-        return True
-    return not all(same_bits(one, other) for one, other in zip(expected, found, strict=True))
+    def changes(name: str, held: Tensor) -> bool:
+        others = [~held] if held.dtype == torch.bool else [fresh[name], torch.zeros_like(held), held + 1]
+        tried = [one for one in others if one is not None and one.shape == held.shape and not same_bits(one, held)]
+        return any(_difference(expected, outputs(start | {name: one})) for one in tried)
 
-
-def _outputs(tries: Tries, states: States, chain: list[dict[str, Tensor]], length: int) -> list[Tensor]:
-    """Of every segment of a chain."""
-    seen = []
-    for inputs in chain:
-        outputs, after = tries.eager(inputs, states, tries.valid(length))
-        states = dict(after)
-        seen += list(outputs.values())
-    return seen
-
-
-def _others(tries: Tries, states: States, name: str) -> Iterator[Tensor]:
-    """A state with other values: those of the start, zeros, larger ones."""
-    held = states[name]
-    assert held is not None, "every state exists after a step"
-    if held.dtype == torch.bool:
-        yield ~held
-        return
-    fresh = tries.fresh()[name]
-    for other in (fresh, torch.zeros_like(held), held + 1):
-        if other is not None and other.shape == held.shape and not same_bits(other, held):
-            yield other
+    expected = outputs(start)
+    return [name for name, held in start.items() if held is not None and not changes(name, held)]

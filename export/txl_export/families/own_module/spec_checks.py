@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -71,9 +72,10 @@ def _check_attribute(module: nn.Module, name: str, path: str) -> None:
         found, kind = module, str(error)
     state = isinstance(found, Tensor | int | float | None) and not isinstance(found, bool | nn.Parameter)
     if not state:
+        place = re.sub(r"\.(\d+)", r"[\1]", f"model.{path}")
         raise UsageError(
             f"state {name} is kept in {path} ({kind}), expected an attribute that can be set and holds a tensor, a "
-            "number or None; correct the path, or set the attribute in __init__"
+            f"number or None; correct the path, or write {place} = torch.zeros(…) before the StepSpec"
         )
 
 

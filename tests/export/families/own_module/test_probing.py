@@ -12,7 +12,10 @@ import torch
 from stand_ins import small_steps
 from torch import Tensor, nn
 from torch.nn import functional as F
+from txl_export.families.own_module import attributes
+from txl_export.families.own_module.module_call import Eager, Tries
 from txl_export.families.own_module.plan import make_plan
+from txl_export.families.own_module.probing import UndeclaredError
 from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec, StepSpec
 from txl_runtime.errors import UsageError
 from verified_steps import Heard
@@ -41,8 +44,9 @@ def spec_of(forward, **attributes):
 def refusal(spec, batch=2, lengths=()):
     with pytest.raises(UsageError) as caught:
         plan_of(spec, batch, lengths)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    said, *more = str(caught.value).splitlines()
+    assert more == [f"    {line}" for line in getattr(caught.value, "details", {}).get("declare", [])]
+    return said
 
 
 def test_a_policy_is_independent_at_the_usual_lengths():
@@ -122,7 +126,7 @@ def test_samples_take_the_place_of_random_inputs():
 
     spec = spec_of(forward)
     plan_of(replace(spec, samples={"x": np.full((5, 4), 8.0, np.float32)}), batch=1)
-    assert set(seen) == {8.0}
+    assert set(seen) == {8.0, 8e4}, "once they are large"
 
 
 def test_dropout_left_on_is_refused_with_its_line():
@@ -167,10 +171,6 @@ def test_outputs_that_share_memory_with_a_state_are_refused(view):
 
 
 def test_undeclared_state_is_named_wherever_it_is_kept():
-    def buffer(self, x, h):
-        self.kept = self.kept + x
-        return self.kept + h, h + x
-
     def copied(self, x, h):
         self.kept.add_(x)
         return self.kept + h, h + x
@@ -179,9 +179,9 @@ def test_undeclared_state_is_named_wherever_it_is_kept():
         rows, self.past[-1]["rows"] = self.past[-1]["rows"], x * 2
         return x + h if rows is None else rows + h, h + x
 
-    def number(self, x, h):
-        self.calls += 1
-        return x + h, h + x
+    def turn(self, x, h):
+        self.calls = (self.calls + 1) % 4  # it is what it was after eight segments
+        return x + h + self.calls, h + x
 
     def queued(self, x, h):
         self.queue.append(x * 2)
@@ -189,20 +189,123 @@ def test_undeclared_state_is_named_wherever_it_is_kept():
 
     def array(self, x, h):
         self.counts[0] += 1
-        return x + h, h + x
+        return x + h + float(self.counts[0]), h + x
 
-    for forward, attributes, path in (
+    for forward, held, path in (
         (queued, {"queue": deque(maxlen=2)}, "queue.0"),
         (array, {"counts": np.zeros(3)}, "counts.values"),
-        (buffer, {"kept": torch.zeros(2, 4)}, "kept"),
         (copied, {"kept": torch.zeros(2, 4)}, "kept"),
         (listed, {"past": [{"rows": None}]}, "past.0.rows"),
-        (number, {"calls": 0}, "calls"),
+        (turn, {"calls": 0}, "calls"),
     ):
-        told = refusal(spec_of(forward, **attributes))
+        told = refusal(spec_of(forward, **held))
         assert f"a call changes {path}" in told
-        assert "of the module, which no state declares" in told
-        assert f"attribute='{path}'" in told
+        assert "of the module, which no state declares, and a later call reads it" in told
+
+
+class Forgetful(nn.Module):
+    """Keeps nine things, two of which nobody reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.h, self.first = nn.GRUCell(4, 8), None, None
+        self.register_buffer("smooth", torch.zeros(1, 4))
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        self.layers[1].memory, self.layers[1].v = torch.ones(1, 4), 0.0
+        self.cache, self.count = torch.zeros(1, 0, 4), torch.zeros(1, dtype=torch.int32)
+        self.offset, self.gain, self.odd, self.unread, self.drawn = 0, 1.5, False, 0, None
+
+    def forward(self, x):
+        if self.h is None:
+            self.h = torch.zeros(x.shape[0], 8)
+        if self.first is None:
+            self.first = x.abs().amax(1)
+        self.h = self.cell(x, self.h)
+        self.smooth = self.smooth * 0.5 + x
+        self.layers[1].memory = torch.tanh(self.layers(x) + self.layers[1].memory)
+        self.layers[1].v = self.layers[1].v * 0.5 + x
+        self.cache = torch.cat([self.cache.expand(len(x), -1, -1), x[:, None]], 1)[:, -6:]
+        self.count = self.count.expand(len(x)) + 1
+        self.new = getattr(self, "new", 0) + x
+        y = self.h[:, :4] + self.smooth + self.layers[1].memory + self.layers[1].v + self.cache.sum(1) + self.new
+        y = y + self.first[:, None] + self.count[:, None] + self.offset * 0.1 + self.gain + 1.0 * self.odd
+        self.offset, self.gain, self.odd = self.offset + 1, self.gain * 0.9, self.odd ^ True
+        self.unread, self.drawn = self.unread + 1, x * 2
+        return y
+
+
+def test_all_undeclared_state_is_told_at_once_with_a_list_that_declares_it():
+    module, spec = Forgetful(), StepSpec(Forgetful(), [InputSpec("x", ("B", 4))], [], ["y"])
+    module.load_state_dict(spec.module.state_dict())
+    with pytest.raises(UndeclaredError, match="a call changes cache, count, first and 8 more of the module") as caught:
+        plan_of(spec, 3)
+    states, names = [], {"model": spec.module, "torch": torch, "StateSpec": StateSpec}
+    for line in caught.value.details["declare"]:
+        declared, _, note = line.partition("  # ")
+        exec(note.partition("before the StepSpec: ")[2], names)
+        states.append(eval(declared, names))
+    by_name = {state.name: state for state in states}
+    assert sorted(by_name) == [
+        *("cache", "count", "first", "gain", "h", "layers_1_memory", "layers_1_v", "new", "odd", "offset", "smooth")
+    ]
+    assert by_name["cache"] == StateSpec("cache", ("B", 6, 4), grows=1, attribute="cache")
+    assert by_name["first"] == StateSpec("first", ("B",), initial=None, attribute="first")
+    assert by_name["count"] == StateSpec("count", ("B",), dtype="int32", attribute="count")
+    assert by_name["h"] == StateSpec("h", ("B", 8), attribute="h")
+    assert by_name["odd"] == StateSpec("odd", (), dtype="bool", attribute="odd")
+    spec = replace(spec, states=states)
+    assert plan_of(spec, 3).warnings[0].startswith("a call leaves drawn and 1 more in the module, which no later call")
+    eager, tries = Eager(spec), Tries(Eager(spec), 3)
+    carried = tries.fresh()
+    for _ in range(9):
+        x = tries.inputs(1)["x"]
+        outputs, carried = eager({"x": x}, carried, tries.valid(1))
+        with torch.no_grad():
+            torch.testing.assert_close(outputs["y"], module(x))
+
+
+def test_what_depends_on_earlier_calls_is_state_where_no_output_shows_it_yet():
+    def silent(self, x, h):
+        self.potential = 0.5 * self.potential + x
+        return (self.potential > 1e9).float() + h, h + x
+
+    def longer(self, x, h):
+        self.past = [*self.past, x]
+        return sum(self.past[-3:]) + h, h + x
+
+    def late(self, x, h):
+        self.seen = self.seen + 1
+        return x * (self.seen > 500) + h, h + x
+
+    def unread(self, x, h):
+        self.seen = self.seen + 1
+        return x + h, h + x
+
+    for seen in (0, torch.tensor(0)):
+        assert refusal(spec_of(late, seen=seen)).startswith(
+            "a call changes seen of the module, which no state declares"
+        )
+        told = "a call leaves seen in the module, which no later call reads; the bundle has none of it"
+        assert plan_of(spec_of(unread, seen=seen)).warnings == (told,)
+    told = refusal(spec_of(silent, potential=0.0))
+    assert told.startswith("a call changes potential of the module, which no state declares")
+    with pytest.raises(UndeclaredError) as caught:
+        plan_of(spec_of(longer, past=[]))
+    assert caught.value.details == {
+        "declare": ["# model.past gets longer: keep its rows in one tensor, and declare it with grows="]
+    }
+
+
+def test_a_module_whose_weights_are_too_many_to_be_copied_is_looked_at_without_them(monkeypatch):
+    def forward(self, x, h):
+        self.kept = x * 2
+        return self.layer(x) + h, h + x
+
+    monkeypatch.setattr(attributes, "_MOST", 79)
+    spec = spec_of(forward, kept=None, layer=nn.Linear(4, 4))
+    assert plan_of(spec).warnings[0].startswith("the module has more than 2 GB of parameters: it was not tried whether")
+    monkeypatch.setattr(attributes, "_MOST", 80)
+    assert plan_of(spec).warnings[0].startswith("a call leaves kept in the module")
 
 
 def test_state_whose_value_happens_not_to_change_is_state():
@@ -229,13 +332,13 @@ def test_state_whose_value_happens_not_to_change_is_state():
 
     plain = Plain()
     plain.kept = torch.zeros(4)
-    for forward, attributes, path in (
+    for forward, held, path in (
         (assigned, {"kept": torch.tensor(10.0)}, "kept"),
         (copied, {"kept": torch.tensor(10.0)}, "kept"),
         (marked, {"plain": plain}, "plain.kept"),
         (masked, {"plain": plain}, "plain.kept"),
     ):
-        assert f"a call changes {path} of the module" in refusal(spec_of(forward, **attributes))
+        assert f"a call changes {path} of the module" in refusal(spec_of(forward, **held))
 
 
 def test_a_table_made_again_from_sizes_alone_is_no_state():
@@ -248,7 +351,6 @@ def test_a_table_made_again_from_sizes_alone_is_no_state():
 
 
 _PEAK = torch.tensor(10.0)
-_FIRST: dict[str, Tensor] = {}
 
 
 class Holder:
@@ -263,9 +365,6 @@ def test_state_outside_the_module_is_refused():
         _PEAK = torch.maximum(_PEAK, x.abs().max())
         return x / _PEAK + h, h + x
 
-    def of_the_first_call(self, x, h):
-        return x / _remembered(x) + h, h + x
-
     def of_a_class(self, x, h):
         Holder.largest = torch.maximum(Holder.largest, x.abs().max())
         return x / Holder.largest + h, h + x
@@ -274,20 +373,9 @@ def test_state_outside_the_module_is_refused():
         around[0] = torch.maximum(around[0], x.abs().max())
         return x / around[0] + h, h + x
 
-    for forward, place in (
-        (of_the_file, "_PEAK"),
-        (of_the_first_call, "_FIRST.scale"),
-        (of_a_class, "Holder.largest"),
-        (of_a_function, "around around of_a_function.0"),
-    ):
-        assert f"keeps what depends on its inputs outside the module, in {place};" in refusal(spec_of(forward))
-    _FIRST.clear()
-
-
-def _remembered(x):
-    if "scale" not in _FIRST:
-        _FIRST["scale"] = x.abs().max().clone()
-    return _FIRST["scale"]
+    for forward in (of_the_file, of_a_class, of_a_function):
+        told = refusal(spec_of(forward))
+        assert "same inputs and states differ in output y: something outside it has changed" in told
 
 
 def test_tensors_outside_the_module_that_calls_leave_alone_are_constants():
@@ -317,15 +405,6 @@ def test_what_an_object_has_in_slots_is_looked_at():
         return x + h + self.slots.keep(x), h + x
 
     assert "a call changes slots._Slots__kept of the module" in refusal(spec_of(forward, slots=Slots()))
-
-
-def test_what_is_kept_of_the_first_call_alone_is_state_too():
-    def forward(self, x, h):
-        if self.scale is None:
-            self.scale = x.abs().max() * 1
-        return x / self.scale + h, h + x
-
-    assert "a call changes scale of the module, which no state declares" in refusal(spec_of(forward, scale=None))
 
 
 def test_a_cache_that_depends_on_sizes_alone_is_no_state():
