@@ -176,7 +176,7 @@ def _found(
         warnings.append(
             f"a call leaves {some(left, 1)} in the module, which no later call reads; the bundle has none of it"
         )
-        spec = tidied(spec, left, kept.values)
+        spec = tidied(spec, left, {path: kept.values[path] for path in left if path in kept.values})
         tries = Tries(Eager(spec), batch_size)
     to_fill = len({transition.stage.number for transition in transitions}) + 1
     constant, idle = constant_states(tries, lengths, to_fill), idle_states(tries, lengths[0], to_fill)

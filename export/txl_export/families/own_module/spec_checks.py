@@ -14,7 +14,7 @@ from txl_runtime.errors import UsageError, nearest
 
 from txl_export.families.own_module.attributes import put, value_at
 from txl_export.families.own_module.sizes import initial_value, usual_lengths
-from txl_export.families.own_module.spec import LOGITS, StepSpec
+from txl_export.families.own_module.spec import LOGITS, StateSpec, StepSpec
 from txl_export.proof.input_source import fitting
 
 _NEARLY = 0.8
@@ -60,11 +60,11 @@ def check_module(spec: StepSpec) -> None:
             raise UsageError(f"{name} is {tensor.layout}, expected a dense tensor; keep {name}.to_dense()")
     for entry in spec.states:
         if entry.attribute is not None:
-            _check_attribute(module, entry.name, entry.attribute)
+            _check_attribute(module, entry, entry.attribute)
         initial_value(spec, entry)
 
 
-def _check_attribute(module: nn.Module, name: str, path: str) -> None:
+def _check_attribute(module: nn.Module, entry: StateSpec, path: str) -> None:
     try:
         put(module, path, found := value_at(module, path))
         kind = type(found).__name__
@@ -73,9 +73,10 @@ def _check_attribute(module: nn.Module, name: str, path: str) -> None:
     state = isinstance(found, Tensor | int | float | None) and not isinstance(found, bool | nn.Parameter)
     if not state:
         place = re.sub(r"\.(\d+)", r"[\1]", f"model.{path}")
+        sizes = tuple(1 if size == "B" else size for size in entry.shape)
         raise UsageError(
-            f"state {name} is kept in {path} ({kind}), expected an attribute that can be set and holds a tensor, a "
-            f"number or None; correct the path, or write {place} = torch.zeros(…) before the StepSpec"
+            f"state {entry.name} is kept in {path} ({kind}), expected an attribute that can be set and holds a tensor, "
+            f"a number or None; correct the path, or write {place} = torch.zeros({sizes}) before the StepSpec"
         )
 
 
