@@ -186,10 +186,13 @@ def build(weights):
 def test_undeclared_state_is_one_line_and_then_the_lines_that_declare_it(run, tmp_path):
     (tmp_path / "forgetful.py").write_text(FORGETFUL)
     ended = run("export", "forgetful.py:build", "-o", "out.txl", "--json")
-    line, *declared = ended.lines[-3:]
+    line, *declared = ended.lines[-6:]
     assert line.startswith("error: a call changes calls, h of the module, which no state declares")
-    assert [one.strip() for one in declared] == json.loads(ended.stdout)["declare"]
-    assert declared[0].startswith(
-        '    StateSpec("calls", (), dtype="int32", attribute="calls")  # a Python number; before'
-    )
-    assert declared[1] == '    StateSpec("h", ("B", 4), attribute="h")'
+    assert declared == [f"    {one}" for one in json.loads(ended.stdout)["declare"]]
+    assert declared == [
+        "    model.calls = torch.tensor(0, dtype=torch.int32)  # was a Python number",
+        "    states=[  # beside those that are declared",
+        '        StateSpec("calls", (), dtype="int32", attribute="calls"),',
+        '        StateSpec("h", ("B", 4), attribute="h"),',
+        "    ]",
+    ]

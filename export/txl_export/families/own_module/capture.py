@@ -24,7 +24,7 @@ from txl_export.families.own_module.attributes import untouched
 from txl_export.families.own_module.constant_reads import Reads, constant_reads
 from txl_export.families.own_module.diagnosis import CaptureError, GradientsError, reason_of
 from txl_export.families.own_module.network import StepNetwork
-from txl_export.families.own_module.own_code import failure, innermost
+from txl_export.families.own_module.own_code import failure, in_the_step, innermost
 from txl_export.families.own_module.rehearsal import Example, RehearsalError, rehearse
 from txl_export.graphs.indexing import plain_indices
 from txl_export.graphs.settling import OPSET, STACK_TRACE, UnsettledError, settle
@@ -117,7 +117,7 @@ def _capturing(network: StepNetwork) -> Iterator[None]:
     """
 
     def lines(_: Any, frames: traceback.StackSummary) -> traceback.StackSummary:
-        return traceback.StackSummary.from_list(innermost(frames))
+        return traceback.StackSummary.from_list(innermost(in_the_step(frames)))
 
     network.eval()
     before = logging.root.manager.disable

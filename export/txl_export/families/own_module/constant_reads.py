@@ -20,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from txl_export.families.own_module.own_code import place_of
+from txl_export.families.own_module.own_code import in_the_step, place_of
 
 _TO_PYTHON = frozenset(
     {
@@ -52,7 +52,7 @@ class Reads(TorchFunctionMode):
         """Call a function, unless it is a read whose result was noted."""
         given, name = kwargs or {}, getattr(func, "__name__", "")
         if func is torch._C._set_grad_enabled and args[0]:
-            self.gradients = self.gradients or place_of(traceback.extract_stack())
+            self.gradients = self.gradients or place_of(in_the_step(traceback.extract_stack()))
         if name not in _TO_PYTHON:
             return func(*args, **given)
         known, value = next(self._noted, ("", None))
@@ -68,7 +68,7 @@ class Reads(TorchFunctionMode):
 
 
 def constant_reads(network: nn.Module, given: Sequence[Tensor]) -> Reads:
-    """What a run of the network reads of constants, as far as it gets with arguments that have no values."""
+    """Run the network on arguments without values, and note what Python reads of constants as far as it gets."""
     fakes, reads = _WithoutValues(shape_env=ShapeEnv(), allow_non_fake_inputs=True), Reads()
     arguments = [fakes.from_tensor(tensor, static_shapes=True) for tensor in given]
     with contextlib.suppress(Exception), reads:

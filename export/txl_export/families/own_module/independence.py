@@ -18,7 +18,7 @@ Named: TypeAlias = dict[str, Any]
 _PLACES = 1e-4
 """Relative difference by which a sequence's results may depend on its place in the batch."""
 _FAR = 1e4
-"""By so much are neighbours' values multiplied, so that a branch on large values shows."""
+"""Neighbours' float inputs are multiplied by this, so that `if x.abs() > 100` shows."""
 _SEED = 4
 """Of the draws; chosen: a file in half precision rounds by the place at 1 in 10 draws, and 4 of 24 seeds show it."""
 

@@ -17,6 +17,7 @@ from txl_runtime.errors import TxlError, UsageError, one_line
 
 _OURS = Path(__file__).resolve().parents[2]
 _PYTHONS = tuple(Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib"))
+_CALLER = str(Path(__file__).with_name("module_call.py"))
 _CAPTURING = frozenset({"torch", "sympy", "onnx", "onnxscript", "onnx_ir"})
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 """Folders of packages; an environment may read those of the system besides its own."""
@@ -108,6 +109,12 @@ def _package(file: str) -> str | None:
 def described(frame: traceback.FrameSummary) -> str:
     """A place in the user's code, in one line."""
     return f"{Path(frame.filename).name}:{frame.lineno}: {frame.line or ''}".removesuffix(": ")
+
+
+def in_the_step(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """The frames behind the call of the user's step: a script that calls `txl_export.export` is no place in it."""
+    called = max((number for number, frame in enumerate(frames) if frame.filename == _CALLER), default=len(frames))
+    return list(frames[called + 1 :])
 
 
 def innermost(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:

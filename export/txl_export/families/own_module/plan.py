@@ -25,7 +25,7 @@ from txl_export.families.own_module.spec_checks import check_spec, remarks
 from txl_export.families.own_module.stages import MOST_GRAPHS, MOST_TRANSITIONS, Transition, reached, too_many
 
 _SECONDS = 10.0
-"""So long it is looked for another length that a module takes."""
+"""Seconds spent looking for a length that the module takes."""
 
 
 @dataclass(frozen=True)

@@ -30,16 +30,15 @@ from txl_runtime.errors import UsageError, some
 
 from txl_export.families.own_module.attributes import Kept, put, put_back_at, same, same_bits, value_at
 from txl_export.families.own_module.module_call import Eager, Tries, called
-from txl_export.families.own_module.own_code import described, is_users
+from txl_export.families.own_module.own_code import described, in_the_step, is_users
 from txl_export.families.own_module.sizes import usual_lengths
 from txl_export.families.own_module.spec import VALID, Named, StepSpec
 
 _SEGMENTS, _USUAL, _FAR, _RESET = 8, 4, 4, 6
-"""Of a chain: segments, the first of them that are usual, and the numbers of the large one and of the first after a
-reset."""
+"""A chain has 8 segments: 4 usual ones, then one 1e4 times as large (number 4); at number 6 the first states come back."""
 _TIMES, _BATCH = 1e4, '"B"'
 Results = list[dict[str, Tensor]]
-"""What every segment of a chain computes, by what to call it in a message."""
+"""For each segment its tensors, by "output y" or "state h"."""
 
 
 class UndeclaredError(UsageError):
@@ -131,15 +130,16 @@ def check_step(tries: Tries, length: int, kept: Kept) -> list[str]:
     of_one_call = [(path, value) for found in anew for path, value in found.items()]
     moved = {path for found in (*going_on, *anew) for path in found} - declared
     carried = {
-        path: value
+        path
         for path, value in (pair for found in going_on for pair in found.items())
         if path in moved and not any(same(value, other) for _, other in of_one_call)
     }
-    read = {path for path, value in carried.items() if not _counts(value) or chain.reads(one, path)}
+    read = {path for path in carried if chain.reads(one, going_on, path)}
     if differs:
         read |= {path for path in moved if chain.differs(one, partial(put_back_at, module, path, kept.values))}
     if differs or read:
         paths = sorted(read or moved)
+        paths = [path for path in paths if not any(other.startswith(f"{path}.") for other in paths)]  # None, then a list
         lines = _declarations(chain, one, paths)
         kept.put_back()
         raise UndeclaredError(
@@ -188,8 +188,28 @@ class _Chain:
         except (UsageError, LookupError, AttributeError, TypeError):
             return True
 
-    def reads(self, expected: Results, path: str) -> bool:
-        """Whether a chain computes something else with far other numbers at a path: a condition may not be met yet."""
+    def reads(self, expected: Results, left: Sequence[Mapping[str, Any]], path: str) -> bool:
+        """A later call reads what stands at a path: with this alone put back, a segment returns or leaves other values.
+
+        A whole number that changes nothing but itself is tried with far other numbers: a condition may not be met yet.
+
+        Args:
+            expected, left: what the chain returns, and leaves before each segment and at the end, as it is.
+            path: of an attribute that calls change.
+        """
+        module, found = self.tries.eager.spec.module, list[dict[str, Any]]()
+
+        def put_back() -> None:
+            found.append(self.kept.changed())
+            put_back_at(module, path, self.kept.values)
+
+        if self.differs(expected, put_back):
+            return True
+        found.append(self.kept.changed())
+        pairs = [pair for pair in zip(left[1:], found[1:], strict=True)]
+        others = {name for was, now in pairs for name in {**was, **now} if not same(was.get(name), now.get(name))}
+        if others - {path} or not all(_counts(was.get(path, 0)) for was, _ in pairs):
+            return bool(others)
 
         def push(by: int) -> None:
             with contextlib.suppress(LookupError):
@@ -197,12 +217,11 @@ class _Chain:
                     flips = value.dtype == torch.bool if isinstance(value, Tensor) else isinstance(value, bool)
                     put(module, path, value ^ True if flips else value + by)
 
-        module = self.tries.eager.spec.module
         return any(self.differs(expected, partial(push, by)) for by in (1000, -1000))
 
 
 def _counts(value: Any) -> bool:
-    """Whether this is a whole number or a tensor of whole numbers, which may count for nobody."""
+    """True of an int or a tensor of whole numbers, such as a counter of calls that nothing reads."""
     return isinstance(value, int) or (isinstance(value, Tensor) and not value.is_floating_point())
 
 
@@ -265,29 +284,29 @@ class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not self.place and torch.Tag.nondeterministic_seeded in func.tags:
-            frames = [frame for frame in traceback.extract_stack() if is_users(frame.filename)]
+            frames = [frame for frame in in_the_step(traceback.extract_stack()) if is_users(frame.filename)]
             self.place = described(frames[-1]) if frames else str(func)
         return func(*args, **(kwargs or {}))
 
 
 def _declarations(chain: _Chain, one: Results, paths: Sequence[str]) -> list[str]:
-    """A line of Python for each path: its StateSpec, and what to write before it."""
+    """Lines of Python to paste: what to write before the StepSpec, and its states, a StateSpec for each path."""
     tries, module, values, seen = chain.tries, chain.tries.eager.spec.module, chain.kept.values, list[dict[str, Any]]()
     for batch, count in ((tries.batch_size, 1), (tries.batch_size, _SEGMENTS), (tries.batch_size + 1, 1)):
         chain.kept.put_back()
-        with contextlib.suppress(UsageError):  # it may take one batch size alone
+        with contextlib.suppress(UsageError):  # pytorch-tcn streams one sequence alone
             Tries(tries.eager, batch).states(chain.length, count)
         seen.append(chain.kept.changed())
     first, last, wider = seen
-    lines, lists = list[str](), list[str]()
+    before, states, notes = dict[str, str](), list[str](), dict[str, str]()
     for path in paths:
         name = re.sub(r"^(?=\d)", "state_", re.sub(r"\W+", "_", path))
         place = re.sub(r"\.(\d+)", r"[\1]", f"model.{path}")
-        found, before = last.get(path, first.get(path, values.get(path))), values.get(path)
-        if path not in values and path.rpartition(".")[2].isdigit():
-            lists.append(
-                f"# {place.rpartition('[')[0]} gets longer: keep its rows in one tensor, and declare it with grows="
-            )
+        found, begins, (owner, _, last_name) = last.get(path, values.get(path)), values.get(path), path.rpartition(".")
+        new, of_list = path not in values, place.rpartition("[")[0]
+        within = [other for other in last if other.rpartition(".")[0] == owner]
+        if new and last_name.isdigit() and any(other not in first for other in within):
+            notes[of_list] = f"# {of_list} gets longer: keep its rows in one tensor, and declare it with grows="
         elif isinstance(found, Tensor):
             at, grows = _axis(first.get(path), wider.get(path)), _axis(first.get(path), last.get(path))
             if at is None and path not in wider and tries.batch_size in found.shape:
@@ -296,23 +315,24 @@ def _declarations(chain: _Chain, one: Results, paths: Sequence[str]) -> list[str
             of_states, of_torch = ("", "") if word == "float32" else (f', dtype="{word}"', f", dtype=torch.{word}")
             said, note = f'StateSpec("{name}", {_tuple(found, at, _BATCH)}{of_states}', ""
             zeros, begin = torch.zeros_like(found), f"torch.zeros({_tuple(found, at, '1')}{of_torch})"
-            if before is None and chain.differs(one, partial(put, module, path, zeros), 1):
-                said, begin = f"{said}, initial=None", "None"
             if grows is not None:
-                note = f"{found.shape[grows]} are the rows of {_SEGMENTS} segments: say the most"
-                said = f"{said}, grows={grows}"
-            if path not in values:
-                note = f"before the StepSpec: {place} = {begin}"
-            lines.append(f'{said}, attribute="{path}")' + f"  # {note}" * bool(note))
-        elif isinstance(before, (bool, int, float)):
-            kind = {bool: "bool", int: "int32", float: "float32"}[type(before)]
-            lines.append(
-                f'StateSpec("{name}", (), dtype="{kind}", attribute="{path}")  # a Python number; before the StepSpec: '
-                f"{place} = torch.tensor({before!r}, dtype=torch.{kind})"
-            )
+                note = f"  # {found.shape[grows]} are the rows of {_SEGMENTS} segments: say the most"
+                said, begin = f"{said}, grows={grows}", "None"
+            elif begins is None and chain.differs(one, partial(put, module, path, zeros), 1):
+                said, begin = f"{said}, initial=None", "None"
+            if new and last_name.isdigit():  # such as self.memory = None, and then a list of two tensors
+                before[of_list] = f"{of_list} = [None] * {len(within)}"
+            elif new:
+                before[place] = f"{place} = {begin}"
+            states.append(f'{said}, attribute="{path}"),{note}')
+        elif isinstance(begins, (bool, int, float)):
+            kind = {bool: "bool", int: "int32", float: "float32"}[type(begins)]
+            states.append(f'StateSpec("{name}", (), dtype="{kind}", attribute="{path}"),')
+            before[place] = f"{place} = torch.tensor({begins!r}, dtype=torch.{kind})  # was a Python number"
         else:
-            lines.append(f"# {place} is neither a tensor nor a number: keep in a tensor what a later call reads of it")
-    return lines + list(dict.fromkeys(lists))
+            notes[place] = f"# {place} is neither a tensor nor a number: keep in a tensor what a later call reads of it"
+    listed = ["states=[  # beside those that are declared", *(f"    {line}" for line in states), "]"] if states else []
+    return [*before.values(), *listed, *notes.values()]
 
 
 def _tuple(tensor: Tensor, at: int | None, batch: str) -> str:

@@ -1,4 +1,4 @@
-"""What of a specification its module, the sizes asked for and its samples decide, before the module runs."""
+"""Checks a specification against its module, B, L and samples before the module runs."""
 
 from __future__ import annotations
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections import deque
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import txl_export
+import txl_runtime
 from stand_ins import small_steps
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -204,11 +207,11 @@ def test_undeclared_state_is_named_wherever_it_is_kept():
 
 
 class Forgetful(nn.Module):
-    """Keeps nine things, two of which nobody reads."""
+    """Keeps 14 things, two of which nobody reads."""
 
     def __init__(self):
         super().__init__()
-        self.cell, self.h, self.first = nn.GRUCell(4, 8), None, None
+        self.cell, self.h, self.first, self.pair = nn.GRUCell(4, 8), None, None, None
         self.register_buffer("smooth", torch.zeros(1, 4))
         self.layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
         self.layers[1].memory, self.layers[1].v = torch.ones(1, 4), 0.0
@@ -230,6 +233,8 @@ class Forgetful(nn.Module):
         y = self.h[:, :4] + self.smooth + self.layers[1].memory + self.layers[1].v + self.cache.sum(1) + self.new
         y = y + self.first[:, None] + self.count[:, None] + self.offset * 0.1 + self.gain + 1.0 * self.odd
         self.offset, self.gain, self.odd = self.offset + 1, self.gain * 0.9, self.odd ^ True
+        self.pair = [x + k if one is None else one * k - x for k, one in enumerate(self.pair or [None, None], 2)]
+        y = y + self.pair[0] * self.pair[1]
         self.unread, self.drawn = self.unread + 1, x * 2
         return y
 
@@ -237,23 +242,21 @@ class Forgetful(nn.Module):
 def test_all_undeclared_state_is_told_at_once_with_a_list_that_declares_it():
     module, spec = Forgetful(), StepSpec(Forgetful(), [InputSpec("x", ("B", 4))], [], ["y"])
     module.load_state_dict(spec.module.state_dict())
-    with pytest.raises(UndeclaredError, match="a call changes cache, count, first and 8 more of the module") as caught:
+    with pytest.raises(UndeclaredError, match="a call changes cache, count, first and 10 more of the module") as caught:
         plan_of(spec, 3)
-    states, names = [], {"model": spec.module, "torch": torch, "StateSpec": StateSpec}
-    for line in caught.value.details["declare"]:
-        declared, _, note = line.partition("  # ")
-        exec(note.partition("before the StepSpec: ")[2], names)
-        states.append(eval(declared, names))
-    by_name = {state.name: state for state in states}
+    names = {"model": spec.module, "torch": torch, "StateSpec": StateSpec}
+    exec("\n".join(caught.value.details["declare"]), names)
+    by_name = {state.name: state for state in names["states"]}
     assert sorted(by_name) == [
-        *("cache", "count", "first", "gain", "h", "layers_1_memory", "layers_1_v", "new", "odd", "offset", "smooth")
+        *("cache", "count", "first", "gain", "h", "layers_1_memory", "layers_1_v", "new", "odd", "offset", "pair_0"),
+        *("pair_1", "smooth"),
     ]
     assert by_name["cache"] == StateSpec("cache", ("B", 6, 4), grows=1, attribute="cache")
     assert by_name["first"] == StateSpec("first", ("B",), initial=None, attribute="first")
     assert by_name["count"] == StateSpec("count", ("B",), dtype="int32", attribute="count")
     assert by_name["h"] == StateSpec("h", ("B", 8), attribute="h")
     assert by_name["odd"] == StateSpec("odd", (), dtype="bool", attribute="odd")
-    spec = replace(spec, states=states)
+    spec = replace(spec, states=names["states"])
     assert plan_of(spec, 3).warnings[0].startswith("a call leaves drawn and 1 more in the module, which no later call")
     eager, tries = Eager(spec), Tries(Eager(spec), 3)
     carried = tries.fresh()
@@ -561,3 +564,62 @@ def test_logits_have_the_vocabulary_last():
 
     spec = replace(spec_of(forward), outputs=[OutputSpec("y", role="logits")])
     assert "output y has the role logits and is float32 ('B',)" in refusal(spec)
+
+
+def leaving(read):
+    """Attention that keeps its map to be drawn; `read` is what it does with the last call's."""
+
+    class Drawn(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query, self.map = nn.Linear(4, 4), None
+            self.inner, self.past = nn.Module(), []
+            self.inner.last, self.plain = None, torch.zeros(2, 4)
+            self.register_buffer("copied", torch.zeros(2, 4))
+
+        def forward(self, x, h):
+            added = read(self.map)
+            weights = (self.query(x) * h).softmax(-1)
+            self.map, self.inner.last, self.gate = weights.detach(), x * 2, x.sigmoid()
+            self.copied.copy_(x[:2])
+            self.plain.copy_(x[:2])
+            self.past.append(weights)
+            return weights * self.gate + added, h + weights
+
+    return StepSpec(Drawn(), [InputSpec("x", ("B", 4))], [StateSpec("h", ("B", 4))], ["y"])
+
+
+def test_what_no_later_call_reads_is_left_out_and_told(tmp_path: Path) -> None:
+    spec, heard = leaving(lambda last: 0.0), Heard()
+    plan = make_plan(spec, 2, (), heard)
+    assert plan.streams == "independent"
+    assert heard.warnings == [
+        "a call leaves copied and 5 more in the module, which no later call reads; the bundle has none of it"
+    ]
+    made = txl_export.export(spec, tmp_path / "drawn.txl", batch_size=2)
+    assert (spec.module.map, spec.module.inner.last, spec.module.past) == (None, None, [])
+    assert not hasattr(spec.module, "gate")
+    assert not spec.module.copied.any()
+    assert not spec.module.plain.any()
+    stream = txl_runtime.load(made.path, "cpu").stream()
+    x, h = torch.randn(2, 4), torch.zeros(2, 4)
+    for _ in range(3):
+        with torch.no_grad():
+            y, h = spec.module(x, h)
+        assert np.allclose(stream.run({"x": x.numpy()})["y"], y.numpy(), atol=1e-6)
+
+
+READS = {
+    "in the graph": lambda last: 0.0 if last is None else last,
+    "its presence": lambda last: 0.0 if last is None else 1.0,
+    "where a value says so": lambda last: 0.0 if last is None else torch.where(last > 0.3, last, 0.0),
+    "its size alone": lambda last: 0.0 if last is None else 0.1 * last.shape[0],
+    "outside of torch": lambda last: 0.0 if last is None else float(last.numpy().max() > 0.3),
+    "by another view": lambda last: 0.0 if last is None else torch.where(last[0] > 0.3, last[0], 0.0),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_what_a_later_call_reads_is_refused_and_what_lies_beside_it_is_not_named(read: str) -> None:
+    with pytest.raises(UsageError, match="a call changes map of the module, which no state declares"):
+        make_plan(leaving(READS[read]), 2, (), Heard())
