@@ -190,7 +190,7 @@ def test_undeclared_state_is_one_line_and_then_the_lines_that_declare_it(run, tm
     assert line.startswith("error: a call changes calls, h of the module, which no state declares")
     assert declared == [f"    {one}" for one in json.loads(ended.stdout)["declare"]]
     assert declared == [
-        "    model.calls = torch.tensor(0, dtype=torch.int32)  # was a Python number",
+        "    model.calls = torch.tensor(0, dtype=torch.int32)  # forward sets it to tensors, too",
         "    states=[  # beside those that are declared",
         '        StateSpec("calls", (), dtype="int32", attribute="calls"),',
         '        StateSpec("h", ("B", 4), attribute="h"),',

@@ -21,7 +21,7 @@ GONE = object()
 """In the place of a value: nothing stands there."""
 _MOST = 2 * 1024**3
 """Bytes of parameters that are copied to be put back."""
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 _NO_DATA = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, torch.dtype)
 
 
@@ -53,6 +53,19 @@ def put(root: Any, path: str, value: Any) -> None:
         raise TypeError(f"{before} is a tuple")
     else:
         delattr(owner, last) if value is GONE else setattr(owner, last, value)
+
+
+def place_in_python(root: Any, path: str) -> str:
+    """A path as Python has it, such as model.layers[1].cache["keys"]."""
+    place, owner = "model", root
+    for part in path.split("."):
+        if part.isdigit() and not (isinstance(owner, dict) and part in owner):
+            place += f"[{part}]"
+        else:
+            place += f'["{part}"]' if isinstance(owner, dict) else f".{part}"
+        with contextlib.suppress(LookupError):
+            owner = _step(owner, part, path)
+    return place
 
 
 def _step(owner: Any, part: str, path: str) -> Any:

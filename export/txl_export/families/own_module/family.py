@@ -17,7 +17,7 @@ from txl_runtime.bundle.manifest import FORMAT, FORMAT_VERSION, Manifest
 from txl_runtime.bundle.reading import WEIGHTS
 from txl_runtime.bundle.tables import Precision
 from txl_runtime.bundle.vocabulary import Vocabulary, decode_vocabulary
-from txl_runtime.errors import UsageError
+from txl_runtime.errors import TxlError, UsageError
 from txl_runtime.listener import Listener
 from txl_runtime.model import load
 
@@ -202,10 +202,13 @@ def _vocabulary(spec: StepSpec) -> bytes | None:
     """As a bundle has it; None where there is none."""
     given = spec.vocabulary
     if isinstance(given, Mapping):
+        sizes = [entry.tokens for entry in spec.inputs if entry.tokens is not None]
         try:
-            return msgspec.json.encode(given)
-        except (TypeError, ValueError, OverflowError) as error:  # it holds what JSON has no way to write
-            raise UsageError(f"the vocabulary: {error}; expected one such as {{'kind': 'bytes'}}") from None
+            decode_vocabulary(written := msgspec.json.encode(given), max(sizes, default=0), "the vocabulary")
+        except (TxlError, TypeError, ValueError, OverflowError) as error:  # some values JSON has no way to write
+            said = str(error).removeprefix("the vocabulary: ").partition(";")[0]
+            raise UsageError(f"the vocabulary: {said}; expected one such as {{'kind': 'bytes'}}") from None
+        return written
     return None if given is None else read_vocabulary_file(Path(given))
 
 

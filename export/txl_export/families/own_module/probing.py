@@ -8,9 +8,10 @@ more of usual ones, and two that begin with the first states again, as after a r
     3   the module put back before every segment, so that declared states alone go from one to the next
 
 If 1 and 2 differ, the module draws random numbers, or keeps something where nothing is put back: outside itself. If 1
-and 3 differ, it keeps state that nobody declared. That is so, too, where outputs are equal and run 2 leaves a float
-that no segment of 3 leaves: a neuron that has not fired yet has a potential all the same. A whole number may count for
-nobody: it is state if far other numbers there change what is computed. All else that calls leave is no state.
+and 3 differ, it keeps state that nobody declared. Where all are equal, a sample that is held until the next one is
+lost, or a neuron that has not fired yet, is state all the same: so a tensor that one call leaves may not be handed to
+torch by a later one, and of a Python number that calls raise, 0 to 128 and rounder ones are tried. Nobody was seen to
+read what is left.
 """
 
 from __future__ import annotations
@@ -18,25 +19,42 @@ from __future__ import annotations
 import contextlib
 import re
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from txl_runtime.errors import UsageError, some
 
-from txl_export.families.own_module.attributes import Kept, put, put_back_at, same, same_bits, value_at
+from txl_export.families.own_module.attributes import (
+    GONE,
+    Kept,
+    leaves,
+    place_in_python,
+    put,
+    put_back_at,
+    same,
+    same_bits,
+    value_at,
+)
 from txl_export.families.own_module.module_call import Eager, Tries, called
 from txl_export.families.own_module.own_code import described, in_the_step, is_users
-from txl_export.families.own_module.sizes import usual_lengths
+from txl_export.families.own_module.sizes import TORCH, usual_lengths
 from txl_export.families.own_module.spec import VALID, Named, StepSpec
 
 _SEGMENTS, _USUAL, _FAR, _RESET = 8, 4, 4, 6
-"""A chain has 8 segments: 4 usual ones, then one 1e4 times as large (number 4); at number 6 the first states come back."""
+"""A chain has 8 segments: 4 usual ones, then one 1e4 times as large; at number 6 the first states come back."""
 _TIMES, _BATCH = 1e4, '"B"'
+_NUMBERS = sorted({*range(129), *(10**n + by for n in range(10) for by in (-1, 0)), *(2**n - 1 for n in range(8, 31))})
+"""Put in the place of a counter: an `if n % 100 == 0` or an `if n > 1000` shows."""
+_OUTSIDE = "something outside it has changed"
 Results = list[dict[str, Tensor]]
 """For each segment its tensors, by "output y" or "state h"."""
 
@@ -72,13 +90,16 @@ def run_first_call(spec: StepSpec, batch_size: int, segment_lengths: Sequence[in
     kept = Kept(spec.module)
     for length in tuple(segment_lengths) or usual_lengths(spec):
         with contextlib.suppress(UsageError):
-            for anew in (True, True, False):  # of two inputs, and once more: a counter goes on
-                if anew:
+            given, results = (tries.inputs(length), tries.fresh(), tries.valid(length)), Results()
+            for inputs in (given, (tries.inputs(length), *given[1:]), given):  # the third goes on: so does a counter
+                if inputs is not given or not found:
                     kept.put_back()
-                tries.states(length, 1)
+                outputs, after = tries.eager(*inputs)
+                results.append(outputs | {f"state {name}": one for name, one in after.items()})
                 found.append(kept.changed())
             break
-    now = found[-1] if len(found) == 3 else {}
+    steady = len(found) == 3 and not _difference(results[:1], results[2:])  # an average may begin at its first sample
+    now = found[-1] if steady else {}
     once = {path for path, value in now.items() if all(same(one.get(path), value) for one in found)}
     if any(isinstance(kept.values.get(path), Tensor) for path in once):
         for path in now.keys() - once:
@@ -113,7 +134,7 @@ def check_step(tries: Tries, length: int, kept: Kept) -> list[str]:
     if what := _difference(one, chain.run(lambda: going_on.append(kept.changed()))):
         with _Draws() as draws:
             chain.run()
-        why = f"random numbers are drawn at {draws.place}" if draws.place else "something outside it has changed"
+        why = f"random numbers are drawn at {draws.place}" if draws.place else _OUTSIDE
         raise UsageError(
             f"two calls of the module with the same inputs and states differ in {what}: {why}; a step computes the "
             "same every time, so leave dropout and noise out of it (training=self.training), and keep no state outside"
@@ -129,17 +150,17 @@ def check_step(tries: Tries, length: int, kept: Kept) -> list[str]:
     declared = {entry.attribute for entry in tries.eager.spec.states}
     of_one_call = [(path, value) for found in anew for path, value in found.items()]
     moved = {path for found in (*going_on, *anew) for path in found} - declared
-    carried = {
-        path
-        for path, value in (pair for found in going_on for pair in found.items())
-        if path in moved and not any(same(value, other) for _, other in of_one_call)
-    }
-    read = {path for path in carried if chain.reads(one, going_on, path)}
+    values = {path: [found[path] for found in (*going_on, *anew) if path in found] for path in moved}
+    varying = {path for path, (one_of, *others) in values.items() if not all(same(one_of, other) for other in others)}
+    carried = {path for path in varying if not all(any(same(v, w) for _, w in of_one_call) for v in values[path])}
+    read = chain.touched(varying) | {path for path in carried if chain.decides(one, path, values[path][-1])}
     if differs:
         read |= {path for path in moved if chain.differs(one, partial(put_back_at, module, path, kept.values))}
     if differs or read:
         paths = sorted(read or moved)
-        paths = [path for path in paths if not any(other.startswith(f"{path}.") for other in paths)]  # None, then a list
+        paths = [path for path in paths if not any(other.startswith(f"{path}.") for other in paths)]  # was None
+        if not paths:
+            raise UsageError(f"{differs} depends on earlier calls, and no attribute of the module changes: {_OUTSIDE}")
         lines = _declarations(chain, one, paths)
         kept.put_back()
         raise UndeclaredError(
@@ -147,8 +168,7 @@ def check_step(tries: Tries, length: int, kept: Kept) -> list[str]:
             "it as below, or do not keep it",
             lines,
         )
-    varying = {path for path, value in of_one_call if not all(same(found.get(path), value) for found in anew[1:])}
-    return sorted({*varying, *carried} - declared)
+    return sorted(varying)
 
 
 class _Chain:
@@ -167,62 +187,77 @@ class _Chain:
         self.segments[_FAR] = usual
         return self.run()
 
-    def run(self, between: Callable[[], None] | None = None, count: int = _SEGMENTS) -> Results:
-        """A chain from the module as it was; `between` is called before each segment."""
+    def run(
+        self,
+        between: Callable[[], None] | None = None,
+        most: int = _SEGMENTS,
+        around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> Results:
+        """A chain from the module as it was; `between` is called before each segment, which runs within `around()`."""
         self.kept.put_back()
         results, states = Results(), self.tries.fresh()
-        for number, inputs in enumerate(self.segments[:count]):
+        for number, inputs in enumerate(self.segments[:most]):
             states = self.tries.fresh() if number == _RESET else states
             if between is not None:
                 between()
-            outputs, after = self.tries.eager(inputs, states, self.tries.valid(self.length))
+            with around():
+                outputs, after = self.tries.eager(inputs, states, self.tries.valid(self.length))
             states = dict(after)
             results.append({f"output {name}": one for name, one in outputs.items()})
             results[-1] |= {f"state {name}": one for name, one in after.items()}
         return results
 
-    def differs(self, expected: Results, between: Callable[[], None], count: int = _SEGMENTS) -> bool:
+    def differs(self, expected: Results, between: Callable[[], None], most: int = _SEGMENTS) -> bool:
         """Whether a chain computes something else with this between its segments, or fails."""
         try:
-            return bool(_difference(expected, self.run(between, count)))
+            return bool(_difference(expected, self.run(between, most)))
         except (UsageError, LookupError, AttributeError, TypeError):
             return True
 
-    def reads(self, expected: Results, left: Sequence[Mapping[str, Any]], path: str) -> bool:
-        """A later call reads what stands at a path: with this alone put back, a segment returns or leaves other values.
+    def touched(self, paths: Collection[str]) -> set[str]:
+        """The paths whose tensors, as one segment has left them, a later one hands to torch, be it for their size."""
+        found, calls = set[str](), count()
 
-        A whole number that changes nothing but itself is tried with far other numbers: a condition may not be met yet.
+        def watching() -> _Touching:
+            now = leaves(self.tries.eager.spec.module) if next(calls) else {}  # before the first one nothing is left
+            return _Touching({path: one for path in paths if isinstance(one := now.get(path), Tensor)}, found)
 
-        Args:
-            expected, left: what the chain returns, and leaves before each segment and at the end, as it is.
-            path: of an attribute that calls change.
-        """
-        module, found = self.tries.eager.spec.module, list[dict[str, Any]]()
+        if paths:
+            self.run(around=watching)
+        return found
 
-        def put_back() -> None:
-            found.append(self.kept.changed())
-            put_back_at(module, path, self.kept.values)
-
-        if self.differs(expected, put_back):
+    def decides(self, expected: Results, path: str, value: Any) -> bool:
+        """Whether a number that calls change is read: a whole one if others in its place change the first segment."""
+        module = self.tries.eager.spec.module
+        if isinstance(value, Tensor) or value is GONE:
+            return False  # see `touched`
+        if not isinstance(value, (int, np.integer)):
             return True
-        found.append(self.kept.changed())
-        pairs = [pair for pair in zip(left[1:], found[1:], strict=True)]
-        others = {name for was, now in pairs for name in {**was, **now} if not same(was.get(name), now.get(name))}
-        if others - {path} or not all(_counts(was.get(path, 0)) for was, _ in pairs):
-            return bool(others)
-
-        def push(by: int) -> None:
-            with contextlib.suppress(LookupError):
-                if _counts(value := value_at(module, path)):
-                    flips = value.dtype == torch.bool if isinstance(value, Tensor) else isinstance(value, bool)
-                    put(module, path, value ^ True if flips else value + by)
-
-        return any(self.differs(expected, partial(push, by)) for by in (1000, -1000))
+        others = (False, True) if isinstance(value, bool) else _NUMBERS
+        return any(self.differs(expected, partial(put, module, path, type(value)(other)), 1) for other in others)
 
 
-def _counts(value: Any) -> bool:
-    """True of an int or a tensor of whole numbers, such as a counter of calls that nothing reads."""
-    return isinstance(value, int) or (isinstance(value, Tensor) and not value.is_floating_point())
+class _Touching(TorchFunctionMode):
+    """Notes which tensors torch's functions are given; sizes and other properties are asked for by functions, too.
+
+    Args:
+        watched: by name; a view of one counts as that one.
+        found: takes the names.
+    """
+
+    def __init__(self, watched: Mapping[str, Tensor], found: set[str]) -> None:
+        super().__init__()
+        self._found, self._held = found, watched  # held: memory that is let go is given to others
+        self._memory = {name: one.untyped_storage()._cdata for name, one in watched.items() if one.numel()}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function; one that only writes to its first argument does not read that."""
+        with torch._C.DisableTorchFunction():
+            read = args[1:] if getattr(func, "__name__", "") in ("copy_", "fill_", "zero_") else args
+            tensors = [leaf for leaf in tree_leaves((read, kwargs)) if isinstance(leaf, Tensor) and leaf.numel()]
+            given = {leaf.untyped_storage()._cdata for leaf in tensors}
+            self._found |= {name for name, memory in self._memory.items() if memory in given}
+        return func(*args, **(kwargs or {}))
 
 
 def _difference(one: Results, other: Results) -> str:
@@ -292,20 +327,22 @@ class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _declarations(chain: _Chain, one: Results, paths: Sequence[str]) -> list[str]:
     """Lines of Python to paste: what to write before the StepSpec, and its states, a StateSpec for each path."""
     tries, module, values, seen = chain.tries, chain.tries.eager.spec.module, chain.kept.values, list[dict[str, Any]]()
-    for batch, count in ((tries.batch_size, 1), (tries.batch_size, _SEGMENTS), (tries.batch_size + 1, 1)):
+    for batch, segments in ((tries.batch_size, 1), (tries.batch_size, _SEGMENTS), (tries.batch_size + 1, 1)):
         chain.kept.put_back()
         with contextlib.suppress(UsageError):  # pytorch-tcn streams one sequence alone
-            Tries(tries.eager, batch).states(chain.length, count)
+            Tries(tries.eager, batch).states(chain.length, segments)
         seen.append(chain.kept.changed())
     first, last, wider = seen
     before, states, notes = dict[str, str](), list[str](), dict[str, str]()
     for path in paths:
         name = re.sub(r"^(?=\d)", "state_", re.sub(r"\W+", "_", path))
-        place = re.sub(r"\.(\d+)", r"[\1]", f"model.{path}")
+        place = place_in_python(module, path)
         found, begins, (owner, _, last_name) = last.get(path, values.get(path)), values.get(path), path.rpartition(".")
         new, of_list = path not in values, place.rpartition("[")[0]
         within = [other for other in last if other.rpartition(".")[0] == owner]
-        if new and last_name.isdigit() and any(other not in first for other in within):
+        if why := _no_state(module, path):
+            notes[place] = f"# {place} {why}"
+        elif new and last_name.isdigit() and any(other not in first for other in within):
             notes[of_list] = f"# {of_list} gets longer: keep its rows in one tensor, and declare it with grows="
         elif isinstance(found, Tensor):
             at, grows = _axis(first.get(path), wider.get(path)), _axis(first.get(path), last.get(path))
@@ -328,11 +365,25 @@ def _declarations(chain: _Chain, one: Results, paths: Sequence[str]) -> list[str
         elif isinstance(begins, (bool, int, float)):
             kind = {bool: "bool", int: "int32", float: "float32"}[type(begins)]
             states.append(f'StateSpec("{name}", (), dtype="{kind}", attribute="{path}"),')
-            before[place] = f"{place} = torch.tensor({begins!r}, dtype=torch.{kind})  # was a Python number"
+            before[place] = f"{place} = torch.tensor({begins!r}, dtype=torch.{kind})  # forward sets it to tensors, too"
         else:
             notes[place] = f"# {place} is neither a tensor nor a number: keep in a tensor what a later call reads of it"
     listed = ["states=[  # beside those that are declared", *(f"    {line}" for line in states), "]"] if states else []
     return [*before.values(), *listed, *notes.values()]
+
+
+def _no_state(module: nn.Module, path: str) -> str:
+    """Why what stands at a path can be no state as it is, and what to do; "" where it can."""
+    owner, value = None, None
+    with contextlib.suppress(LookupError):
+        value, owner = value_at(module, path), value_at(module, path.rpartition(".")[0]) if "." in path else module
+    if isinstance(owner, tuple):
+        return "is in a tuple, which cannot be set in part: keep it in an attribute, or see step="
+    if isinstance(value, nn.Parameter):
+        return "is a parameter, and no state is: make it a buffer"
+    if isinstance(value, Tensor) and value.dtype not in TORCH.values():
+        return f"is {value.dtype}, and a state is {', '.join(TORCH)}: keep it as one of these"
+    return ""
 
 
 def _tuple(tensor: Tensor, at: int | None, batch: str) -> str:

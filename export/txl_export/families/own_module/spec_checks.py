@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from txl_runtime.errors import UsageError, nearest
 
-from txl_export.families.own_module.attributes import put, value_at
+from txl_export.families.own_module.attributes import place_in_python, put, value_at
 from txl_export.families.own_module.sizes import initial_value, usual_lengths
 from txl_export.families.own_module.spec import LOGITS, StateSpec, StepSpec
 from txl_export.proof.input_source import fitting
@@ -62,6 +61,16 @@ def check_module(spec: StepSpec) -> None:
         if entry.attribute is not None:
             _check_attribute(module, entry, entry.attribute)
         initial_value(spec, entry)
+    held = dict[int, str]()
+    for entry in spec.states:  # a view would be a state of its own, and stay behind
+        value = None if entry.attribute is None else value_at(module, entry.attribute)
+        if isinstance(value, Tensor) and value.numel():
+            first = held.setdefault(value.untyped_storage().data_ptr(), entry.name)
+            if first != entry.name:
+                raise UsageError(
+                    f"states {first} and {entry.name} share their memory, expected one state for each; declare the "
+                    "larger one, and take the other from it in forward"
+                )
 
 
 def _check_attribute(module: nn.Module, entry: StateSpec, path: str) -> None:
@@ -72,7 +81,7 @@ def _check_attribute(module: nn.Module, entry: StateSpec, path: str) -> None:
         found, kind = module, str(error)
     state = isinstance(found, Tensor | int | float | None) and not isinstance(found, bool | nn.Parameter)
     if not state:
-        place = re.sub(r"\.(\d+)", r"[\1]", f"model.{path}")
+        place = place_in_python(module, path)
         sizes = tuple(1 if size == "B" else size for size in entry.shape)
         raise UsageError(
             f"state {entry.name} is kept in {path} ({kind}), expected an attribute that can be set and holds a tensor, "

@@ -288,8 +288,8 @@ def test_what_depends_on_earlier_calls_is_state_where_no_output_shows_it_yet():
         assert refusal(spec_of(late, seen=seen)).startswith(
             "a call changes seen of the module, which no state declares"
         )
-        told = "a call leaves seen in the module, which no later call reads; the bundle has none of it"
-        assert plan_of(spec_of(unread, seen=seen)).warnings == (told,)
+    told = "a call leaves seen in the module, which no later call reads; the bundle has none of it"
+    assert plan_of(spec_of(unread, seen=0)).warnings == (told,)
     told = refusal(spec_of(silent, potential=0.0))
     assert told.startswith("a call changes potential of the module, which no state declares")
     with pytest.raises(UndeclaredError) as caught:
@@ -297,6 +297,57 @@ def test_what_depends_on_earlier_calls_is_state_where_no_output_shows_it_yet():
     assert caught.value.details == {
         "declare": ["# model.past gets longer: keep its rows in one tensor, and declare it with grows="]
     }
+
+
+def every_tenth(self, x, h):
+    self.frame = self.frame + 1
+    return torch.where(torch.as_tensor(self.frame % 10 == 0), x * 0, x * 2) + h, h + x
+
+
+def held(self, x, h):
+    x = torch.where((x == 0).all(-1, keepdim=True), self.last, x)  # a sample that was lost
+    self.last = x
+    return x * 2 + h, h + x
+
+
+def begins(self, x, h):
+    self.mean = torch.where(self.begun, 0.9 * self.mean + 0.1 * x, x)
+    self.begun.fill_(True)
+    return x - self.mean + h, h + x
+
+
+@pytest.mark.parametrize(
+    ("forward", "attributes", "named"),
+    [
+        (every_tenth, {"frame": torch.tensor(0)}, "frame"),
+        (every_tenth, {"frame": 0}, "frame"),
+        (every_tenth, {"frame": np.int64(0)}, "frame"),
+        (held, {"last": torch.zeros(1, 4)}, "last"),
+        (begins, {"begun": torch.tensor(False), "mean": torch.zeros(1, 4)}, "begun, mean"),
+    ],
+)
+def test_state_that_the_usual_inputs_do_not_need_is_state(forward, attributes, named):
+    assert refusal(spec_of(forward, **attributes)).startswith(f"a call changes {named} of the module")
+
+
+def test_what_can_be_no_state_as_it_is_is_told_with_what_to_do():
+    def forward(self, x, h):
+        self.pair = (self.pair[0] * 0.5 + x, self.pair[1])
+        self.low = self.low * 0.5 + x.half()
+        self.cache["k"] = self.cache.get("k", 0) * 0.5 + x
+        return self.pair[0] + self.low + self.cache["k"] + h, h + x
+
+    half = torch.zeros(1, 4, dtype=torch.float16)
+    with pytest.raises(UndeclaredError) as caught:
+        plan_of(spec_of(forward, pair=(torch.zeros(1, 4), 0), low=half, cache={}))
+    assert caught.value.details["declare"] == [
+        'model.cache["k"] = torch.zeros((1, 4))',
+        "states=[  # beside those that are declared",
+        '    StateSpec("cache_k", ("B", 4), attribute="cache.k"),',
+        "]",
+        "# model.low is torch.float16, and a state is float32, int32, int64, bool: keep it as one of these",
+        "# model.pair[0] is in a tuple, which cannot be set in part: keep it in an attribute, or see step=",
+    ]
 
 
 def test_a_module_whose_weights_are_too_many_to_be_copied_is_looked_at_without_them(monkeypatch):
@@ -583,7 +634,7 @@ def leaving(read):
             self.map, self.inner.last, self.gate = weights.detach(), x * 2, x.sigmoid()
             self.copied.copy_(x[:2])
             self.plain.copy_(x[:2])
-            self.past.append(weights)
+            self.past.append(weights * 1)
             return weights * self.gate + added, h + weights
 
     return StepSpec(Drawn(), [InputSpec("x", ("B", 4))], [StateSpec("h", ("B", 4))], ["y"])

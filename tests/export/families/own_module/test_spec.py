@@ -115,6 +115,7 @@ def test_a_batch_and_lengths_that_no_shape_has_are_refused():
 @pytest.mark.parametrize(
     ("vocabulary", "message"),
     [
+        ({"kind": "byte"}, "the vocabulary: Invalid value 'byte'"),
         ({"kind": object()}, "the vocabulary: Encoding objects of type object is unsupported; expected one such as"),
         ("nowhere.txt", "nowhere.txt: No such file"),
     ],
@@ -133,3 +134,12 @@ def test_a_file_whose_specification_cannot_be_meant_says_so_in_that_line(tmp_pat
     with pytest.raises(UsageError, match=r"^InputSpec\('x'\): shape is 3, expected a tuple") as caught:
         load_spec(f"{path}:build", None)
     assert "\n" not in str(caught.value)
+
+
+def test_two_states_of_one_memory_are_refused():
+    module = nn.Module()
+    module.ring = torch.zeros(1, 3, 4)
+    module.oldest = module.ring[:, 0]
+    states = [StateSpec("ring", ("B", 3, 4), attribute="ring"), StateSpec("oldest", ("B", 4), attribute="oldest")]
+    with pytest.raises(UsageError, match="states ring and oldest share their memory, expected one state for each"):
+        make_plan(StepSpec(module, [InputSpec("x", ("B", 4))], states, ["y"]), 2, (), Silent())
