@@ -61,15 +61,15 @@ def check_module(spec: StepSpec) -> None:
         if entry.attribute is not None:
             _check_attribute(module, entry, entry.attribute)
         initial_value(spec, entry)
-    held = dict[int, str]()
-    for entry in spec.states:  # a view would be a state of its own, and stay behind
+    held = dict[int, StateSpec]()
+    for entry in spec.states:  # a view into a ring would be a state of its own, and stay behind
         value = None if entry.attribute is None else value_at(module, entry.attribute)
         if isinstance(value, Tensor) and value.numel():
-            first = held.setdefault(value.untyped_storage().data_ptr(), entry.name)
-            if first != entry.name:
+            first = held.setdefault(value.untyped_storage().data_ptr(), entry)
+            if first.shape != entry.shape:  # of one shape they may be one tensor at the start alone
                 raise UsageError(
-                    f"states {first} and {entry.name} share their memory, expected one state for each; declare the "
-                    "larger one, and take the other from it in forward"
+                    f"states {first.name} and {entry.name} share their memory, expected one state for each; declare "
+                    "the larger one, and take the other from it in forward"
                 )
 
 

@@ -136,7 +136,7 @@ def test_a_file_whose_specification_cannot_be_meant_says_so_in_that_line(tmp_pat
     assert "\n" not in str(caught.value)
 
 
-def test_two_states_of_one_memory_are_refused():
+def test_a_state_that_is_a_view_into_another_is_refused():
     module = nn.Module()
     module.ring = torch.zeros(1, 3, 4)
     module.oldest = module.ring[:, 0]
