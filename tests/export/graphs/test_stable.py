@@ -16,6 +16,7 @@ from txl_export.graphs.emulation import in_float32
 from txl_export.graphs.half import to_half, weights_of_products
 from txl_export.graphs.settling import settle
 from txl_export.graphs.stable import FORMS, stable
+from txl_export.graphs.tracing import quick, quiet
 from txl_runtime.bundle.tables import TensorSpec
 
 INFINITE = float("inf")
@@ -121,8 +122,8 @@ def exported():
 
 def test_functions_are_as_stable_as_in_pytorch(exported):
     inputs = [TensorSpec(name=name, dtype="float32", shape=tuple(values.shape)) for name, values in GIVEN.items()]
-    with torch.no_grad(), capturing.silence():
-        model = capturing._to_onnx(exported, SimpleNamespace(inputs=inputs))
+    with torch.no_grad(), quiet(), quick():
+        model = capturing._to_onnx(exported, SimpleNamespace(inputs=inputs), "export")
     found, exact = run(ir.to_proto(model)), wanted()
     assert [name for name in NAMES if far_off(found[name], exact[name], 1e-5)] == []
     assert np.array_equal(np.signbit(found["atan2"]), np.signbit(exact["atan2"])), "quadrants, and the signs of zeros"
@@ -142,7 +143,7 @@ def test_functions_are_as_stable_as_in_pytorch(exported):
 
 
 def test_what_was_taken_apart_before_is_stable_as_well(exported):
-    with torch.no_grad(), capturing.silence():
+    with torch.no_grad(), quiet(), quick():
         program = stable(exported.run_decompositions())
         found = program.module()(*GIVEN.values())
     assert not [node for node in program.graph.nodes if node.target in FORMS]

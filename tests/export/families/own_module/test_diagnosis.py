@@ -233,7 +233,7 @@ def test_a_package_of_the_system_is_no_code_of_the_users():
 class Grows(nn.Module):
     def forward(self, x, h):
         seen = torch.cat([h, x[:, None]], 1)
-        return torch.where(x > 50, torch.rand_like(x), seen.sum(1)), seen[:, -3:]
+        return torch.where(x > 1e6, torch.rand_like(x), seen.sum(1)), seen[:, -3:]
 
 
 def test_a_cause_of_the_step_itself_is_not_tried_again_with_other_sizes(tmp_path, attempts):
