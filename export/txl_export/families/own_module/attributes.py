@@ -90,7 +90,7 @@ def leaves(root: Any) -> dict[str, Any]:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two leaves are the same: of one type, and equal; of tensors every bit."""
+    """True of two leaves of one type that are equal; of tensors every value, NaN at the same places."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one is other or (one.dtype == other.dtype and same_bits(one, other))
     return type(one) is type(other) and (one == other or (one != one and other != other))
@@ -98,6 +98,8 @@ def same(one: Any, other: Any) -> bool:
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors hold the same values, NaN at the same places included."""
+    if torch.sparse_coo in (one.layout, other.layout):  # which torch.equal does not take
+        one, other = one.to_dense(), other.to_dense()
     if torch.equal(one, other):
         return True
     return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
@@ -145,7 +147,7 @@ def _named(value: Any) -> dict[str, Any]:
 
 
 def _slots(owner: Any) -> dict[str, Any]:
-    """What an object has in `__slots__`."""
+    """An object's attributes that it has in `__slots__`."""
     found = {}
     for kind in type(owner).__mro__:
         slots = kind.__dict__.get("__slots__", ())

@@ -132,7 +132,7 @@ def _capturing(network: StepNetwork) -> Iterator[None]:
 
 
 def _exported(network: StepNetwork, example: Example) -> Any:
-    """What `torch.export` makes of the step; where it stops, once more with the values of constants."""
+    """Run `torch.export` on the step; where it stops, once more with the values of constants."""
 
     def export(reads: contextlib.AbstractContextManager[Any]) -> Any:
         shapes = (tuple(network.open_axes),) if any(network.open_axes) else None

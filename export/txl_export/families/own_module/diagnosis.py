@@ -1,4 +1,4 @@
-"""Why a step could not be captured, told after it failed: the cause, the user's line, and what to write instead."""
+"""Tells after a failed capture the cause, the user's line, and what to write instead."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CaptureError(UsageError):
 
 
 def reason_of(error: Exception, module: nn.Module, origins: Sequence[tuple[ir.Node, str]] = ()) -> tuple[str, bool]:
-    """What stopped a capture, for a message, and whether it is of the step itself, see `CaptureError`.
+    """Say what stopped a capture, for a message, and whether it is of the step itself, see `CaptureError`.
 
     Args:
         error: with which it failed.

@@ -20,11 +20,11 @@ _PLACES = 1e-4
 _FAR = 1e4
 """Neighbours' float inputs are multiplied by this, so that `if x.abs() > 100` shows."""
 _SEED = 4
-"""Of the draws; chosen: a file in half precision rounds by the place at 1 in 10 draws, and 4 of 24 seeds show it."""
+"""The seed was chosen: a file in half precision rounds by the place at 1 in 10 draws, and 4 of 24 seeds show it."""
 
 
 def dependence(tries: Tries, length: int) -> str:
-    """Why the sequences of a batch have to run together; "" where each is what it would be alone."""
+    """Say why the sequences of a batch have to run together; "" where each is what it would be alone."""
     spec = tries.eager.spec
     for state in spec.states:
         if state.grows is not None or state.initial is None:
@@ -36,7 +36,7 @@ def dependence(tries: Tries, length: int) -> str:
 
 
 def influence(tries: Tries, length: int) -> str:
-    """How sequences of a batch influence one another; "" where they do not.
+    """Say how sequences of a batch influence one another; "" where they do not.
 
     E.g. the first of three runs beside two that hold other values, then large ones, then NaN, then their first states;
     it is at its first state beside two that are further on; and all three change places.

@@ -93,7 +93,7 @@ def is_users(file: str) -> bool:
 
 
 def is_a_models(file: str) -> bool:
-    """Whether a source file is the user's, or of a package that is none of those that capture."""
+    """True of a file of the user's, and of a package that is none of those that capture."""
     return _package(file) not in (None, *_CAPTURING)
 
 
@@ -139,6 +139,6 @@ def place_in(trace: str) -> str:
 
 
 def _misfit(error: BaseException) -> str | None:
-    """What `load_state_dict` complains of; None where something else failed."""
+    """The complaint of `load_state_dict`; None where something else failed."""
     _, misfit, what = str(error).partition("loading state_dict for ")
     return f"the weights do not fit {one_line(RuntimeError(what))}; give this module's own weights" if misfit else None

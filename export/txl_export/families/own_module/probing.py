@@ -1,4 +1,4 @@
-"""Whether a module is a step: it computes the same every time, and keeps nothing but its declared states.
+"""A step computes the same every time, and keeps nothing but its declared states: modules that do not are refused.
 
 One experiment tells, of three runs of eight segments: four of usual inputs, one of inputs 10,000 times as large, one
 more of usual ones, and two that begin with the first states again, as after a reset.
@@ -119,7 +119,7 @@ def check_step(tries: Tries, length: int, kept: Kept) -> list[str]:
         kept: the module as it was, and as it is afterwards.
 
     Returns:
-        The paths of what calls leave in the module of their inputs, and no later call reads.
+        The paths of what calls leave in the module, and no later call was seen to read, such as an attention map.
 
     Raises:
         UsageError: it returns NaN, writes to its arguments, returns a state's memory as an output, computes something
@@ -208,7 +208,7 @@ class _Chain:
         return results
 
     def differs(self, expected: Results, between: Callable[[], None], most: int = _SEGMENTS) -> bool:
-        """Whether a chain computes something else with this between its segments, or fails."""
+        """True where a chain computes something else with this between its segments, or fails."""
         try:
             return bool(_difference(expected, self.run(between, most)))
         except (UsageError, LookupError, AttributeError, TypeError):
@@ -227,7 +227,7 @@ class _Chain:
         return found
 
     def decides(self, expected: Results, path: str, value: Any) -> bool:
-        """Whether a number that calls change is read: a whole one if others in its place change the first segment."""
+        """True of a number that is read: a float, or a whole one in whose place others change the first segment."""
         module = self.tries.eager.spec.module
         if isinstance(value, Tensor) or value is GONE:
             return False  # see `touched`
@@ -248,16 +248,23 @@ class _Touching(TorchFunctionMode):
     def __init__(self, watched: Mapping[str, Tensor], found: set[str]) -> None:
         super().__init__()
         self._found, self._held = found, watched  # held: memory that is let go is given to others
-        self._memory = {name: one.untyped_storage()._cdata for name, one in watched.items() if one.numel()}
+        self._memory = {name: _storage(one) for name, one in watched.items() if one.numel()}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function; one that only writes to its first argument does not read that."""
         with torch._C.DisableTorchFunction():
             read = args[1:] if getattr(func, "__name__", "") in ("copy_", "fill_", "zero_") else args
             tensors = [leaf for leaf in tree_leaves((read, kwargs)) if isinstance(leaf, Tensor) and leaf.numel()]
-            given = {leaf.untyped_storage()._cdata for leaf in tensors}
+            given = set(map(_storage, tensors))
             self._found |= {name for name, memory in self._memory.items() if memory in given}
         return func(*args, **(kwargs or {}))
+
+
+def _storage(tensor: Tensor) -> int:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):  # a sparse tensor has none
+        return id(tensor)
 
 
 def _difference(one: Results, other: Results) -> str:
@@ -373,7 +380,7 @@ def _declarations(chain: _Chain, one: Results, paths: Sequence[str]) -> list[str
 
 
 def _no_state(module: nn.Module, path: str) -> str:
-    """Why what stands at a path can be no state as it is, and what to do; "" where it can."""
+    """Say that a tensor in a tuple, a parameter or a float16 can be no state, and what to do; "" where it can."""
     owner, value = None, None
     with contextlib.suppress(LookupError):
         value, owner = value_at(module, path), value_at(module, path.rpartition(".")[0]) if "." in path else module

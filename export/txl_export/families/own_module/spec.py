@@ -211,10 +211,10 @@ class StepSpec(_Typed):
 
     @cached_property
     def has_length(self) -> bool:
-        """Whether a step takes segments: "L" stands in a shape of its inputs."""
+        """True where a step takes segments: "L" stands in a shape of its inputs."""
         return any(one.axes.positions for one in self.inputs)
 
     @cached_property
     def starts(self) -> dict[str, Any]:
-        """What states start as, by name; `sizes.initial_value` computes each once."""
+        """The starts of states, by name; `sizes.initial_value` computes each once."""
         return {}

@@ -64,7 +64,7 @@ def check_module(spec: StepSpec) -> None:
     held = dict[int, StateSpec]()
     for entry in spec.states:  # a view into a ring would be a state of its own, and stay behind
         value = None if entry.attribute is None else value_at(module, entry.attribute)
-        if isinstance(value, Tensor) and value.numel():
+        if isinstance(value, Tensor) and value.layout == torch.strided and value.numel():
             first = held.setdefault(value.untyped_storage().data_ptr(), entry)
             if first.shape != entry.shape:  # of one shape they may be one tensor at the start alone
                 raise UsageError(
@@ -109,7 +109,7 @@ def _check_samples(spec: StepSpec, longest: int) -> None:
 
 
 def remarks(spec: StepSpec) -> list[str]:
-    """What can be meant, but is more often a slip."""
+    """Notes on what can be meant, but is more often a slip."""
     found = []
     for output in spec.output_specs:
         role = output.role or ""
@@ -124,7 +124,7 @@ def remarks(spec: StepSpec) -> list[str]:
 
 
 def _evaluates_otherwise(module: nn.Module) -> bool:
-    """Whether a module may compute something else in evaluation mode: dropout, batch norm, or code that asks."""
+    """True of a module that may compute something else in evaluation mode: dropout, batch norm, or code that asks."""
     if isinstance(module, _DropoutNd | _BatchNorm):
         return getattr(module, "p", 1) > 0
     dropout = getattr(module, "dropout", 0.0)  # such as an LSTM's

@@ -6,6 +6,8 @@ import importlib
 import re
 import sys
 import warnings
+from pathlib import Path
+from traceback import FrameSummary
 from typing import Any
 
 import numpy as np
@@ -15,9 +17,10 @@ import txl_export
 import txl_runtime
 from torch import nn
 from txl_export.families.own_module import capture as capturing
+from txl_export.families.own_module import own_code
 from txl_export.families.own_module.building import write_step
 from txl_export.families.own_module.diagnosis import CaptureError, reason_of
-from txl_export.families.own_module.own_code import is_users
+from txl_export.families.own_module.own_code import in_the_step, is_users, place_of
 from txl_export.families.own_module.plan import make_plan
 from txl_export.families.own_module.spec import InputSpec, StateSpec, StepSpec
 from txl_runtime.errors import UsageError
@@ -228,6 +231,15 @@ def test_a_package_of_the_system_is_no_code_of_the_users():
     """An environment may read the system's packages besides its own, torch among them."""
     assert not is_users("/usr/lib/python3/dist-packages/torch/_dynamo/eval_frame.py")
     assert is_users("/home/me/model.py")
+
+
+def test_the_script_that_exports_is_no_place_in_its_model():
+    ours = Path(own_code.__file__).parent
+    script, model = ("/home/me/export.py", 4, "main"), ("/home/me/model.py", 9, "forward")
+    call, later = (str(ours / "module_call.py"), 163, "called"), (str(ours / "network.py"), 71, "forward")
+    frames = [FrameSummary(*frame) for frame in (script, later, call, model)]
+    assert place_of(in_the_step(frames)).startswith(" (model.py:9")
+    assert place_of(in_the_step(frames[:2])) == "", "an operator behind the step, such as the softmax of its logits"
 
 
 class Grows(nn.Module):

@@ -350,6 +350,18 @@ def test_what_can_be_no_state_as_it_is_is_told_with_what_to_do():
     ]
 
 
+def test_a_sparse_tensor_has_no_memory_to_be_watched():
+    def forward(self, x, h):
+        self.seen = x * 2
+        return torch.sparse.mm(self.sparse, x.T).T + h, h + x
+
+    told = "a call leaves seen in the module, which no later call reads; the bundle has none of it"
+    module = spec_of(forward, seen=None).module
+    module.sparse = torch.eye(4).to_sparse()
+    spec = replace(spec_of(forward), module=module)
+    assert told in plan_of(spec).warnings
+
+
 def test_a_module_whose_weights_are_too_many_to_be_copied_is_looked_at_without_them(monkeypatch):
     def forward(self, x, h):
         self.kept = x * 2
