@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from txl_export.families.graph.behaviour import Axes, Lasting
 from txl_export.families.graph.describing import GraphFacts
-from txl_export.families.graph.pairing import PROOFS, State
-from txl_export.families.graph.reading import Port
-from txl_export.families.graph.structure import Recurrence, Window
+from txl_export.families.graph.find.behaviour import Axes, Lasting
+from txl_export.families.graph.find.pairing import PROOFS, State
+from txl_export.families.graph.find.structure import Recurrence, Window
+from txl_export.families.graph.take.reading import Port
 from txl_report.numbers import counted, prefixed
 from txl_runtime.errors import some
 

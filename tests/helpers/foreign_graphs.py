@@ -18,11 +18,11 @@ import torch
 from onnx import numpy_helper
 from torch import Tensor, nn
 from torch.nn import functional
-from txl_export.families.graph.pairing import Paired, pair
-from txl_export.families.graph.reading import parse, read_foreign
-from txl_export.families.graph.running import RunError
-from txl_export.families.graph.structure import Structure, read_structure
-from txl_export.families.graph.trying import Inputs
+from txl_export.families.graph.find.pairing import Paired, pair
+from txl_export.families.graph.find.structure import Structure, read_structure
+from txl_export.families.graph.find.trying import Inputs
+from txl_export.families.graph.take.reading import parse, read_foreign
+from txl_export.families.graph.take.running import RunError
 
 B, D, H, T = 2, 6, 8, 4
 ODD = [f"{a}{b}" for a in "qwzjb" for b in ("7", "ule", "ax", "_41", "e.3", "::5", "Of", "Ty", *range(30, 60))]

@@ -1,7 +1,7 @@
 """Folders as LEAPP 0.7.2 writes them, made by hand: a right one, one with two nodes, and one that goes wrong later.
 
-`tests/export/families/graph/test_leapp.py` has LEAPP itself write the same, where it is installed: the same text, but
-for sums and versions, and graphs that compute the same.
+`tests/export/families/graph/take/test_leapp.py` has LEAPP itself write the same, where it is installed: the same text
+but for sums and versions, and graphs that compute the same.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def run(
     if check:
         raise UsageError(f"{path}: is no bundle, --check is for bundles; leave it out")
     if path.suffix not in (".engine", ".onnx") and find_spec("torch") is not None:
-        from txl_export.families.graph.leapp import is_leapp, read_leapp
+        from txl_export.families.graph.take.leapp import is_leapp, read_leapp
 
         path = read_leapp(path).path if is_leapp(path) else path
     if path.suffix == ".onnx" and not _is_engine(path):

@@ -8,13 +8,13 @@ from functools import cache
 import foreign_graphs as graphs
 import msgspec
 from foreign_graphs import STATEFUL, STATELESS, exported
-from txl_export.families.graph.fixing import fix, save
-from txl_export.families.graph.hidden import open_hidden
-from txl_export.families.graph.naming import likeness
-from txl_export.families.graph.reading import read_foreign
-from txl_export.families.graph.running import RunError
-from txl_export.families.graph.structure import PASSED, read_structure
-from txl_export.families.graph.trying import Inputs
+from txl_export.families.graph.find.naming import likeness
+from txl_export.families.graph.find.structure import PASSED, read_structure
+from txl_export.families.graph.find.trying import Inputs
+from txl_export.families.graph.open.hidden import open_hidden
+from txl_export.families.graph.take.fixing import fix, save
+from txl_export.families.graph.take.reading import read_foreign
+from txl_export.families.graph.take.running import RunError
 from txl_runtime.bundle.encoding import utf8
 
 from fuzz.choices import Choices

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 from leapp_folders import two_nodes
-from txl_export.families.graph.leapp import read_leapp
+from txl_export.families.graph.take.leapp import read_leapp
 
 from fuzz.choices import Choices
 from fuzz.edits import edited

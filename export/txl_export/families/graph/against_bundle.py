@@ -20,10 +20,10 @@ from txl_runtime.model import Model
 from txl_runtime.selftest import relative_difference
 from txl_runtime.types import Arrays
 
+from txl_export.families.graph.find.naming import counted_alike, likeness, most_alike
 from txl_export.families.graph.matching import Wiring
-from txl_export.families.graph.naming import counted_alike, likeness, most_alike
-from txl_export.families.graph.reading import Foreign, read_foreign
 from txl_export.families.graph.standing_in import Wired, wired
+from txl_export.families.graph.take.reading import Foreign, read_foreign
 from txl_export.proof.input_source import InputSource, fitting
 from txl_export.proof.parity import Parity
 

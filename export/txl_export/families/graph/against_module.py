@@ -24,10 +24,10 @@ from txl_runtime.listener import Listener
 from txl_runtime.selftest import relative_difference
 from txl_runtime.types import Array, Arrays
 
+from txl_export.families.graph.find.naming import kinship
 from txl_export.families.graph.matching import ADVICE, Wiring, way_in, way_out
-from txl_export.families.graph.naming import kinship
-from txl_export.families.graph.reading import read_foreign
 from txl_export.families.graph.standing_in import FileModel, Wired, wired
+from txl_export.families.graph.take.reading import read_foreign
 from txl_export.families.own_module.loading import importable
 from txl_export.families.own_module.module_call import Eager
 from txl_export.families.own_module.plan import Plan, make_plan

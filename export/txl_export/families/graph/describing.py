@@ -13,12 +13,12 @@ from txl_runtime.errors import CheckpointError, brief, printable
 from txl_runtime.listener import Listener
 from txl_runtime.sandbox.process import EndedError
 
-from txl_export.families.graph.behaviour import Axes, Behaviour, Lasting, open_sizes, positions
-from txl_export.families.graph.pairing import State, Undecided, pair
-from txl_export.families.graph.reading import Foreign, Port, parse, read_foreign
-from txl_export.families.graph.running import SECONDS, RunError, Runner
-from txl_export.families.graph.structure import Recurrence, Structure, Window, read_structure
-from txl_export.families.graph.trying import Inputs
+from txl_export.families.graph.find.behaviour import Axes, Behaviour, Lasting, open_sizes, positions
+from txl_export.families.graph.find.pairing import State, Undecided, pair
+from txl_export.families.graph.find.structure import Recurrence, Structure, Window, read_structure
+from txl_export.families.graph.find.trying import Inputs
+from txl_export.families.graph.take.reading import Foreign, Port, parse, read_foreign
+from txl_export.families.graph.take.running import SECONDS, RunError, Runner
 
 
 @dataclass

@@ -11,7 +11,9 @@ def takes(source: object) -> bool:
     """An ONNX file, or a folder that LEAPP wrote."""
     if not isinstance(source, str | Path):
         return False
-    from txl_export.families.graph.leapp import is_leapp  # which imports PyTorch, and bundles are described without
+    from txl_export.families.graph.take.leapp import (
+        is_leapp,  # which imports PyTorch, and bundles are described without
+    )
 
     path = Path(source)
     return (path.suffix == ".onnx" and not path.is_dir()) or is_leapp(path)

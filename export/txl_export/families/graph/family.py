@@ -24,15 +24,15 @@ from txl_runtime.listener import Listener
 from txl_runtime.model import load as load_bundle
 from txl_runtime.sandbox.process import EndedError
 
-from txl_export.families.graph.capturing import capturing
-from txl_export.families.graph.chaining import check_opened, divisible
-from txl_export.families.graph.file_module import Call, FileModule, FileStep, caller
-from txl_export.families.graph.fixing import drop_unread, fix, lengthen, load, save
-from txl_export.families.graph.hidden import Hidden, open_hidden
-from txl_export.families.graph.leapp import is_leapp, read_leapp
-from txl_export.families.graph.reading import Foreign, read_foreign
-from txl_export.families.graph.running import RunError, Runner
-from txl_export.families.graph.stepping import Choices, find_step, segment_axes
+from txl_export.families.graph.find.stepping import Choices, find_step, segment_axes
+from txl_export.families.graph.open.chaining import check_opened, divisible
+from txl_export.families.graph.open.hidden import Hidden, open_hidden
+from txl_export.families.graph.take.capturing import capturing
+from txl_export.families.graph.take.file_module import Call, FileModule, FileStep, caller
+from txl_export.families.graph.take.fixing import drop_unread, fix, lengthen, load, save
+from txl_export.families.graph.take.leapp import is_leapp, read_leapp
+from txl_export.families.graph.take.reading import Foreign, read_foreign
+from txl_export.families.graph.take.running import RunError, Runner
 from txl_export.families.own_module.family import FOR_CHECKPOINTS, PreparedStep, with_data
 from txl_export.families.own_module.plan import Plan, make_plan
 from txl_export.families.own_module.spec import StepSpec

@@ -9,8 +9,8 @@ from txl_runtime.errors import CheckError, UsageError, some
 from txl_runtime.selftest import relative_difference
 from txl_runtime.types import Arrays
 
-from txl_export.families.graph.naming import counted_alike, kinship, likeness, most_alike
-from txl_export.families.graph.reading import Port
+from txl_export.families.graph.find.naming import counted_alike, kinship, likeness, most_alike
+from txl_export.families.graph.take.reading import Port
 from txl_export.families.own_module.spec import VALID, InputSpec, StateSpec, StepSpec
 
 ADVICE = "call the inputs, states and outputs of the StepSpec as the file does"

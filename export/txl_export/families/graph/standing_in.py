@@ -22,8 +22,8 @@ from txl_runtime.sandbox.process import EndedError
 from txl_runtime.types import Array, Arrays, Call
 
 from txl_export.families.graph.matching import Wiring
-from txl_export.families.graph.reading import Foreign
-from txl_export.families.graph.running import RunError, Runner
+from txl_export.families.graph.take.reading import Foreign
+from txl_export.families.graph.take.running import RunError, Runner
 from txl_export.families.own_module.identity import parameter_count
 from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.plan import Plan

@@ -37,7 +37,7 @@ def test_a_window_forgets_after_as_many_runs_as_it_has_places(tmp_path):
 
 
 def test_what_never_forgets_is_followed_to_the_bound(tmp_path, monkeypatch):
-    monkeypatch.setattr("txl_export.families.graph.behaviour.STEPS", 20)
+    monkeypatch.setattr("txl_export.families.graph.find.behaviour.STEPS", 20)
     facts = of_case(STATEFUL["average"], tmp_path)
     assert {found.followed for found in facts.lasting} == {20}
     assert all(found.open and found.itself for found in facts.lasting)

@@ -225,7 +225,7 @@ def test_a_bundle_is_held_against_its_file_and_found_to_be_another_ones(tmp_path
 
 
 def test_a_graph_that_is_written_wrong_is_not_let_through(tmp_path, monkeypatch):
-    from txl_export.families.graph import capturing
+    from txl_export.families.graph.take import capturing
 
     right = capturing._Around._after
     monkeypatch.setattr(

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from torch import nn
 from txl_export import InputSpec, StateSpec, StepSpec
+from txl_export.families.graph.find.naming import kinship
 from txl_export.families.graph.matching import Wiring, way_in, way_out
-from txl_export.families.graph.naming import kinship
-from txl_export.families.graph.reading import Port
+from txl_export.families.graph.take.reading import Port
 from txl_runtime.errors import CheckError, UsageError
 
 SPEC = StepSpec(

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from foreign_graphs import Here
 from support import FIXTURES
-from txl_export.families.graph.pairing import pair
-from txl_export.families.graph.reading import parse, read_foreign
-from txl_export.families.graph.structure import read_structure
-from txl_export.families.graph.trying import Inputs
+from txl_export.families.graph.find.pairing import pair
+from txl_export.families.graph.find.structure import read_structure
+from txl_export.families.graph.find.trying import Inputs
+from txl_export.families.graph.take.reading import parse, read_foreign
 from txl_runtime.bundle.reading import MANIFEST, open_bundle
 
 BUNDLES = [path.parent for path in sorted((FIXTURES / "release_0_8").glob(f"*/{MANIFEST}"))]

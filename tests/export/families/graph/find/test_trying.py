@@ -8,11 +8,11 @@ import pytest
 import torch
 from foreign_graphs import STATEFUL, Case, exported, step
 from torch import nn
-from txl_export.families.graph import trying
-from txl_export.families.graph.reading import read_foreign
-from txl_export.families.graph.running import RunError
-from txl_export.families.graph.structure import read_structure
-from txl_export.families.graph.trying import Inputs
+from txl_export.families.graph.find import trying
+from txl_export.families.graph.find.structure import read_structure
+from txl_export.families.graph.find.trying import Inputs
+from txl_export.families.graph.take.reading import read_foreign
+from txl_export.families.graph.take.running import RunError
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import numpy as np
 from txl_runtime.sandbox.process import EndedError
 from txl_runtime.types import Array, Arrays
 
-from txl_export.families.graph.pairing import State
-from txl_export.families.graph.running import RunError, Runner
-from txl_export.families.graph.trying import Inputs, other_than
+from txl_export.families.graph.find.pairing import State
+from txl_export.families.graph.find.trying import Inputs, other_than
+from txl_export.families.graph.take.running import RunError, Runner
 
 STEPS = 256
 """Runs over which a change of a state is followed."""

@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 from txl_runtime.types import Array
 
-from txl_export.families.graph.naming import STATES, counted_alike, likeness, most_alike
-from txl_export.families.graph.running import RunError, Runner
-from txl_export.families.graph.structure import Value
-from txl_export.families.graph.trying import Inputs, other_than
+from txl_export.families.graph.find.naming import STATES, counted_alike, likeness, most_alike
+from txl_export.families.graph.find.structure import Value
+from txl_export.families.graph.find.trying import Inputs, other_than
+from txl_export.families.graph.take.running import RunError, Runner
 
 EXACT = frozenset(("recurrent", "cell"))
 """Proofs that say which input an output belongs to, whatever both are called."""

@@ -23,7 +23,7 @@ from leapp_folders import D, first_values, layers, right, two_nodes, wrong_from_
 from safetensors.numpy import save_file
 from support import PACKAGES, package
 from txl_export import export, verify
-from txl_export.families.graph.leapp import MOST_BYTES, LeappTensor, is_leapp, read_leapp
+from txl_export.families.graph.take.leapp import MOST_BYTES, LeappTensor, is_leapp, read_leapp
 from txl_runtime.errors import BackendError, CheckpointError, UsageError
 
 HELPERS = Path(__file__).parents[3] / "helpers"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from txl_export.families.graph.lengths import Sizes, whole_numbers
+from txl_export.families.graph.open.lengths import Sizes, whole_numbers
 
 
 @dataclass

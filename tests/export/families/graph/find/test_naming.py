@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from txl_export.families.graph.naming import counted_alike, likeness, most_alike, speaks_of
+from txl_export.families.graph.find.naming import counted_alike, likeness, most_alike, speaks_of
 
 
 @pytest.mark.parametrize(

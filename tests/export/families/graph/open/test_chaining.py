@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from txl_export.families.graph.chaining import divisible
+from txl_export.families.graph.open.chaining import divisible
 from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec, StepSpec
 
 

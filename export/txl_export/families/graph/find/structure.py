@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from onnx import AttributeProto, TensorProto, numpy_helper
 
-from txl_export.families.graph.reading import Port, subgraphs
+from txl_export.families.graph.take.reading import Port, subgraphs
 
 RECURRENT = {"LSTM": 2, "GRU": 1, "RNN": 1}
 """Operators that carry states along a sequence, and how many, which start from their sixth input and the next one."""

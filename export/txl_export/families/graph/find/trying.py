@@ -9,10 +9,10 @@ from itertools import product
 import numpy as np
 from txl_runtime.types import Array
 
-from txl_export.families.graph.naming import speaks_of
-from txl_export.families.graph.reading import Foreign, Port
-from txl_export.families.graph.running import RunError, Runner
-from txl_export.families.graph.structure import Structure
+from txl_export.families.graph.find.naming import speaks_of
+from txl_export.families.graph.find.structure import Structure
+from txl_export.families.graph.take.reading import Foreign, Port
+from txl_export.families.graph.take.running import RunError, Runner
 
 LENGTHS = (4, 1, 2, 8, 16, 32, 64, 128, 160, 256, 320, 480, 512, 576, 640, 1024, 1536, 1600, 3200, 16000)
 """Positions that are tried where a graph leaves them open."""

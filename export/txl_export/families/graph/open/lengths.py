@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
-from txl_export.families.graph.reading import Size
+from txl_export.families.graph.take.reading import Size
 from txl_export.graphs.tracing import quiet
 
 _POSITIONS = (2**14, 3 * 2**14)

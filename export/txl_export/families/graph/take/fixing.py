@@ -16,8 +16,8 @@ import onnx_ir as ir
 from txl_runtime.errors import CheckpointError, UsageError, one_line, some
 from txl_runtime.types import Array
 
-from txl_export.families.graph.behaviour import name_of_size
-from txl_export.families.graph.reading import Foreign, Port
+from txl_export.families.graph.find.behaviour import name_of_size
+from txl_export.families.graph.take.reading import Foreign, Port
 from txl_export.graphs.tracing import quiet
 
 _AXIS = re.compile(r"(.+):(\d+)")

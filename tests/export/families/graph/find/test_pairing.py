@@ -8,10 +8,10 @@ import foreign_graphs as graphs
 import pytest
 import torch
 from foreign_graphs import STATEFUL, STATELESS, Case, exported, paired, step
-from txl_export.families.graph.pairing import _Pairing
-from txl_export.families.graph.reading import read_foreign
-from txl_export.families.graph.structure import read_structure
-from txl_export.families.graph.trying import Inputs
+from txl_export.families.graph.find.pairing import _Pairing
+from txl_export.families.graph.find.structure import read_structure
+from txl_export.families.graph.find.trying import Inputs
+from txl_export.families.graph.take.reading import read_foreign
 
 EXPORTS = [
     *((name, None) for name in STATEFUL),

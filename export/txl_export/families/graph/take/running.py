@@ -11,9 +11,9 @@ import msgspec
 from txl_runtime.errors import printable
 from txl_runtime.sandbox.process import Bounded, Bounds, EndedError
 
-from txl_export.families.graph import worker
-from txl_export.families.graph.reading import Foreign
-from txl_export.families.graph.worker import Answer, Request
+from txl_export.families.graph.take import worker
+from txl_export.families.graph.take.reading import Foreign
+from txl_export.families.graph.take.worker import Answer, Request
 
 SECONDS = 30.0
 """That everything which is run of a file may take together."""

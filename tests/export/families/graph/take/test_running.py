@@ -13,8 +13,8 @@ import pytest
 from foreign_graphs import STATEFUL, exported
 from onnx import TensorProto, helper, numpy_helper
 from small_graphs import model, value
-from txl_export.families.graph.reading import Foreign, read_foreign
-from txl_export.families.graph.running import RunError, Runner
+from txl_export.families.graph.take.reading import Foreign, read_foreign
+from txl_export.families.graph.take.running import RunError, Runner
 from txl_runtime.sandbox.process import EndedError
 
 

@@ -17,10 +17,10 @@ from onnx_ir.passes.common import TopologicalSortPass
 from txl_runtime.errors import UsageError
 from txl_runtime.guard.forms import OPSETS
 
-from txl_export.families.graph.file_module import FileStep, Side
-from txl_export.families.graph.fixing import forget_sizes, load, save
-from txl_export.families.graph.forms import to_forms
-from txl_export.families.graph.running import RunError, Runner
+from txl_export.families.graph.take.file_module import FileStep, Side
+from txl_export.families.graph.take.fixing import forget_sizes, load, save
+from txl_export.families.graph.take.forms import to_forms
+from txl_export.families.graph.take.running import RunError, Runner
 from txl_export.families.own_module.capture import Capture, Captured
 from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.plan import Plan

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from txl_runtime.errors import CheckpointError, TxlError, UsageError, one_line, printable
 
-from txl_export.families.graph.lengths import Sizes, whole_numbers
-from txl_export.families.graph.reading import Size
-from txl_export.families.graph.structure import RECURRENT, SIZES
-from txl_export.families.graph.windows import Window, read_window
+from txl_export.families.graph.find.structure import RECURRENT, SIZES
+from txl_export.families.graph.open.lengths import Sizes, whole_numbers
+from txl_export.families.graph.open.windows import Window, read_window
+from txl_export.families.graph.take.reading import Size
 from txl_export.graphs.quantised_matmul import initializer
 
 _KEEPS = frozenset({"Identity", "Cast", "Expand", "Tile", "Slice", "Reshape", "Squeeze", "Unsqueeze", "Transpose"})

@@ -15,13 +15,13 @@ from txl_runtime.errors import UsageError, brief, printable, some
 from txl_runtime.listener import Listener
 from txl_runtime.types import Array
 
-from txl_export.families.graph.behaviour import Axes, Behaviour, name_of_size, positions
-from txl_export.families.graph.file_module import FileStep, Side, kind_of
-from txl_export.families.graph.pairing import DECIDES, EXACT, PROOFS, State, pair
-from txl_export.families.graph.reading import Foreign, Port, read_foreign
-from txl_export.families.graph.running import Runner
-from txl_export.families.graph.structure import read_structure
-from txl_export.families.graph.trying import Inputs
+from txl_export.families.graph.find.behaviour import Axes, Behaviour, name_of_size, positions
+from txl_export.families.graph.find.pairing import DECIDES, EXACT, PROOFS, State, pair
+from txl_export.families.graph.find.structure import read_structure
+from txl_export.families.graph.find.trying import Inputs
+from txl_export.families.graph.take.file_module import FileStep, Side, kind_of
+from txl_export.families.graph.take.reading import Foreign, Port, read_foreign
+from txl_export.families.graph.take.running import Runner
 from txl_export.families.own_module.sizes import in_bundle
 from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec
 

@@ -7,8 +7,8 @@ import os
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from txl_export.families.graph import reading
-from txl_export.families.graph.reading import Port, read_foreign
+from txl_export.families.graph.take import reading
+from txl_export.families.graph.take.reading import Port, read_foreign
 from txl_runtime.errors import CheckpointError
 
 

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 from onnx import helper, numpy_helper
 from small_graphs import model, value
-from txl_export.families.graph.lengths import Sizes
+from txl_export.families.graph.open.lengths import Sizes
 
 
 def sizes_of(proto: onnx.ModelProto, segment: dict[str, int] | None):

@@ -19,9 +19,9 @@ from onnx import TensorProto, helper, numpy_helper
 from small_graphs import model, value
 from torch import nn
 from torch.nn import functional
-from txl_export.families.graph.hidden import Hidden, open_hidden
-from txl_export.families.graph.reading import read_foreign
-from txl_export.families.graph.running import Runner
+from txl_export.families.graph.open.hidden import Hidden, open_hidden
+from txl_export.families.graph.take.reading import read_foreign
+from txl_export.families.graph.take.running import Runner
 from txl_runtime.errors import CheckpointError, UsageError
 
 TOTAL, UNEVEN = 28, (1, 7, 3, 17)

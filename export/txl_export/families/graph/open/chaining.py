@@ -12,7 +12,7 @@ from txl_runtime.errors import CheckError, UsageError
 from txl_runtime.selftest import relative_difference
 from txl_runtime.types import Array
 
-from txl_export.families.graph.file_module import Call, FileStep
+from txl_export.families.graph.take.file_module import Call, FileStep
 from txl_export.families.own_module.module_call import Eager
 from txl_export.families.own_module.sizes import fresh_states, random_inputs
 from txl_export.families.own_module.spec import StepSpec

@@ -10,7 +10,7 @@ import torch
 from foreign_graphs import B, Case, D, H, T, exported, paired, step
 from torch import nn
 from torch.nn import functional
-from txl_export.families.graph.structure import Recurrence, Structure
+from txl_export.families.graph.find.structure import Recurrence, Structure
 
 
 def structure_of(case: Case, folder: Path) -> Structure:

@@ -19,7 +19,7 @@ from txl_runtime.errors import BackendError, UsageError
 from txl_runtime.sandbox.process import EndedError
 from txl_runtime.types import Array
 
-from txl_export.families.graph.running import RunError, Runner
+from txl_export.families.graph.take.running import RunError, Runner
 from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec, StepSpec
 
 Call = Callable[[dict[str, Array]], Mapping[str, Array]]

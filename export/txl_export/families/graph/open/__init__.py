@@ -1,0 +1,1 @@
+"""States that a graph hides, made inputs and outputs."""

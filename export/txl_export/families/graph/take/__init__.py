@@ -1,0 +1,1 @@
+"""A foreign file, from its bytes to a module that stands for it and to programs."""
