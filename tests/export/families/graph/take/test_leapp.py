@@ -26,8 +26,8 @@ from txl_export import export, verify
 from txl_export.families.graph.take.leapp import MOST_BYTES, LeappTensor, is_leapp, read_leapp
 from txl_runtime.errors import BackendError, CheckpointError, UsageError
 
-HELPERS = Path(__file__).parents[3] / "helpers"
-PAGE = Path(__file__).parents[4] / "docs" / "from" / "leapp.md"
+HELPERS = Path(__file__).parents[4] / "helpers"
+PAGE = Path(__file__).parents[5] / "docs" / "from" / "leapp.md"
 
 
 @pytest.fixture
