@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from onnx import AttributeProto, TensorProto, numpy_helper
 
-from txl_export.families.graph.take.reading import Port, subgraphs
+from txl_export.families.graph.take.reading import Port
 
 RECURRENT = {"LSTM": 2, "GRU": 1, "RNN": 1}
 """Operators that carry states along a sequence, and how many, which start from their sixth input and the next one."""
@@ -286,6 +286,12 @@ class _Pass:
                 self.found.windows.append(Window(_name(node), "", min(before, needs), stride, True))
             elif len(raw) == 1 and before == 0 and needs > behind:
                 self.found.windows.append(Window(_name(node), raw[0], needs - behind, stride, False))
+
+
+def subgraphs(node: Any) -> list[Any]:
+    """The graphs that a node holds, such as the branches of an If."""
+    held = [attribute for attribute in node.attribute if attribute.HasField("g") or attribute.graphs]
+    return [graph for one in held for graph in [*([one.g] if one.HasField("g") else []), *one.graphs]]
 
 
 def _attribute(node: Any, name: str) -> Any:

@@ -9,7 +9,7 @@ import contextlib
 import io
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from txl_runtime.guard.forms import FORMS
 
 MOST_ANSWER = 2**27
 """Bytes of the outputs of a run."""
+MOST_PARTS = 2**16
+"""Nodes, initializers and functions of a model, with those of nested graphs."""
 OPSET = 18
 """To which a folded graph of an older opset is converted: the oldest that a bundle's graphs may have."""
 FOLDED = "folded.onnx"
@@ -63,6 +65,25 @@ class Answer(Struct):
     graph: bytes = b""
     outputs: dict[str, bytes] = {}
     seconds: float = 0.0
+
+
+def graphs(*given: Any) -> Iterator[Any]:
+    """Graphs and functions of onnx, and the graphs that their nodes hold."""
+    for graph in given:
+        yield graph
+        for node in graph.node:
+            for attribute in node.attribute:
+                yield from graphs(*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs)
+
+
+def parts(model: Any) -> int:
+    """How many nodes, initializers and functions a model of onnx has; no more are counted beyond `MOST_PARTS`."""
+    count = len(model.functions)
+    for graph in graphs(model.graph, *model.functions):
+        count += len(graph.node) + len(getattr(graph, "initializer", ()))
+        if count > MOST_PARTS:
+            break
+    return count
 
 
 def packed(arrays: Mapping[str, Any]) -> dict[str, bytes]:
@@ -155,6 +176,8 @@ def _fold(data: bytes, place: Path, folder: str) -> Answer:
     other = {(node.domain, node.op_type) for node in graph.graph.node if node.op_type not in FORMS[""]}
     if other:  # what the standard defines by other operators is taken apart
         graph = onnx.inliner.inline_selected_functions(graph, sorted(other), inline_schema_functions=True)
+    if (count := parts(graph)) > MOST_PARTS:
+        return Answer(error=f"becomes {count} nodes and tensors, expected at most {MOST_PARTS}")
     return Answer(graph=graph.SerializeToString())
 
 
