@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx.checker
 import onnx.parser
+import onnx_ir as ir
 import onnxruntime
 import torch
 from onnx import numpy_helper
@@ -648,6 +649,6 @@ def paired(data: bytes, folder: Path) -> tuple[Paired, Structure]:
     path = folder / "graph.onnx"
     path.write_bytes(data)
     foreign, runner = read_foreign(path), Here(path, folder)
-    structure = read_structure(parse(runner.folded, "graph"), foreign.inputs)
+    structure = read_structure(ir.from_proto(parse(runner.folded, "graph")).graph, foreign.inputs)
     inputs = Inputs(foreign, structure)
     return pair(inputs, runner, inputs.find(runner)), structure  # type: ignore[arg-type]
