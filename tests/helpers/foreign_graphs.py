@@ -22,7 +22,7 @@ from torch.nn import functional
 from txl_export.families.graph.find.pairing import Paired, pair
 from txl_export.families.graph.find.structure import Structure, read_structure
 from txl_export.families.graph.find.trying import Inputs
-from txl_export.families.graph.take.reading import parse, read_foreign
+from txl_export.families.graph.take.reading import read_foreign
 from txl_export.families.graph.take.running import RunError
 
 B, D, H, T = 2, 6, 8, 4
@@ -631,7 +631,6 @@ class Here:
         options.optimized_model_filepath = str(folder / "folded.onnx")
         self._session = onnxruntime.InferenceSession(str(path), options)
         self._names = [output.name for output in self._session.get_outputs()]
-        self.folded = (folder / "folded.onnx").read_bytes()
 
     def check(self) -> None:
         """There is always time."""
@@ -649,6 +648,6 @@ def paired(data: bytes, folder: Path) -> tuple[Paired, Structure]:
     path = folder / "graph.onnx"
     path.write_bytes(data)
     foreign, runner = read_foreign(path), Here(path, folder)
-    structure = read_structure(ir.from_proto(parse(runner.folded, "graph")).graph, foreign.inputs)
+    structure = read_structure(ir.load(folder / "folded.onnx").graph, foreign.inputs)
     inputs = Inputs(foreign, structure)
     return pair(inputs, runner, inputs.find(runner)), structure  # type: ignore[arg-type]
