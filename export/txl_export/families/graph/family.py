@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
+import onnx_ir as ir
 from txl_runtime.bundle.tables import Precision
 from txl_runtime.errors import BackendError, UsageError, some
 from txl_runtime.listener import Listener
@@ -25,8 +26,9 @@ from txl_runtime.model import load as load_bundle
 from txl_runtime.sandbox.process import EndedError
 
 from txl_export.families.graph.find.stepping import Choices, find_step, segment_axes
-from txl_export.families.graph.open.chaining import check_opened, divisible
-from txl_export.families.graph.open.hidden import Hidden, open_hidden
+from txl_export.families.graph.open.caches import by_hand, window_caches
+from txl_export.families.graph.open.chaining import Opened, check_opened, divisible
+from txl_export.families.graph.open.hidden import open_hidden
 from txl_export.families.graph.take.capturing import capturing
 from txl_export.families.graph.take.file_module import Call, FileModule, FileStep, caller
 from txl_export.families.graph.take.fixing import drop_unread, fix, lengthen, load, save
@@ -64,7 +66,7 @@ class Taken:
         module: that stands for it.
         runner: folds graphs.
         whole: runs the file itself; of one with hidden states, over any number of positions.
-        opened: the states that were hidden.
+        opened: the graph with the states that were hidden; None where --open is not given.
     """
 
     foreign: Foreign
@@ -73,7 +75,7 @@ class Taken:
     module: FileModule
     runner: Runner
     whole: Call
-    opened: tuple[str, ...]
+    opened: Opened | None
 
     @property
     def spec(self) -> StepSpec:
@@ -113,7 +115,7 @@ def prepare(source: str | Path, options: ExportOptions, heard: Listener) -> Prep
             side.port: f"initial.{side.spec.name}" for side, _ in taken.step.states if side.port in choices.initial
         },
         "batch_axes": dict(choices.batch_axes),
-        "opened": some([*taken.opened]) if taken.opened else "",
+        "opened": str(taken.opened or ""),
         "settled": some([f"{name} = {value}" for name, value in choices.fix.items()]) if choices.fix else "",
     }
     return PreparedStep(
@@ -168,26 +170,39 @@ def take(path: Path, choices: Choices, heard: Listener) -> Taken:
         model, constants = fix(foreign, choices.fix)
         heard.stage("open the file in a helper process")
         runner = Runner(foreign, SECONDS).__enter__()
-        graph, hidden, segment = runner.fold(save(model, place / "fixed.onnx"), place), list[Hidden](), dict[str, int]()
+        graph, opened, segment = runner.fold(save(model, place / "fixed.onnx"), place), None, dict[str, int]()
         if unread := drop_unread(folded := load(graph), choices.states):
             heard.warn(f"nothing reads {some([*unread])}, so that the bundle does not take it")
             graph, constants = save(folded, place / "read.onnx"), constants | unread
         whole = caller(runner, path, constants)
+
+        def refold(model: ir.Model) -> ir.Model:
+            with tempfile.TemporaryDirectory(prefix="txl-deploy-fold-") as apart:
+                return _loaded(runner.fold(save(model, Path(apart) / "asked.onnx"), Path(apart)))
+
+        def start(model: ir.Model) -> Call:
+            saved = save(model, Path(tempfile.mkdtemp(dir=place)) / "graph.onnx")
+            return caller(Runner(read_foreign(saved), SECONDS).__enter__(), path, {})
+
+        windowed = _loaded(graph)
+        if cuts := window_caches(windowed, choices.windows, choices.states, refold):
+            graph, whole = save(windowed, place / "windowed.onnx"), by_hand(whole, cuts)
         if choices.open:
             segment = _segment(graph, foreign, choices, place)
-            opened = load(graph)
-            given = {str(value.name) for value in opened.graph.inputs}
-            hidden = open_hidden(opened, {name: axis for name, axis in segment.items() if name in given} or None)
-            if not hidden:
+            model_of = _loaded(graph)
+            opened = Opened(model_of, open_hidden(model_of, segment or None, refold), start)
+            if not opened.hidden:
                 raise UsageError(f"{path}: --open is given, and no state is hidden in the graph; leave it out")
-            graph = save(opened, place / "opened.onnx")
+            graph = save(model_of, place / "opened.onnx")
             if lengthen(model, segment):
                 longer = save(model, place / "longer.onnx")
                 whole = caller(Runner(read_foreign(longer), SECONDS).__enter__(), path, {})
         inner = Runner(read_foreign(graph), SECONDS).__enter__()
+        hidden = opened.hidden if opened else ()
         initial = {one.input: one.initial for one in hidden if one.initial is not None}
         pairs = {one.input: one.output for one in hidden}
-        known = replace(choices, initial={**initial, **choices.initial})
+        states = {**choices.states, **{cut.input: cut.output for cut in cuts}}
+        known = replace(choices, initial={**initial, **choices.initial}, states=states)
         step = find_step(graph, known, pairs, segment, inner, heard)
         call = caller(inner, path, {}) if hidden else whole
         number = int(hashlib.sha256(graph.read_bytes()).hexdigest()[:12], 16)
@@ -204,7 +219,12 @@ def take(path: Path, choices: Choices, heard: Listener) -> Taken:
             raise BackendError(f"{path}: {error}") from None
         raise
     weakref.finalize(module, shutil.rmtree, place, ignore_errors=True)
-    return Taken(foreign, graph, step, module, runner, whole, tuple(one.name for one in hidden))
+    return Taken(foreign, graph, step, module, runner, whole, opened)
+
+
+def _loaded(path: Path) -> ir.Model:
+    ir.external_data.load_to_model(model := load(path))
+    return model
 
 
 def _segment(graph: Path, foreign: Foreign, choices: Choices, place: Path) -> dict[str, int]:
@@ -242,5 +262,5 @@ def planned(taken: Taken, spec: StepSpec, batches: Sequence[int], lengths: Seque
         plan = make_plan(spec, batch, (longest,), heard)
     if taken.opened:
         heard.stage("compare chains of segments with the file's run over all positions")
-        check_opened(plan.spec, taken.step, batch, plan.segment_lengths, taken.whole, some([*taken.opened]))
+        check_opened(plan.spec, taken.step, batch, plan.segment_lengths, taken.whole, taken.opened)
     return plan

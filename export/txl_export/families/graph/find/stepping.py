@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class Choices:
         open: whether states that the graph hides become explicit.
         initial: what states hold first, by their inputs' names.
         batch_axes: where sequences stand, by the names of inputs and outputs.
+        windows: rows of caches that grow, by their inputs' names.
     """
 
     states: Mapping[str, str]
@@ -43,6 +44,7 @@ class Choices:
     open: bool
     initial: Mapping[str, Array]
     batch_axes: Mapping[str, int]
+    windows: Mapping[str, int] = field(default_factory=dict)
 
 
 def find_step(
