@@ -166,7 +166,7 @@ def _look(foreign: Foreign, choices: Choices, helper: Helper, facts: GraphFacts,
     for lasting in behaviour.lasting(heard.advance):
         facts.lasting.append(lasting)
     segment = positions(inputs, found.states, facts.axes, first)
-    facts.forgets = forgets(folded.model, segment, helper.fold)
+    facts.forgets = forgets(folded.model, segment or None, helper.fold)
     returned = {state.output for state in found.states}
     return replace(
         choices,

@@ -188,7 +188,9 @@ class _Follow:
             self._label("sequences", x[0], weak=True)
             if len(x) == 3:
                 self._label("positions", x[2], weak=True)
-        return [[x[0], channels, *((None, dim[1] if step == 1 else ()) for dim, step in zip(x[2:], steps, strict=True))]]
+        return [
+            [x[0], channels, *((None, dim[1] if step == 1 else ()) for dim, step in zip(x[2:], steps, strict=True))]
+        ]
 
     def _product(self, node: ir.Node, given: Sequence[list[Dim] | None]) -> list[list[Dim]]:
         a, b = [*(given[0] or [])], given[1]
@@ -223,7 +225,9 @@ class _Follow:
 
     def _reduced(self, node: ir.Node, given: Sequence[list[Dim] | None]) -> list[list[Dim]]:
         dims = [*(given[0] or [])]
-        axes = _axes(node, 1) or [node.attributes.get_int("axis", 0)] * node.op_type.startswith("Arg") or range(len(dims))
+        axes = (
+            _axes(node, 1) or [node.attributes.get_int("axis", 0)] * node.op_type.startswith("Arg") or range(len(dims))
+        )
         gone, kept = {axis % len(dims) for axis in axes}, node.attributes.get_int("keepdims", 1)
         return [[(1, ()) if at in gone else dim for at, dim in enumerate(dims) if kept or at not in gone]]
 
@@ -324,9 +328,17 @@ _RULES: Mapping[str, Callable[[_Follow, ir.Node, Sequence[list[Dim] | None]], li
     **dict.fromkeys(("MatMul", "Gemm"), _Follow._product),
     **dict.fromkeys(("Squeeze", "Unsqueeze"), _Follow._squeezed),
     **dict.fromkeys(("Slice", "Split", "Pad"), _Follow._cut),
-    **dict.fromkeys((f"Reduce{kind}" for kind in ("Sum", "Mean", "Max", "Min", "L1", "L2", "Prod", "SumSquare", "LogSum", "LogSumExp")), _Follow._reduced),
+    **dict.fromkeys(
+        (
+            f"Reduce{kind}"
+            for kind in ("Sum", "Mean", "Max", "Min", "L1", "L2", "Prod", "SumSquare", "LogSum", "LogSumExp")
+        ),
+        _Follow._reduced,
+    ),
     **dict.fromkeys(("ArgMax", "ArgMin"), _Follow._reduced),
-    **dict.fromkeys(("BatchNormalization", "LayerNormalization", "InstanceNormalization", "CumSum", "Trilu"), _Follow._first),
+    **dict.fromkeys(
+        ("BatchNormalization", "LayerNormalization", "InstanceNormalization", "CumSum", "Trilu"), _Follow._first
+    ),
     "Transpose": _Follow._turned,
     "Concat": _Follow._joined,
     "Gather": _Follow._gathered,

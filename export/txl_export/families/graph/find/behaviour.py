@@ -265,7 +265,8 @@ def open_sizes(inputs: Inputs, axes: Axes, segment: Mapping[str, int]) -> dict[s
         name_of_size(port.name, axis, size): given[port.name].shape[axis]
         for port in inputs.foreign.inputs
         for axis, size in enumerate(port.shape)
-        if isinstance(size, str) and size not in inputs.fixed
+        if isinstance(size, str)
+        and size not in inputs.fixed
         and axis not in (axes.batch.get(port.name), segment.get(port.name))
     }
 

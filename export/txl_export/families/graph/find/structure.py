@@ -32,7 +32,9 @@ GENTLE = frozenset(("Add", "Sub", "Mul", "Div", "Sum"))
 """Operators that may add to a number, or multiply it by, what is no data at all."""
 SCALES = frozenset(("Mul", "Where", "Clip", "Min", "Max", "Mod"))
 """Operators that a state passes which a flag resets, and an index that is kept in range."""
-RANDOM = frozenset(re.findall(r"\w+", "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli"))
+RANDOM = frozenset(
+    re.findall(r"\w+", "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli")
+)
 JOINS = frozenset(("Concat", "Add", "MatMul", "Gemm", "Sum"))
 """Operators that take up a state beside an input."""
 MOST_ZEROS = 2**16
