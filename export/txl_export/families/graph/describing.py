@@ -20,7 +20,7 @@ from txl_runtime.sandbox.process import EndedError
 from txl_export.families.graph.find.behaviour import Axes, Behaviour, Lasting, open_sizes, positions
 from txl_export.families.graph.find.pairing import State, Undecided, pair
 from txl_export.families.graph.find.stepping import Choices, keep_outputs
-from txl_export.families.graph.find.structure import Context, Structure, read_structure
+from txl_export.families.graph.find.structure import Context, Structure, read_structure, subgraphs
 from txl_export.families.graph.find.trying import Inputs
 from txl_export.families.graph.open.hidden import Forgets, forgets
 from txl_export.families.graph.take.fixing import fix
@@ -168,12 +168,13 @@ def _look(foreign: Foreign, choices: Choices, helper: Helper, facts: GraphFacts,
     segment = positions(inputs, found.states, facts.axes, first)
     facts.forgets = forgets(folded.model, segment or None, helper.fold)
     returned = {state.output for state in found.states}
+    growing = {one.input: inputs.rows_of(one.input, one.grows) for one in found.states if one.grows is not None}
     return replace(
         choices,
         states={**choices.states, **{one.input: one.suggested for one in found.undecided}},
-        fix={**facts.fixed, **open_sizes(inputs, facts.axes, segment)},
+        fix={**facts.fixed, **open_sizes(inputs, found.states, facts.axes, segment)},
         outputs=tuple(name for name in wanted if name not in returned) if structure.random[1] else (),
-        windows={one.input: first[one.output].shape[one.grows] for one in found.states if one.grows is not None},
+        windows=growing,
     )
 
 
@@ -191,8 +192,8 @@ def _nodes(foreign: Foreign, facts: GraphFacts) -> Structure:
 
 
 def _unknown(graph: ir.Graph) -> list[str]:
-    """Operators that no graph of a bundle may have."""
-    kinds = {(node.domain.removeprefix("ai.onnx"), node.op_type) for node in graph}
+    """Operators that no graph of a bundle may have; an If may vanish where sizes become numbers."""
+    kinds = {(node.domain.removeprefix("ai.onnx"), node.op_type) for node in graph if not subgraphs(node)}
     left = {f"{domain}::{op}".removeprefix("::") for domain, op in kinds if op not in FORMS.get(domain, ())}
     return sorted(left - {"Dropout"})
 

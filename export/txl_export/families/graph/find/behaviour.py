@@ -80,11 +80,8 @@ class Behaviour:
         self._first = runner.run(self._given)
         self._returned = {state.output for state in states}
 
-    def axes(self, told: Mapping[str, int] | None = None) -> Axes:
+    def axes(self) -> Axes:
         """Find sequences and positions: by the nodes, by the names of open sizes, then axis 0.
-
-        Args:
-            told: axes of positions by the names of inputs and outputs, as the user says.
 
         Raises:
             EndedError: see `Runner.run`.
@@ -97,7 +94,7 @@ class Behaviour:
             found.lengths = [n for n, axes in moving.items() if axes is not None]
             found.segment = moving[length + 1] or moving[2 * length] or {}
         kinds = self._inputs.structure.kinds
-        found.segment = (found.segment or self._fixed(kinds.positions)) | (told or {})
+        found.segment = (found.segment or self._fixed(kinds.positions)) | dict(self._inputs.told)
         spread = {} if batch else self._fixed(kinds.sequences)
         counts = {self._shape(name)[axis] for name, axis in spread.items()}
         count = sizes[batch[0]] if batch else counts.pop() if len(counts) == 1 else self._common(found.segment)
@@ -256,18 +253,20 @@ def positions(inputs: Inputs, states: Sequence[State], axes: Axes, first: Mappin
     return places if len(sizes) == 1 and places.keys() & first.keys() else {}
 
 
-def open_sizes(inputs: Inputs, axes: Axes, segment: Mapping[str, int]) -> dict[str, int]:
+def open_sizes(
+    inputs: Inputs, states: Sequence[State], axes: Axes, segment: Mapping[str, int]
+) -> dict[str, int]:
     """Sizes that a file leaves open and that neither a weight decides nor are sequences or positions, with numbers that
     ran.
     """
-    given = inputs.draw(0)
+    given, grown = inputs.draw(0), {state.input: state.grows for state in states}
     return {
         name_of_size(port.name, axis, size): given[port.name].shape[axis]
         for port in inputs.foreign.inputs
         for axis, size in enumerate(port.shape)
         if isinstance(size, str)
         and size not in inputs.fixed
-        and axis not in (axes.batch.get(port.name), segment.get(port.name))
+        and axis not in (axes.batch.get(port.name), segment.get(port.name), grown.get(port.name))
     }
 
 

@@ -73,7 +73,7 @@ def find_step(
         UsageError: something is undecided, open without end, or of a type that no bundle has.
         RunError, EndedError: see `Runner.run`.
     """
-    inputs = Inputs(foreign, read_structure(foreign.model.graph, foreign.inputs))
+    inputs = Inputs(foreign, read_structure(foreign.model.graph, foreign.inputs), {**segment, **choices.position_axes})
     if settings := sorted(inputs.structure.branching):
         name = settings[0]
         such = some([*map(str, inputs.structure.compared.get(name) or [0, 1])])
@@ -86,7 +86,8 @@ def find_step(
     states = _states({**choices.states, **hidden}, inputs, runner, first)
     heard.stage("change sizes and single places")
     tables = _Tables(foreign, inputs, states, first, choices, frozenset(hidden))
-    axes = Behaviour(inputs, runner, states).axes(tables.told("--position-axis", choices.position_axes))
+    tables.check("--position-axis", choices.position_axes)
+    axes = Behaviour(inputs, runner, states).axes()
     found = segment or positions(inputs, states, axes, first)
     for context in inputs.structure.contexts:
         heard.warn(
@@ -103,10 +104,10 @@ def segment_axes(foreign: Foreign, told: Mapping[str, int], runner: Runner) -> d
     Raises:
         RunError, EndedError: see `Runner.run`.
     """
-    inputs = Inputs(foreign, read_structure(foreign.model.graph, foreign.inputs))
+    inputs = Inputs(foreign, read_structure(foreign.model.graph, foreign.inputs), told)
     first = inputs.find(runner)
     states = pair(inputs, runner, first).states
-    return positions(inputs, states, Behaviour(inputs, runner, states).axes(told), first)
+    return positions(inputs, states, Behaviour(inputs, runner, states).axes(), first)
 
 
 def keep_outputs(foreign: Foreign, choices: Choices) -> bool:
@@ -161,7 +162,7 @@ def _states(known: Mapping[str, str], inputs: Inputs, runner: Runner, first: Map
             "convolution becomes one by --open, a pair that is one is named by --state IN=OUT; see txl-deploy inspect"
         )
     if growing := [one for one in found.states if one.grows is not None]:
-        rows = {one.input: given[one.input].shape[one.grows or 0] or 1 for one in growing}
+        rows = {one.input: inputs.rows_of(one.input, one.grows or 0) for one in growing}
         options = " ".join(f"--window {name}={count}" for name, count in rows.items())
         raise UsageError(
             f"state {growing[0].input} is longer after each call, without an end, which no bundle has; give the rows "
@@ -183,8 +184,8 @@ class _Tables:
     axes: Axes = field(default_factory=Axes)
     segment: Mapping[str, int] = field(default_factory=dict)
 
-    def told(self, option: str, axes: Mapping[str, int]) -> Mapping[str, int]:
-        """Axes that the user names, where the graph has them."""
+    def check(self, option: str, axes: Mapping[str, int]) -> None:
+        """Raise where the graph lacks an axis that the user names, or they have several sizes."""
         known = [port.name for port in (*self.foreign.inputs, *self.foreign.outputs)]
         for name, axis in axes.items():
             if name not in known or axis >= len(self._sizes(name)):
@@ -194,7 +195,6 @@ class _Tables:
         if len({self._sizes(name)[axis] for name, axis in axes.items()}) > 1:
             told = ", ".join(f"{self._sizes(name)[axis]} in {name}" for name, axis in axes.items())
             raise UsageError(f"{option} names axes of {told}, expected one size; check it")
-        return axes
 
     def step(self) -> FileStep:
         """See `find_step`."""
@@ -204,7 +204,7 @@ class _Tables:
         given = [name for name in ports if name not in after]
         returned = [name for name in outputs if name not in after.values()]
         names, own = _names([*given, *returned]), _names([*after])  # an output may be an input, and have its name
-        self.told("--batch-axis", self.choices.batch_axes)
+        self.check("--batch-axis", self.choices.batch_axes)
         if unknown := [name for name in self.choices.initial if name not in after]:
             raise UsageError(f"--initial has {some(unknown)}, expected states: {some([*after], 9)}; check its names")
         lengths = {self.first_input(name).shape[axis] for name, axis in self.segment.items() if name in ports}

@@ -37,14 +37,15 @@ class Inputs:
 
     Attributes:
         foreign, structure: whose inputs they are, and what its nodes say.
+        told: axes of positions that are known, by the names of inputs and outputs.
         could_be_states: those with an output of their type and sizes.
         fixed: sizes of symbols that a weight decides.
         sizes: of every symbol, with which the graph runs.
         roles: of every symbol: batch, segment, rows (of a cache), total (rows and segment) or weight.
     """
 
-    def __init__(self, foreign: Foreign, structure: Structure) -> None:
-        self.foreign, self.structure = foreign, structure
+    def __init__(self, foreign: Foreign, structure: Structure, told: Mapping[str, int] | None = None) -> None:
+        self.foreign, self.structure, self.told = foreign, structure, told or {}
         self.could_be_states = {
             port.name for port in foreign.inputs if any(_alike(port, output) for output in foreign.outputs)
         }
@@ -100,6 +101,10 @@ class Inputs:
         """Whether an input is data, or may be a state: no setting, mask, length or position."""
         return name in self.structure.rows or (self._floats[name] and not speaks_of(name, "mask"))
 
+    def rows_of(self, name: str, axis: int) -> int:
+        """Rows that a growing cache had in the first run, or 1 where it had none."""
+        return int(self.draw(0)[name].shape[axis]) or 1
+
     def stretches(self, name: str) -> bool:
         """Whether an input is as long as the segment, as data is and no state."""
         sizes = next(port.shape for port in self.foreign.inputs if port.name == name)
@@ -143,6 +148,8 @@ class Inputs:
     def _role(self, port: Port, axis: int, symbol: str) -> str:
         """What a symbol is by the nodes, or seems to be by its name, else by its place."""
         kinds = self.structure.kinds
+        if self.told.get(port.name) == axis:
+            return "segment"
         for role, places in (("segment", kinds.positions), ("batch", kinds.sequences)):
             if places.get(port.name) == axis and (role == "batch" or port.name not in self.could_be_states):
                 return role
