@@ -1,0 +1,297 @@
+"""Which axes of a graph's inputs and outputs are one, and what its nodes say of them: positions, sequences, sizes.
+
+Each axis of an input is followed forward: x [8, 1, 6] that an LSTM reads has positions on axis 0 and sequences on axis
+1, and so has y [8, 1, 2] behind it. Axes that an operator joins, as when h [1, 16] is added to what x became, are one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import onnx_ir as ir
+
+FEW = 64
+"""Numbers of a constant that are looked at: of a larger one its sizes are enough."""
+KINDS = ("positions", "sequences")
+Dim = tuple[Any, tuple[int, ...]]
+"""A size, a symbol, or None where it is not known; and the inputs' axes that it was made of, by their numbers."""
+Dims = list[Dim]
+
+
+@dataclass
+class Kinds:
+    """What the nodes say of axes, each as the name of an input or output with its number.
+
+    Attributes:
+        positions, sequences: where a recurrent operator has them, else a convolution.
+        sizes: of axes that a weight decides.
+        alike: axes that are one have one number.
+    """
+
+    positions: dict[str, int] = field(default_factory=dict)
+    sequences: dict[str, int] = field(default_factory=dict)
+    sizes: dict[tuple[str, int], int] = field(default_factory=dict)
+    alike: dict[tuple[str, int], int] = field(default_factory=dict)
+
+
+def read_axes(graph: ir.Graph, inputs: Sequence[ir.Value]) -> Kinds:
+    """Follow the axes of a graph's inputs through its nodes."""
+    return _Follow(graph, inputs).found()
+
+
+class _Follow:
+    """What is known of each value: its axes. The axes of inputs have numbers, and those that are one have one root."""
+
+    def __init__(self, graph: ir.Graph, inputs: Sequence[ir.Value]) -> None:
+        self._one, self._own, self._sizes = list[int](), list[Any](), dict[int, int]()
+        self._labels, self._known = defaultdict[str, set[int]](set), dict[ir.Value, Dims]()
+        for value in inputs:
+            first = len(self._own)
+            self._own += [size if isinstance(size, int) else size.value for size in value.shape or ()]
+            self._known[value] = [(size, (at,)) for at, size in enumerate(self._own[first:], first)]
+        self._one += range(len(self._own))
+        self._ends = [*inputs, *graph.outputs]
+        self._graph(graph)
+
+    def found(self) -> Kinds:
+        """See `read_axes`."""
+        kinds, roots = Kinds(), {label: {*map(self._root, axes)} for label, axes in self._labels.items()}
+        strong = {root for kind in KINDS for root in roots.get(kind, ())}
+        weak = {"positions": strong | roots.get("weak sequences", set()), "sequences": strong}
+        both = roots.get("positions", set()) & roots.get("sequences", set())
+        sizes = {self._root(axis): size for axis, size in self._sizes.items()}
+        for value in self._ends:
+            name, dims = str(value.name), self._known.get(value) or []
+            own = {at: self._root(axes[0]) for at, (_, axes) in enumerate(dims) if len(axes) == 1}
+            kinds.alike |= {(name, at): root for at, root in own.items()}
+            kinds.sizes |= {(name, at): sizes[root] for at, root in own.items() if root in sizes}
+            for kind in KINDS:
+                for label, others in ((kind, both), (f"weak {kind}", weak[kind])):
+                    axes = [at for at, root in own.items() if root in roots.get(label, set()) - others]
+                    if len(axes) == 1:
+                        getattr(kinds, kind).setdefault(name, axes[0])
+        return kinds
+
+    # ---- axes that are one
+
+    def _root(self, axis: int) -> int:
+        while self._one[axis] != axis:
+            self._one[axis] = axis = self._one[self._one[axis]]
+        return axis
+
+    def _join(self, one: Dim, two: Dim) -> Dim:
+        """What two axes of one size become; where one is repeated along the other, the other."""
+        if one[0] == 1 or two[0] == 1:
+            return two if one[0] == 1 and (two[0] != 1 or not one[1]) else one
+        if isinstance(one[0], int) and isinstance(two[0], int) and one[0] != two[0]:
+            return None, ()
+        if len(one[1]) == len(two[1]):
+            for a, b in zip(one[1], two[1], strict=True):
+                self._one[self._root(a)] = self._root(b)
+        return (one[0] if isinstance(one[0], int) else two[0] or one[0]), one[1] or two[1]
+
+    def _label(self, kind: str, dim: Dim) -> None:
+        if len(dim[1]) == 1:
+            self._labels[kind].add(dim[1][0])
+
+    def _fix(self, dim: Dim, size: Any) -> None:
+        """Note a size that a weight decides, of an axis that is still as long as the input's."""
+        if len(dim[1]) == 1 and dim[0] is not None and isinstance(size, int):
+            self._sizes[dim[1][0]] = size
+
+    # ---- nodes
+
+    def _graph(self, graph: ir.Graph) -> None:
+        for node in graph:
+            if node.op_type == "If":
+                for held in (each.as_graph() for each in node.attributes.values()):
+                    self._graph(held)
+                    for value, end in zip(node.outputs, held.outputs, strict=False):
+                        if dims := self._known.get(value) or self._of(end):
+                            self._known[value] = dims
+            elif node.domain in ("", "ai.onnx") and node.op_type not in _OTHERS:
+                given = [self._of(value) for value in node.inputs]
+                with contextlib.suppress(Exception):  # of a node whose parts do not fit together nothing is known
+                    if given[0] is not None:
+                        results = _RULES.get(node.op_type, _Follow._same)(self, node, given)
+                        self._known.update(zip(node.outputs, results, strict=False))
+
+    def _of(self, value: ir.Value | None) -> Dims | None:
+        """The axes of a value; None where nothing is known of them."""
+        if value is None or value.const_value is None:
+            return None if value is None else self._known.get(value)
+        return [(size, ()) for size in value.const_value.shape.numpy()]
+
+    def _same(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+        """Operators that work on each number, repeating what is short; the first input has the axes of a norm."""
+        known = [dims for dims in given[: 1 if "Normalization" in node.op_type else None] if dims is not None]
+        result = [(1, ())] * max(map(len, known))
+        for dims in known:
+            for axis in range(1, len(dims) + 1):
+                result[-axis] = self._join(result[-axis], dims[-axis])
+        return [result] * len(node.outputs)
+
+    def _recurrence(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+        x, weight, late = given[0], given[1] or [(None, ())] * 3, node.attributes.get_int("layout", 0) or 0
+        time, batch = x[late], x[1 - late]
+        self._fix(x[2], weight[2][0])
+        for start in filter(None, given[5:7]):
+            batch = self._join(batch, start[1 - late])
+        if node.attributes.get_string("direction", "forward") == "forward":
+            self._label("positions", time)
+        self._label("sequences", batch)
+        ways, size = (weight[0][0], ()), (node.attributes.get_int("hidden_size", 0) or None, ())
+        last = [batch, ways, size] if late else [ways, batch, size]
+        return [[batch, time, ways, size] if late else [time, ways, batch, size], last, last]
+
+    def _convolution(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+        """A convolution says it weakly: it may run over frames that were made of a call's samples, or over bands."""
+        x, channels = given[0], given[0][1]
+        steps = [*node.attributes.get_ints("strides", ())] or [1] * (len(x) - 2)
+        if node.op_type.startswith("Conv"):
+            group, turned = node.attributes.get_int("group", 1) or 1, node.op_type == "ConvTranspose"
+            ends = given[1][0][0], given[1][1][0] * group
+            self._fix(channels, ends[0] if turned else ends[1])
+            channels = ends[1] if turned else ends[0], ()
+            self._label("weak sequences", x[0])
+            if len(x) == 3:
+                self._label("weak positions", x[2])
+        return [
+            [x[0], channels, *((None, dim[1] if step == 1 else ()) for dim, step in zip(x[2:], steps, strict=False))]
+        ]
+
+    def _product(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+        a, b = given[0], given[1]
+        if node.op_type == "Gemm":
+            a, b = (
+                dims[::-1] if node.attributes.get_int(turned, 0) else dims
+                for dims, turned in ((a, "transA"), (b, "transB"))
+            )
+        if any(axes for _, axes in b):
+            self._join(a[-1], b[-2])
+        else:
+            self._fix(a[-1], b[-2][0])
+        outer = self._same(node, [a[:-2], b[:-2]])[0] if len(a) + len(b) > 4 else []
+        return [[*outer, a[-2], b[-1]]]
+
+    def _turned(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+        order = [*node.attributes.get_ints("perm", ())] or [*range(len(given[0]))][::-1]
+        return [[given[0][at] for at in order]]
+
+    def _squeezed(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+        dims, axes = [*given[0]], _axes(node)
+        if node.op_type == "Unsqueeze":
+            for axis in sorted(at % (len(dims) + len(axes)) for at in axes):
+                dims.insert(axis, (1, ()))
+            return [dims] if axes else []
+        gone = {axis % len(dims) for axis in axes} or {at for at, dim in enumerate(dims) if dim[0] == 1}
+        return [[dim for at, dim in enumerate(dims) if at not in gone]]
+
+    def _reduced(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+        dims, kept = given[0], node.attributes.get_int("keepdims", 1)
+        gone = {axis % len(dims) for axis in _axes(node) or range(len(dims))}
+        return [[(1, ()) if at in gone else dim for at, dim in enumerate(dims) if kept or at not in gone]]
+
+    def _joined(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+        """Along the axis that parts stand on, what was new goes on: it stands behind a cache."""
+        known = [dims for dims in given if dims]
+        along = (node.attributes.get_int("axis", 0) or 0) % len(known[0])
+        apart = [[dim for at, dim in enumerate(dims) if at != along] for dims in known]
+        (result,) = self._same(node, apart)
+        return [[*result[:along], (None, known[-1][along][1]), *result[along:]]]
+
+    def _cut(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+        """Some axes have another size than before."""
+        dims, axes = [*given[0]], [node.attributes.get_int("axis", 0) or 0]
+        if node.op_type == "Slice":
+            starts, axes = (numbers((*node.inputs, None, None, None)[at]) or [] for at in (1, 3))
+            axes = axes or [*range(len(starts or dims))]
+        elif node.op_type == "Pad":
+            pads = numbers((*node.inputs, None)[1]) or [1] * 2 * len(dims)
+            axes = [at for at in range(len(dims)) if pads[at] or pads[at + len(dims)]]
+        for axis in axes:
+            dims[axis] = None, dims[axis][1]
+        return [dims] * len(node.outputs)
+
+    def _gathered(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+        dims, places, axis = given[0], given[1], (node.attributes.get_int("axis", 0) or 0) % len(given[0])
+        return [[*dims[:axis], *places, *dims[axis + 1 :]]]
+
+    def _flat(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+        axis = node.attributes.get_int("axis", 1) or 0
+        return [[(_size(part), _axes_of(part)) for part in (given[0][:axis], given[0][axis:])]]
+
+    def _reshaped(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+        """Example: [8, 1, 10] as [-1, 10] has 8 and 1 in one axis, which [8, 1, 2] behind it parts again."""
+        dims, target = given[0], numbers(node.inputs[1]) or []
+        apart = [[(self._own[axis], (axis,)) for axis in dim[1]] if len(dim[1]) > 1 else [dim] for dim in dims]
+        units = [unit for each in apart for unit in each]
+        wanted = [dims[at][0] if size == 0 else size for at, size in enumerate(target)]
+        front = _taken(wanted, units)
+        units.reverse()
+        behind = _taken(wanted[len(front) :][::-1], units)[::-1]
+        left = len(wanted) - len(front) - len(behind)
+        middle = [(None, _axes_of(units[::-1]))] if left == 1 else [(None, ())] * left
+        return [[*front, *middle, *behind]] if target else []
+
+
+def _taken(wanted: Sequence[Any], units: Dims) -> Dims:
+    """The axes that the first sizes of a Reshape are made of, up to one that cannot be told; they are taken away."""
+    found = Dims()
+    for size in wanted:
+        count = next((n for n in range(1, len(units) + 1) if _size(units[:n]) == size), 0)
+        if size in (-1, None) or not (count or size == 1):
+            break
+        found.append((size, _axes_of([unit for unit in units[:count] if count == 1 or unit[0] != 1])))
+        del units[:count]
+    return found
+
+
+def _size(units: Sequence[Dim]) -> Any:
+    """How many numbers axes have together; a symbol where there is one alone."""
+    sizes = [size for size, _ in units]
+    return sizes[0] if len(sizes) == 1 else prod(sizes) if all(isinstance(size, int) for size in sizes) else None
+
+
+def _axes_of(units: Sequence[Dim]) -> tuple[int, ...]:
+    return tuple(axis for _, axes in units for axis in axes)
+
+
+def _axes(node: ir.Node) -> list[int]:
+    """The axes that a node is given, as attributes or, since opset 13, as an input."""
+    one = node.attributes.get_int("axis", None)
+    return [*node.attributes.get_ints("axes", ())] or numbers((*node.inputs, None)[1]) or ([] if one is None else [one])
+
+
+def numbers(value: ir.Value | None) -> list[int] | None:
+    """A small constant of whole numbers as a list; None for what is none."""
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    if tensor is None or tensor.size > FEW or not tensor.dtype.is_integer():
+        return None
+    return [int(number) for number in tensor.numpy().ravel()]
+
+
+_OTHERS = frozenset(
+    "Shape Size NonZero Range ConstantOfShape Einsum Resize TopK OneHot DepthToSpace SpaceToDepth DFT STFT GatherND "
+    "Tile Expand Compress Unique Loop Scan NonMaxSuppression RoiAlign GridSample Det Upsample Attention".split()
+)
+"""Operators whose results' axes are not followed."""
+_BY_RULE: Mapping[str, Callable[[_Follow, ir.Node, Sequence[Any]], list[Dims]]] = {
+    "LSTM GRU RNN": _Follow._recurrence,
+    "Conv ConvTranspose MaxPool AveragePool LpPool": _Follow._convolution,
+    "MatMul Gemm": _Follow._product,
+    "Transpose": _Follow._turned,
+    "Squeeze Unsqueeze": _Follow._squeezed,
+    "ReduceSum ReduceMean ReduceMax ReduceMin ReduceL1 ReduceL2 ReduceSumSquare ArgMax ArgMin": _Follow._reduced,
+    "Concat": _Follow._joined,
+    "Slice Split Pad": _Follow._cut,
+    "Gather": _Follow._gathered,
+    "Flatten": _Follow._flat,
+    "Reshape": _Follow._reshaped,
+}
+_RULES = {op: rule for ops, rule in _BY_RULE.items() for op in ops.split()}
