@@ -107,7 +107,8 @@ def unpacked(arrays: Mapping[str, Numbers]) -> dict[str, Any]:
 
 
 def _kind(dtype: Any) -> np.dtype[Any]:
-    if (found := np.dtype(dtype)).kind not in "biufc":
+    found: np.dtype[Any] = np.dtype(dtype)
+    if found.kind not in "biufc":
         raise ValueError(f"{found}, expected numbers")
     return found
 
