@@ -39,9 +39,7 @@ class Cut:
     rows: int
 
 
-def window_caches(
-    model: ir.Model, windows: Mapping[str, int], states: Mapping[str, str], fold: Fold
-) -> list[Cut]:
+def window_caches(model: ir.Model, windows: Mapping[str, int], states: Mapping[str, str], fold: Fold) -> list[Cut]:
     """Fix the rows of caches that grow, in place: of what comes back, the last ones are left.
 
     Args:
@@ -118,7 +116,9 @@ def _cut(graph: ir.Graph, cut: Cut, more: int | None) -> None:
     at, whole = next((at, value) for at, value in enumerate(graph.outputs) if value.name == cut.output)
     grown, before = (None if one.shape is None else one.shape[cut.axis] for one in (whole, given))
     for value in graph.inputs:
-        value.shape = ir.Shape([_now(size, _symbol(before), _symbol(grown), cut.rows, more) for size in (value.shape or ())])
+        value.shape = ir.Shape(
+            [_now(size, _symbol(before), _symbol(grown), cut.rows, more) for size in (value.shape or ())]
+        )
     sizes = [*(given.shape or ())]
     sizes[cut.axis] = cut.rows
     given.shape = ir.Shape(sizes)

@@ -253,7 +253,9 @@ class _Opening:
         state = self._take(node, "tail", shape, self._sizes.dtype(node.outputs[0]))
         pads = [0 if each == at else number for each, number in enumerate(window.front)]
         pads += [0 if each == at else number for each, number in enumerate(window.behind)]
-        more = [0 if each == at else number for each, number in enumerate(node.attributes.get_ints("output_padding", ()))]
+        more = [
+            0 if each == at else number for each, number in enumerate(node.attributes.get_ints("output_padding", ()))
+        ]
         full = self._add(state, "ConvTranspose", node.inputs[:2])
         made = full.producer()
         assert made is not None

@@ -83,7 +83,10 @@ def started(graph: ir.Model):
 def check(graph: ir.Model, hidden: Sequence[Hidden], file: onnx.ModelProto) -> None:
     """Hold an opened graph of one position a call against its file."""
     states = tuple(
-        (Side(one.input, "float32", StateSpec(one.name, one.shape, initial=0.0 if one.initial is None else 0.5)), one.output)
+        (
+            Side(one.input, "float32", StateSpec(one.name, one.shape, initial=0.0 if one.initial is None else 0.5)),
+            one.output,
+        )
         for one in hidden
     )
     sides = Side("x", "float32", InputSpec("x", (1, D))), Side("y", "float32", OutputSpec("y", (1, D)))
@@ -132,9 +135,9 @@ def elsewhere(graph: ir.Model) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (crossed, r"output \d of calls one after another is .* from LSTM 'upper' alone over 12 positions"),
-        (forgotten, r"output \d of calls one after another is .* from LSTM 'lower' alone over 12 positions"),
-        (elsewhere, r"y of calls one after another is .* from the file's own first call"),
+        (crossed, r"out.\d is .* from LSTM 'upper' alone over 12 positions"),
+        (forgotten, r"out.\d is .* from LSTM 'lower' alone over 12 positions"),
+        (elsewhere, r"y is .* from the file's own first call"),
     ],
 )
 def test_a_state_that_is_carried_wrongly_is_told_by_the_recurrence_alone(spoil, said):
