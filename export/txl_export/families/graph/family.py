@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import shutil
-import tempfile
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,10 +28,10 @@ from txl_export.families.graph.open.chaining import Opened, check_opened, divisi
 from txl_export.families.graph.open.hidden import open_hidden
 from txl_export.families.graph.take.capturing import capturing
 from txl_export.families.graph.take.file_module import Call, FileModule, FileStep, caller
-from txl_export.families.graph.take.fixing import drop_unread, fix, lengthen, load, save
+from txl_export.families.graph.take.fixing import copied, drop_unread, fix, lengthen
 from txl_export.families.graph.take.leapp import is_leapp, read_leapp
-from txl_export.families.graph.take.reading import Foreign, read_foreign
-from txl_export.families.graph.take.running import RunError, Runner
+from txl_export.families.graph.take.reading import Foreign, packed, read_foreign
+from txl_export.families.graph.take.running import Helper, RunError
 from txl_export.families.own_module.family import FOR_CHECKPOINTS, PreparedStep, with_data
 from txl_export.families.own_module.plan import Plan, make_plan
 from txl_export.families.own_module.spec import StepSpec
@@ -61,19 +58,19 @@ class Taken:
 
     Attributes:
         foreign: the file.
-        path: of its graph with settings fixed, constants folded and hidden states open.
+        graph: of it, with settings fixed, constants folded and hidden states open.
         step: what that takes and returns.
         module: that stands for it.
-        runner: folds graphs.
+        helper: folds graphs.
         whole: runs the file itself; of one with hidden states, over any number of positions.
         opened: the graph with the states that were hidden; None where --open is not given.
     """
 
     foreign: Foreign
-    path: Path
+    graph: ir.Model
     step: FileStep
     module: FileModule
-    runner: Runner
+    helper: Helper
     whole: Call
     opened: Opened | None
 
@@ -103,7 +100,7 @@ def prepare(source: str | Path, options: ExportOptions, heard: Listener) -> Prep
     family = {
         "name": "graph",
         "file": taken.foreign.path.name,
-        "sha256": hashlib.sha256(taken.foreign.path.read_bytes()).hexdigest(),
+        "sha256": hashlib.sha256(taken.foreign.data).hexdigest(),
         "states": {
             **{name: output for name, output in states.items() if not output},
             **{side.port: output for side, output in taken.step.states if side.port in taken.step.shown},
@@ -126,7 +123,7 @@ def prepare(source: str | Path, options: ExportOptions, heard: Listener) -> Prep
         vocabulary,
         {"source": {"name": taken.foreign.path.name, "weights": None}},
         SOURCE,
-        capturing(taken.path, taken.step, plan, taken.runner),
+        capturing(taken.graph, taken.step, plan, taken.helper),
     )
 
 
@@ -165,50 +162,12 @@ def take(path: Path, choices: Choices, heard: Listener) -> Taken:
         TxlError: it cannot be read, run, or made a step.
     """
     foreign = read_foreign(path)
-    place = Path(tempfile.mkdtemp(prefix="txl-deploy-file-"))
+    heard.stage("open the file in a helper process")
+    helper = Helper(foreign, SECONDS)
     try:
-        model, constants = fix(foreign, choices.fix)
-        heard.stage("open the file in a helper process")
-        runner = Runner(foreign, SECONDS).__enter__()
-        graph, opened, segment = runner.fold(save(model, place / "fixed.onnx"), place), None, dict[str, int]()
-        if unread := drop_unread(folded := load(graph), choices.states):
-            heard.warn(f"nothing reads {some([*unread])}, so that the bundle does not take it")
-            graph, constants = save(folded, place / "read.onnx"), constants | unread
-        whole = caller(runner, path, constants)
-
-        def refold(model: ir.Model) -> ir.Model:
-            with tempfile.TemporaryDirectory(prefix="txl-deploy-fold-") as apart:
-                return _loaded(runner.fold(save(model, Path(apart) / "asked.onnx"), Path(apart)))
-
-        def start(model: ir.Model) -> Call:
-            saved = save(model, Path(tempfile.mkdtemp(dir=place)) / "graph.onnx")
-            return caller(Runner(read_foreign(saved), SECONDS).__enter__(), path, {})
-
-        windowed = _loaded(graph)
-        if cuts := window_caches(windowed, choices.windows, choices.states, refold):
-            graph, whole = save(windowed, place / "windowed.onnx"), by_hand(whole, cuts)
-        if choices.open:
-            segment = _segment(graph, foreign, choices, place)
-            model_of = _loaded(graph)
-            opened = Opened(model_of, open_hidden(model_of, segment or None, refold), start)
-            if not opened.hidden:
-                raise UsageError(f"{path}: --open is given, and no state is hidden in the graph; leave it out")
-            graph = save(model_of, place / "opened.onnx")
-            if lengthen(model, segment):
-                longer = save(model, place / "longer.onnx")
-                whole = caller(Runner(read_foreign(longer), SECONDS).__enter__(), path, {})
-        inner = Runner(read_foreign(graph), SECONDS).__enter__()
-        hidden = opened.hidden if opened else ()
-        initial = {one.input: one.initial for one in hidden if one.initial is not None}
-        pairs = {one.input: one.output for one in hidden}
-        states = {**choices.states, **{cut.input: cut.output for cut in cuts}}
-        known = replace(choices, initial={**initial, **choices.initial}, states=states)
-        step = find_step(graph, known, pairs, segment, inner, heard)
-        call = caller(inner, path, {}) if hidden else whole
-        number = int(hashlib.sha256(graph.read_bytes()).hexdigest()[:12], 16)
-        module = FileModule(step, call, load(graph).graph, number)
+        return _taken(foreign, choices, helper, heard)
     except BaseException as error:
-        shutil.rmtree(place, ignore_errors=True)
+        helper.close()
         if isinstance(error, RunError):
             told = ", ".join(f"{name} = {value}" for name, value in choices.fix.items())
             todo = (
@@ -218,29 +177,49 @@ def take(path: Path, choices: Choices, heard: Listener) -> Taken:
         if isinstance(error, EndedError):
             raise BackendError(f"{path}: {error}") from None
         raise
-    weakref.finalize(module, shutil.rmtree, place, ignore_errors=True)
-    return Taken(foreign, graph, step, module, runner, whole, opened)
 
 
-def _loaded(path: Path) -> ir.Model:
-    ir.external_data.load_to_model(model := load(path))
-    return model
+def _taken(foreign: Foreign, choices: Choices, helper: Helper, heard: Listener) -> Taken:
+    path, opened, segment = foreign.path, None, dict[str, int]()
+    runner = helper.open(foreign.data)
+    fixed, constants = fix(foreign, choices.fix)
+    graph = helper.fold(fixed)
+    if unread := drop_unread(graph, choices.states):
+        heard.warn(f"nothing reads {some([*unread])}, so that the bundle does not take it")
+    cuts = window_caches(graph, choices.windows, choices.states, helper.fold)
+    whole = by_hand(caller(runner, path, constants | unread), cuts)
+    if choices.open:
+        segment = _segment(foreign, fixed, graph, helper)
+        hidden = open_hidden(graph, segment or None, helper.fold)
+        if not hidden:
+            raise UsageError(f"{path}: --open is given, and no state is hidden in the graph; leave it out")
+        opened = Opened(graph, hidden, lambda model: caller(helper.open(model), path, {}))
+        if lengthen(fixed, segment):
+            whole = caller(helper.open(fixed), path, {})
+    inner, hidden = helper.open(graph), opened.hidden if opened else []
+    initial = {one.input: one.initial for one in hidden if one.initial is not None}
+    pairs = {one.input: one.output for one in hidden}
+    shown = {**choices.states, **{cut.input: cut.output for cut in cuts}}
+    known = replace(choices, initial={**initial, **choices.initial}, states=shown)
+    step = find_step(foreign.of(graph), known, pairs, segment, inner, heard)
+    call = caller(inner, path, {}) if opened else whole
+    number = int(hashlib.sha256(packed(graph)).hexdigest()[:12], 16)
+    module = FileModule(step, call, graph.graph, number)
+    return Taken(foreign, graph, step, module, helper, whole, opened)
 
 
-def _segment(graph: Path, foreign: Foreign, choices: Choices, place: Path) -> dict[str, int]:
+def _segment(foreign: Foreign, fixed: ir.Model, graph: ir.Model, helper: Helper) -> dict[str, int]:
     """Where positions stand: in the graph as it is, else, of one position a call, where it also runs with several."""
-    with Runner(read_foreign(graph), SECONDS) as runner:
-        if found := segment_axes(graph, runner):
+    with helper.open(graph) as runner:
+        if found := segment_axes(foreign.of(graph), runner):
             return found
     ones = [(port.name, axis) for port in foreign.inputs for axis, size in enumerate(port.shape) if size == 1]
     for name, axis in sorted(ones, key=lambda one: one[1] == 0)[:FEW]:  # the first axis is of sequences as a rule
-        model, _ = fix(foreign, choices.fix)
-        lengthen(model, {name: axis})
-        with contextlib.suppress(RunError):
-            longer = save(model, place / "longer.onnx")
-            with Runner(read_foreign(longer), SECONDS) as runner:
-                if found := segment_axes(longer, runner):
-                    return found
+        longer = copied(fixed)
+        lengthen(longer, {name: axis})
+        with contextlib.suppress(RunError), helper.open(longer) as runner:
+            if found := segment_axes(foreign.of(longer), runner):
+                return found
     return {}
 
 

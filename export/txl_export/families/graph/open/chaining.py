@@ -86,7 +86,7 @@ def check_opened(
 
 
 def _check_alone(spec: StepSpec, step: FileStep, batch: int, whole: Call, opened: Opened) -> None:
-    """Of a file whose call is one position: run each recurrence alone, over all positions at once that the chain gave it.
+    """Of a file whose call is one position: run each recurrence alone over all positions that the chain gave it.
 
     What lies around the recurrences is the same graph in the chain and in the file, whose first call is compared too.
     """

@@ -32,7 +32,7 @@ _SMALL = 2**16
 
 
 @dataclass(frozen=True)
-class Measured:
+class _Measured:
     """A value's sizes and type, None where one is not known, and what it is where that is always the same."""
 
     sizes: tuple[int | None, ...] = ()
@@ -40,7 +40,7 @@ class Measured:
     constant: NDArray[Any] | None = None
 
 
-_NOTHING = Measured()
+_NOTHING = _Measured()
 
 
 class Sizes:
@@ -50,16 +50,19 @@ class Sizes:
         model: the graph; it stays as it is.
         segment: by name of an input, its axis of positions; empty where no axis is one, None where that is not known.
         fold: computes what is always the same.
+        more: values that are measured beside those of some operators.
 
     Raises:
         EndedError: the helper died of the graph.
     """
 
-    def __init__(self, model: ir.Model, segment: Mapping[str, int] | None, fold: Fold) -> None:
+    def __init__(
+        self, model: ir.Model, segment: Mapping[str, int] | None, fold: Fold, more: Iterable[ir.Value] = ()
+    ) -> None:
         nodes, axes = [node for node in model.graph if node.op_type in _OPERATORS], segment or {}
-        values = [end for node in nodes for end in (*node.inputs, *node.outputs[:1]) if end is not None]
+        values = [end for node in nodes for end in (*node.inputs, *node.outputs[:1]) if end is not None] + [*more]
         self._short, self._other, self._long = (
-            measure(model, axes, fold, values, *how) for how in ((1, 0), (1, 1), (2 if segment else 1, 0))
+            _measured(model, axes, fold, values, *how) for how in ((1, 0), (1, 1), (2 if segment else 1, 0))
         )
         self._symbols = [
             {number: size for size, number in _numbers(model.graph, axes, attempt).items()} for attempt in (0, 1)
@@ -72,11 +75,12 @@ class Sizes:
         if value is not None and value.const_value is not None:
             return tuple(value.const_value.shape.numpy())
         one, two = (found.get(value, _NOTHING).sizes for found in (self._short, self._other))
-        return tuple(a if a == b else self._symbol(a, b) for a, b in zip(one, two, strict=False))
+        return tuple(self._told(a, b) for a, b in zip(one, two, strict=False))
 
-    def _symbol(self, one: int | None, two: int | None) -> Size | None:
+    def _told(self, one: int | None, two: int | None) -> Size | None:
+        """A number that two attempts agree on, or the symbol that both had numbers for."""
         names = [symbols.get(number or 0) for symbols, number in zip(self._symbols, (one, two), strict=True)]
-        return names[0] if names[0] == names[1] else None
+        return one if one == two else names[0] if names[0] == names[1] else None
 
     def dtype(self, value: ir.Value | None) -> ir.DataType:
         """The type of a value's numbers; float32 where it is not known."""
@@ -92,12 +96,11 @@ class Sizes:
         one, two = ((*found.get(value, _NOTHING).sizes, *[None] * 9)[axis] for found in (self._short, self._long))
         return None if one is None or two is None else one != two
 
-    def less(self, value: ir.Value, cut: ir.Value, axis: int) -> int:
-        """By how much an axis of another value is shorter; 0 where that depends on the sizes, or is not known."""
+    def less(self, value: ir.Value, cut: ir.Value, axis: int) -> Size | None:
+        """By how much an axis of another value is shorter; None where that is not known."""
         runs = [[found.get(end, _NOTHING).sizes for end in (value, cut)] for found in (self._short, self._other)]
-        sizes = [(one[axis], two[axis]) for one, two in runs if len(one) == len(two) > axis]
-        found = {one - two for one, two in sizes if one is not None and two is not None}
-        return found.pop() if len(found) == 1 else 0
+        found = [(one[axis] or 0) - (two[axis] or 0) for one, two in runs if len(one) == len(two) > axis]
+        return self._told(found[0], found[1]) if len(found) == 2 else None
 
     def _is_fixed(self, node: ir.Node) -> bool:
         """Whether a Reshape, or a Slice from the front, makes what is longer as long as before: then the graph's
@@ -118,9 +121,9 @@ def whole_numbers(value: ir.Value | None) -> list[int] | None:
     return None if tensor is None else [int(number) for number in tensor.numpy().ravel()]
 
 
-def measure(
+def _measured(
     model: ir.Model, segment: Mapping[str, int], fold: Fold, values: Iterable[ir.Value], times: int, attempt: int
-) -> dict[ir.Value | None, Measured]:
+) -> dict[ir.Value | None, _Measured]:
     """What is known of values of the outer graph, for so many times the positions; open sizes have the numbers of an
     attempt. Nothing where the graph does not go together with these.
 
@@ -161,7 +164,7 @@ def measure(
     except RunError:  # the sizes do not go together
         return {}
     return {
-        value: Measured(
+        value: _Measured(
             tuple(size if isinstance(size, int) else None for size in end.shape or ()),
             end.dtype,
             None if end.const_value is None else end.const_value.numpy(),
