@@ -6,7 +6,6 @@ that plan, proof and writing are those of a model of the user's own.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,13 +21,13 @@ from txl_runtime.listener import Listener
 from txl_runtime.model import load as load_bundle
 from txl_runtime.sandbox.process import EndedError
 
-from txl_export.families.graph.find.stepping import Choices, find_step, segment_axes
+from txl_export.families.graph.find.stepping import Choices, find_step, keep_outputs, segment_axes
 from txl_export.families.graph.open.caches import by_hand, window_caches
 from txl_export.families.graph.open.chaining import Opened, check_opened, divisible
 from txl_export.families.graph.open.hidden import open_hidden
 from txl_export.families.graph.take.capturing import capturing
 from txl_export.families.graph.take.file_module import Call, FileModule, FileStep, caller
-from txl_export.families.graph.take.fixing import copied, drop_unread, fix, lengthen
+from txl_export.families.graph.take.fixing import drop_unread, fix, lengthen
 from txl_export.families.graph.take.leapp import is_leapp, read_leapp
 from txl_export.families.graph.take.reading import Foreign, packed, read_foreign
 from txl_export.families.graph.take.running import Helper, RunError
@@ -48,8 +47,6 @@ from txl_export.proof.threads import engine_threads
 SECONDS = 3600.0
 """That all runs of the file and all folding of its graph may take."""
 SOURCE = "the file itself"
-FEW = 8
-"""Axes of size 1 that are tried for positions."""
 
 
 @dataclass
@@ -150,20 +147,21 @@ def verify(request: VerifyRequest, heard: Listener) -> tuple[Parity, None]:
         return verify_step(opener, plan, SOURCE, request.segments, heard, EMULATED if emulated else None), None
 
 
-def take(path: Path, choices: Choices, heard: Listener) -> Taken:
+def take(path: Path, choices: Choices, heard: Listener, seconds: float = SECONDS) -> Taken:
     """Take a file over: settings fixed, hidden states open where that is asked for, its states found.
 
     Args:
         path: of the file.
         choices: what the user says of it.
         heard: hears of the stages.
+        seconds: of processor time that all runs may take together.
 
     Raises:
         TxlError: it cannot be read, run, or made a step.
     """
     foreign = read_foreign(path)
     heard.stage("open the file in a helper process")
-    helper = Helper(foreign, SECONDS)
+    helper = Helper(foreign, seconds)
     try:
         return _taken(foreign, choices, helper, heard)
     except BaseException as error:
@@ -179,48 +177,52 @@ def take(path: Path, choices: Choices, heard: Listener) -> Taken:
         raise
 
 
+def begun(path: Path, choices: Choices, heard: Listener, seconds: float) -> Taken:
+    """Begin with an export as `prepare` does, within so much processor time, and leave it at that.
+
+    Raises:
+        TxlError: `prepare` would raise it.
+    """
+    taken = take(path, choices, heard, seconds)
+    try:
+        planned(taken, taken.spec, (taken.step.sequences or 1,), (), heard)
+    finally:
+        taken.helper.close()
+    return taken
+
+
 def _taken(foreign: Foreign, choices: Choices, helper: Helper, heard: Listener) -> Taken:
     path, opened, segment = foreign.path, None, dict[str, int]()
     runner = helper.open(foreign.data)
     fixed, constants = fix(foreign, choices.fix)
     graph = helper.fold(fixed)
+    if choices.outputs:
+        keep_outputs(foreign.of(graph), choices)
     if unread := drop_unread(graph, choices.states):
         heard.warn(f"nothing reads {some([*unread])}, so that the bundle does not take it")
-    cuts = window_caches(graph, choices.windows, choices.states, helper.fold)
-    whole = by_hand(caller(runner, path, constants | unread), cuts)
+    whole = caller(runner, path, constants | unread)
+    if cuts := window_caches(graph, choices.windows, choices.states, helper.fold):
+        whole = by_hand(whole, cuts)
     if choices.open:
-        segment = _segment(foreign, fixed, graph, helper)
-        hidden = open_hidden(graph, segment or None, helper.fold)
-        if not hidden:
+        with helper.open(graph) as runner:
+            segment = segment_axes(foreign.of(graph), choices.position_axes, runner)
+        opened = Opened(
+            graph, open_hidden(graph, segment or None, helper.fold), lambda made: caller(helper.open(made), path, {})
+        )
+        if not opened.hidden:
             raise UsageError(f"{path}: --open is given, and no state is hidden in the graph; leave it out")
-        opened = Opened(graph, hidden, lambda model: caller(helper.open(model), path, {}))
         if lengthen(fixed, segment):
             whole = caller(helper.open(fixed), path, {})
-    inner, hidden = helper.open(graph), opened.hidden if opened else []
+    inner, hidden = helper.open(graph), opened.hidden if opened else ()
     initial = {one.input: one.initial for one in hidden if one.initial is not None}
     pairs = {one.input: one.output for one in hidden}
-    shown = {**choices.states, **{cut.input: cut.output for cut in cuts}}
-    known = replace(choices, initial={**initial, **choices.initial}, states=shown)
+    states = {**choices.states, **{cut.input: cut.output for cut in cuts}}
+    known = replace(choices, initial={**initial, **choices.initial}, states=states)
     step = find_step(foreign.of(graph), known, pairs, segment, inner, heard)
-    call = caller(inner, path, {}) if opened else whole
+    call = caller(inner, path, {}) if hidden else whole
     number = int(hashlib.sha256(packed(graph)).hexdigest()[:12], 16)
     module = FileModule(step, call, graph.graph, number)
     return Taken(foreign, graph, step, module, helper, whole, opened)
-
-
-def _segment(foreign: Foreign, fixed: ir.Model, graph: ir.Model, helper: Helper) -> dict[str, int]:
-    """Where positions stand: in the graph as it is, else, of one position a call, where it also runs with several."""
-    with helper.open(graph) as runner:
-        if found := segment_axes(foreign.of(graph), runner):
-            return found
-    ones = [(port.name, axis) for port in foreign.inputs for axis, size in enumerate(port.shape) if size == 1]
-    for name, axis in sorted(ones, key=lambda one: one[1] == 0)[:FEW]:  # the first axis is of sequences as a rule
-        longer = copied(fixed)
-        lengthen(longer, {name: axis})
-        with contextlib.suppress(RunError), helper.open(longer) as runner:
-            if found := segment_axes(foreign.of(longer), runner):
-                return found
-    return {}
 
 
 def planned(taken: Taken, spec: StepSpec, batches: Sequence[int], lengths: Sequence[int], heard: Listener) -> Plan:
