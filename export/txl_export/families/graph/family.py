@@ -231,6 +231,12 @@ def planned(taken: Taken, spec: StepSpec, batches: Sequence[int], lengths: Seque
     if more or (fixed is not None and batch != fixed):
         told = ", ".join(map(str, batches))
         raise UsageError(f"--batch-size is {told}, expected {fixed or 'one'}: the file takes {fixed or 'any number'}")
+    positions = taken.step.positions
+    if positions is not None and (wrong := [length for length in lengths if length != positions]):
+        raise UsageError(
+            f"--segment-length is {wrong[0]}, expected {positions}: a call of the file is {positions} position"
+            f"{'s' * (positions > 1)}, as far as its axes show; leave it out, or give --position-axis NAME=N"
+        )
     plan = make_plan(spec, batch, lengths, heard)
     longest = plan.segment_lengths[0]
     if other := [each for each in plan.segment_lengths[1:] if not divisible(plan.spec, batch, longest, each)]:
