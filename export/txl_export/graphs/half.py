@@ -72,6 +72,16 @@ def to_half(model: ir.Model, precision: HalfPrecision, weights: Collection[str])
     infer_shapes(model)
 
 
+def computes_in_half(graph: ir.Graph) -> bool:
+    """Whether most of a graph's floating constants are float16, and are read as such and not only cast to float32."""
+    counts = {True: 0, False: 0}
+    for value in graph.initializers.values():
+        if value.const_value is not None and value.dtype is not None and value.dtype.is_floating_point():
+            whole = value.dtype != ir.DataType.FLOAT16 or all(node.op_type == "Cast" for node, _ in value.uses())
+            counts[not whole] += value.const_value.size
+    return counts[True] > counts[False]
+
+
 class _Halving:
     """The half precision values of one graph, each made once."""
 

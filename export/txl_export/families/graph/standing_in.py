@@ -34,7 +34,7 @@ SECONDS = 600.0
 
 
 class Wired:
-    """A foreign graph with inputs and outputs by a step's names.
+    """A foreign graph that runs in a process of its own.
 
     Args:
         foreign: the graph.
@@ -45,15 +45,14 @@ class Wired:
         self.path, self._runner = foreign.path, runner
         self._types = {port.name: port.dtype for port in (*foreign.inputs, *foreign.optional)}
 
-    def run(self, wiring: Wiring, values: Arrays) -> dict[str, Array]:
-        """What the graph returns, by its own names, for inputs and states by the step's, cast to its types.
+    def run(self, feeds: Arrays) -> dict[str, Array]:
+        """What the graph returns for its inputs, which are cast to its types.
 
         Raises:
             CheckError: it does not run with these.
             EndedError: see `Runner.run`.
             UsageError: it takes something that no numbers can be cast to, or is given such a thing.
         """
-        feeds = {**wiring.given, **{port: values[name] for name, port in wiring.takes.items()}}
         cast = {name: self._cast(name, np.asarray(one)) for name, one in feeds.items()}
         try:
             return self._runner.run(cast)
@@ -100,8 +99,8 @@ class FileEngine(Engine):
 
     def __init__(self, file: Wired, wiring: Wiring, manifest: Manifest) -> None:
         self._file, self._wiring, self._manifest = file, wiring, manifest
-        self._ports = {one.name: wiring.returns[f"output {one.name}"] for one in manifest.outputs}
-        self._ports |= {one.output: wiring.returns.get(f"state {one.name}", "") for one in manifest.states}
+        self._ports = {one.name: wiring.returns[one.name] for one in manifest.outputs}
+        self._ports |= {one.output: wiring.after.get(wiring.takes.get(one.name, ""), "") for one in manifest.states}
         self.description = f"{file.path.name}, by ONNX Runtime on the CPU"
         self.still = {state.name for state in manifest.states}
 
@@ -120,7 +119,7 @@ class FileEngine(Engine):
     def run(self, program: Program, inputs: Arrays) -> Arrays:
         states = self._manifest.states
         values = {**inputs, **{state.name: inputs[state.input] for state in states}}
-        found = self._file.run(self._wiring, values)
+        found = self._file.run(self._wiring.feeds(values))
         with np.errstate(all="ignore"):
             returned = {one.name: found[self._ports[one.name]].astype(one.dtype) for one in self._manifest.outputs}
             returned |= {state.output: self._next(state, found, values) for state in states}

@@ -56,6 +56,7 @@ class PreparedStep:
         family: what the manifest says of it.
         source: what it is compared with, for people.
         make: what makes its graphs.
+        rounds: whether its graphs have this precision as they are made, so that nothing in them is converted.
     """
 
     plan: Plan
@@ -66,11 +67,13 @@ class PreparedStep:
     provenance: Mapping[str, Any]
     source: str = "the module itself"
     make: Capture = capture
+    rounds: bool = False
 
     def write(self, folder: Path, heard: Listener) -> Manifest:
         """See `Prepared`."""
         plan = self.plan
-        written = write_step(folder, plan, self.precision, self.growth, heard, self.make)
+        asked = "fp32" if self.rounds else self.precision
+        written = write_step(folder, plan, asked, self.growth, heard, self.make)
         if written.note:
             heard.warn(f"there is a graph for every size of the state: {written.note}")
         if written.fixed:
@@ -144,7 +147,9 @@ def prepare(source: StepSpec | str | Path | Adapted, options: ExportOptions, hea
     weights = source.file if isinstance(source, Adapted) else options.weights and Path(options.weights).name
     provenance = {"source": {"name": name, "weights": weights}}
     family = {"name": "own_module", "module": name}
-    return PreparedStep(plan, cast(Precision, options.precision), options.growth, family, vocabulary, provenance)
+    return PreparedStep(
+        plan, cast(Precision, options.precision or "fp32"), options.growth, family, vocabulary, provenance
+    )
 
 
 def with_data(spec: StepSpec, options: ExportOptions) -> tuple[StepSpec, bytes | None]:

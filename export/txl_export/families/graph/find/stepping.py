@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,9 @@ class Choices:
         fix: see `fixing.fix`.
         open: whether states that the graph hides become explicit.
         initial: what states hold first, by their inputs' names.
-        batch_axes: where sequences stand, by the names of inputs and outputs.
+        batch_axes, position_axes: where sequences and positions stand, by the names of inputs and outputs.
+        outputs: those that are kept, beside states; all where none is named.
+        windows: caches that grow, and the rows of them that are kept.
     """
 
     states: Mapping[str, str]
@@ -43,6 +45,9 @@ class Choices:
     open: bool
     initial: Mapping[str, Array]
     batch_axes: Mapping[str, int]
+    position_axes: Mapping[str, int] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
+    windows: Mapping[str, int] = field(default_factory=dict)
 
 
 def find_step(
