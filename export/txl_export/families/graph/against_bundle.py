@@ -19,7 +19,7 @@ from txl_runtime.model import Model
 from txl_runtime.selftest import relative_difference
 from txl_runtime.types import Array, Arrays
 
-from txl_export.families.graph.matching import Entry, Said, Step, Wiring, match
+from txl_export.families.graph.matching import Said, Step, Wiring, match
 from txl_export.families.graph.standing_in import wired
 from txl_export.families.graph.take.reading import Foreign, read_foreign
 from txl_export.proof.input_source import InputSource, fitting
@@ -52,22 +52,22 @@ def verify_beside(
     """
     model, foreign = open_model(), read_foreign(path)
     manifest = model.manifest
-    takes: dict[str, tuple[Entry, str]] = {one.name: (one, one.dtype) for one in manifest.given}
+    takes = {one.name: (one.axes, str(one.dtype)) for one in manifest.given}
     step = Step(
         "the bundle", takes, [one.name for one in manifest.states], [one.name for one in manifest.outputs], more=True
     )
     samples, said = said.without(takes)
     _check(samples, manifest)
     wiring = match(foreign, step, said)
-    count, stream = segments or SEGMENTS, model.stream(wiring.batch)
-    firsts = _firsts(foreign, wiring, said, stream.state(), wiring.batch or manifest.batch_size)
+    count, rows = segments or SEGMENTS, wiring.fixed.get("B", manifest.batch_size)
+    length, stream = wiring.fixed.get("L", manifest.segment_lengths[0]), model.stream(rows)
+    firsts = _firsts(foreign, wiring, said, stream.state(), rows)
     source = InputSource(manifest, samples, np.random.default_rng(0))
-    length = wiring.length or manifest.segment_lengths[0]
     worst, limit, first = dict.fromkeys(wiring.returns, 0.0), BISECT[manifest.precision], ""
     with wired(foreign) as file:
         heard.stage(f"stream beside {path.name}", count)
         for segment in range(count):
-            inputs = source.take(wiring.batch or manifest.batch_size, length)
+            inputs = source.take(rows, length)
             found = stream.run(inputs)
             try:
                 theirs = file.run({**wiring.feeds(inputs), **firsts})

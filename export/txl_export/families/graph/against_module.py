@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 from onnx import numpy_helper
 from txl_report.schema.verification import Gate
+from txl_runtime.bundle.axes import Axes
 from txl_runtime.errors import UsageError, some
 from txl_runtime.ladder import BISECT
 from txl_runtime.listener import Listener
 from txl_runtime.selftest import relative_difference
 
-from txl_export.families.graph.matching import Entry, Said, Step, Wiring, match
+from txl_export.families.graph.matching import Said, Step, Wiring, match
 from txl_export.families.graph.standing_in import FileModel, wired
 from txl_export.families.graph.take.reading import read_foreign
 from txl_export.families.own_module.loading import importable
@@ -26,7 +27,7 @@ from txl_export.families.own_module.plan import Plan, make_plan
 from txl_export.families.own_module.reference import ModuleReference
 from txl_export.families.own_module.sizes import fresh_states
 from txl_export.families.own_module.sources import read_source, whose_code
-from txl_export.families.own_module.spec import VALID, InputSpec, StepSpec
+from txl_export.families.own_module.spec import VALID, StepSpec
 from txl_export.proof.parity import Parity, failing
 from txl_export.proof.verification import verify_model
 
@@ -71,7 +72,8 @@ def verify_file(
     wiring = match(foreign, _step(spec), said)
     _tell(wiring, spec, heard)
     with importable(module):
-        plan = make_plan(spec, wiring.batch or SEQUENCES, () if wiring.length is None else (wiring.length,), heard)
+        lengths = [size for letter, size in wiring.fixed.items() if letter == "L"]
+        plan = make_plan(spec, wiring.fixed.get("B", SEQUENCES), lengths, heard)
         heard.stage(f"open {path.name}")
         with wired(foreign) as file:
             model = FileModel(plan, file, wiring)
@@ -87,9 +89,11 @@ def verify_file(
 
 def _step(spec: StepSpec) -> Step:
     """A specification, to be matched."""
-    takes: dict[str, tuple[Entry, str]] = {one.name: (one, one.module_dtype) for one in spec.inputs}
-    takes |= {VALID: (InputSpec(VALID, ("B",), "int32"), "int32")} if spec.lengths else {}
-    takes |= {one.name: (one, one.dtype) for one in spec.states}
+    takes = {one.name: (one.axes, one.module_dtype) for one in spec.inputs}
+    takes |= {VALID: (Axes(("B",)), "int32")} if spec.lengths else {}
+    for one in spec.states:
+        open_rows = ["rows" if axis == one.grows else size for axis, size in enumerate(one.shape)]
+        takes[one.name] = Axes(open_rows), one.dtype
     return Step("the module", takes, [one.name for one in spec.states], [one.name for one in spec.output_specs])
 
 

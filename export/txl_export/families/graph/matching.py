@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from txl_runtime.bundle.axes import Axes
 from txl_runtime.errors import CheckError, UsageError, some
@@ -18,29 +17,20 @@ MOST = 64
 """Names that a message lists."""
 
 
-class Entry(Protocol):
-    """What a step takes: an `InputSpec`, a `StateSpec`, or an input of a manifest."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def axes(self) -> Axes: ...
-
-
 @dataclass(frozen=True)
 class Step:
     """What a file is matched with.
 
     Attributes:
         whose: "the module" or "the bundle", for messages.
-        takes: inputs and states, each with the type that it has in a graph.
+        takes: axes and type of inputs and states; an axis of another text than "B" and "L" has to be open.
         states: the names of those that are states.
         gives: names of what is returned beside states.
         more: whether the file may have states that the step has not.
     """
 
     whose: str
-    takes: Mapping[str, tuple[Entry, str]]
+    takes: Mapping[str, tuple[Axes, str]]
     states: Sequence[str]
     gives: Sequence[str]
     more: bool = False
@@ -74,15 +64,14 @@ class Wiring:
         takes, returns: the file's names of a step's inputs and states, and of its outputs, by the step's names.
         after: outputs of the file that are next values, by the inputs of the file that they are fed back to.
         given: see `Said`.
-        batch, length: how many sequences and positions the file takes; None for any number.
+        fixed: how many sequences ("B") and positions ("L") the file takes, where that is one number.
     """
 
     takes: Mapping[str, str]
     returns: Mapping[str, str]
     after: Mapping[str, str]
     given: Arrays
-    batch: int | None
-    length: int | None
+    fixed: Mapping[str, int]
 
     def feeds(self, values: Arrays) -> dict[str, Array]:
         """What the file is fed, for a step's inputs and states by the step's names."""
@@ -96,10 +85,10 @@ def match(foreign: Foreign, step: Step, said: Said) -> Wiring:
         UsageError: names without a match; all are listed, with the options to paste.
         CheckError: under one name the file takes another type or other sizes than the step.
     """
-    wanted = {*said.rename, *said.pairs, *said.given, *step.takes}
+    where, wanted = str(foreign.path), {*said.rename, *said.pairs, *said.given, *step.takes}
     ports = {one.name: one for one in (*foreign.inputs, *(one for one in foreign.optional if one.name in wanted))}
     results = [one.name for one in foreign.outputs]
-    _check_names(str(foreign.path), ports, results, step, said)
+    _check_names(where, ports, results, step, said)
     called = {port: said.rename.get(port, port) for port in (*ports, *results)}
     takes = {called[port]: port for port in ports if called[port] in step.takes and port not in said.given}
     returns = {called[port]: port for port in results if called[port] in step.gives}
@@ -107,44 +96,34 @@ def match(foreign: Foreign, step: Step, said: Said) -> Wiring:
     for port in ports:
         name = called[port]
         if port not in after and (name in step.states or (step.more and port not in takes.values())):
-            free = [one for one in results if one not in used]
-            likest = max((likeness(port, one) for one in free), default=0)
-            best = [one for one in free if called[one] == name or (likest and likeness(port, one) == likest)]
+            alike = {one: 3 if called[one] == name else likeness(port, one) for one in results if one not in used}
+            most = max(alike.values(), default=0)
+            best = [one for one, how in alike.items() if how == most > 0]
             if len(best) == 1:
                 after[port] = best[0]
                 used.add(best[0])
-    _check_complete(foreign, step, ports, Wiring(takes, returns, after, said.given, None, None))
-    sizes = dict[str, set[int]]()
+    _check_complete(foreign, step, ports, Wiring(takes, returns, after, said.given, {}))
+    fixed = dict[str, int]()
     for name, port in takes.items():
-        entry, dtype = step.takes[name]
-        if (fixed := fixed_sizes(entry, dtype, ports[port])) is None:
-            found = f"{port} {ports[port].dtype} {list(ports[port].shape)}"
+        (axes, dtype), found = step.takes[name], ports[port]
+        sizes = _fixed(axes, dtype, found)
+        if sizes is None or any(size < 1 or fixed.setdefault(letter, size) != size for letter, size in sizes):
+            known = "".join(f", {letter} {size}" for letter, size in fixed.items())
             raise CheckError(
-                f"{foreign.path}: takes {found}, expected {step.whose}'s {name} {dtype} {list(entry.axes.shape)}; "
-                "export the file with its types and sizes, or correct the StepSpec"
+                f"{where}: takes {port} {found.dtype} {list(found.shape)}, expected {step.whose}'s {name} {dtype} "
+                f"{list(axes.shape)}{known}; export the file with its types and sizes, or correct the StepSpec"
             )
-        for letter, size in fixed:
-            sizes.setdefault(letter, set()).add(size)
-    for letter, found in sizes.items():
-        if len(found) > 1 or min(found) < 1:
-            told = f"{some([*map(str, sorted(found))])} {'sequences' if letter == 'B' else 'positions'} ({letter})"
-            raise CheckError(f"{foreign.path}: takes {told} at once, expected one number; export the file again")
-    one = {letter: min(found) for letter, found in sizes.items()}
-    return Wiring(takes, returns, after, said.given, one.get("B"), one.get("L"))
+    return Wiring(takes, returns, after, said.given, fixed)
 
 
-def fixed_sizes(entry: Entry, dtype: str, port: Port) -> set[tuple[str, int]] | None:
-    """The numbers of sequences ("B") and of positions ("L") that a graph fixes where it takes a step's input or state
-    of this type; None where it does not take that.
-    """
-    axes, grows = entry.axes, getattr(entry, "grows", None)
+def _fixed(axes: Axes, dtype: str, port: Port) -> set[tuple[str, int]] | None:
+    """The numbers of sequences ("B") and of positions ("L") that a file fixes in an input; None where it is another."""
     if len(port.shape) != len(axes.shape) or kind(port.dtype) != kind(dtype):
         return None
-    sizes = [(axis, *both) for axis, both in enumerate(zip(axes.shape, port.shape, strict=True))]
-    numbers = [(axis, own, size) for axis, own, size in sizes if isinstance(size, int)]
-    if any(axis == grows or own not in ("B", "L", size) for axis, own, size in numbers):
+    numbers = [(own, size) for own, size in zip(axes.shape, port.shape, strict=True) if isinstance(size, int)]
+    if any(own not in ("B", "L", size) for own, size in numbers):
         return None
-    return {(own, size - axes.ahead * (own == "L")) for _, own, size in numbers if isinstance(own, str)}
+    return {(own, size - axes.ahead * (own == "L")) for own, size in numbers if isinstance(own, str)}
 
 
 def kind(dtype: str) -> str:
@@ -154,14 +133,15 @@ def kind(dtype: str) -> str:
 
 def _check_names(where: str, ports: Mapping[str, Port], results: Sequence[str], step: Step, said: Said) -> None:
     """Refuse names that are nobody's."""
+    own = list(dict.fromkeys((*step.takes, *step.states, *step.gives)))
     wrong = [one for one in (*said.rename, *said.pairs.values()) if one not in ports and one not in results]
-    if wrong := [*wrong, *(one for one in (*said.pairs, *said.given) if one not in ports)]:
-        has = f"it takes {some([*ports], MOST)} and gives {some(results, MOST)}"
-        raise UsageError(f"{where}: has no {some(wrong)}, {has}; check --rename, --state and --inputs")
-    own = [*step.takes, *(one for one in step.states if one not in step.takes), *step.gives]
-    if unknown := [f"{port}={name}" for port, name in said.rename.items() if name not in own]:
-        has = f"{step.whose} has {some(own, MOST)}"
-        raise UsageError(f"--rename is {some(unknown)}, expected A=B, the file's A and the other's B: {has}; check it")
+    wrong += [one for one in (*said.pairs, *said.given) if one not in ports]
+    if wrong := wrong + [f"={name}" for name in said.rename.values() if name not in own]:
+        has = f"the file takes {some([*ports], MOST)} and gives {some(results, MOST)}"
+        raise UsageError(
+            f"{where}: --rename, --state or --inputs name {some(wrong)}; {has}, {step.whose} has {some(own, MOST)}; "
+            "check them"
+        )
 
 
 def _check_complete(foreign: Foreign, step: Step, ports: Mapping[str, Port], found: Wiring) -> None:
@@ -171,12 +151,12 @@ def _check_complete(foreign: Foreign, step: Step, ports: Mapping[str, Port], fou
     free = {one.name: one for one in foreign.outputs if one.name not in used}
     asked = [name for name in step.takes if name not in found.takes] if left else []
     lacking = [name for name in step.gives if name not in found.returns]
-    named = _guess(left, asked, lambda port, name: fixed_sizes(*step.takes[name], ports[port]) is not None)
+    named = _guess(left, asked, lambda port, name: _fixed(*step.takes[name], ports[port]) is not None)
     named |= _guess(free, lacking, lambda *_: True)
     loose = [port for name, port in found.takes.items() if name in step.states and port not in found.after]
     loose += [port for port in left if (named[port] in step.states if port in named else step.more)]
     others = [one for one in free if one not in named]
-    fed = _guess(others, loose, lambda one, port: _alike(ports[port], free[one]))
+    fed = _guess(others, loose, lambda one, port: _form(ports[port]) == _form(free[one]))
     if not (left or lacking or fed):
         return
     options = [f"--rename {shlex.quote(f'{port}={name}')}" for port, name in named.items()]
@@ -203,8 +183,5 @@ def _guess(theirs: Iterable[str], ours: Iterable[str], fits: Callable[[str, str]
     return found
 
 
-def _alike(port: Port, result: Port) -> bool:
-    """Whether an output may be the next value of an input, by its type and sizes."""
-    pairs = zip(port.shape, result.shape, strict=False)
-    same = all(one == other or isinstance(one, str) or isinstance(other, str) for one, other in pairs)
-    return port.dtype == result.dtype and len(port.shape) == len(result.shape) and same
+def _form(port: Port) -> tuple[str, int]:
+    return port.dtype, len(port.shape)

@@ -12,7 +12,7 @@ from operator import gt
 from weakref import WeakSet
 
 import numpy as np
-from txl_runtime.bundle.manifest import FORMAT, FORMAT_VERSION, Manifest
+from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Program, StateTensor
 from txl_runtime.errors import BackendError, CheckError, UsageError
 from txl_runtime.host.backend import HostBackend
@@ -174,7 +174,7 @@ class FileModel(Model):
 def _manifest(plan: Plan, file: Wired, wiring: Wiring) -> Manifest:
     """The tables of a bundle of the module, whose programs are all the file's graph."""
     networks = {one.length: StepNetwork(plan, one, open_rows=True) for one in plan.transitions}
-    programs = tuple(
+    programs = [
         Program(
             name=f"step-{length}",
             kind="step",
@@ -183,26 +183,15 @@ def _manifest(plan: Plan, file: Wired, wiring: Wiring) -> Manifest:
             file=file.path.name,
             inputs=network.inputs,
             outputs=network.outputs,
-            open_batch=wiring.batch is None and plan.streams == "independent",
+            open_batch="B" not in wiring.fixed and plan.streams == "independent",
         )
         for length, network in networks.items()
-    )
-    return Manifest(
-        format=FORMAT,
-        format_version=FORMAT_VERSION,
+    ]
+    return plan.manifest(
+        programs,
         model_id=hashlib.sha256(file.path.read_bytes()).hexdigest(),
-        batch_size=plan.batch_size,
         precision="fp32",
-        inputs=plan.inputs,
-        outputs=plan.results,
-        states=plan.states,
-        programs=programs,
-        streams=plan.streams,
-        joint=plan.joint,
-        lengths="valid" if plan.spec.lengths else "exact",
-        commits="rows" if plan.spec.lengths or 1 in plan.segment_lengths else "segment",
         family={"name": "graph"},
         weights="",
-        files={},
         parameters=parameter_count(plan.spec.module),
     )

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import msgspec
 from numpy.typing import NDArray
-from txl_runtime.bundle.manifest import FORMAT, FORMAT_VERSION, Manifest
+from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import WEIGHTS
 from txl_runtime.bundle.tables import Precision
 from txl_runtime.bundle.vocabulary import Vocabulary, decode_vocabulary
@@ -78,21 +78,10 @@ class PreparedStep:
             heard.warn(f"there is a graph for every size of the state: {written.note}")
         if written.fixed:
             heard.warn(f"a segment costs {plan.batch_size} sequences however few of them run: {written.fixed}")
-        whole = plan.spec.lengths or 1 in plan.segment_lengths
-        return Manifest(
-            format=FORMAT,
-            format_version=FORMAT_VERSION,
+        return plan.manifest(
+            written.programs,
             model_id=written.model_id,
-            batch_size=plan.batch_size,
             precision=self.precision,
-            inputs=written.inputs,
-            outputs=written.outputs,
-            states=written.states,
-            programs=tuple(written.programs),
-            streams=plan.streams,
-            joint=plan.joint,
-            lengths="valid" if plan.spec.lengths else "exact",
-            commits="rows" if whole else "segment",
             family={
                 **self.family,
                 "tensors": tensors_id(plan.spec),
@@ -102,7 +91,6 @@ class PreparedStep:
                 "route": ", ".join(sorted({str(route) for route in written.routes.values()})),
             },
             weights=WEIGHTS,
-            files={},
             parameters=written.parameters,
         )
 

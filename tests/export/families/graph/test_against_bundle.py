@@ -158,7 +158,11 @@ def test_what_the_file_takes_besides_and_real_inputs_come_from_a_file(made: Path
 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "no such output": ({}, {"states": {"state": "nothing"}}, r"has no nothing, it takes x, state and gives y, stateN"),
+    "no such output": (
+        {},
+        {"states": {"state": "nothing"}},
+        r"--state or --inputs name nothing; the file takes x, state and gives y, stateN",
+    ),
     "other names": (
         {"names": ("input", "before", "output", "after")},
         {},
@@ -167,7 +171,11 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "more sequences": ({"batch": 4}, {}, "batch_size is 4, expected 1 … 3; export with --batch-size for more"),
     "beside a module": ({}, {"module": "a.py:build"}, r"a\.onnx: is an ONNX file, which has no use for --module"),
-    "inputs without one": ({}, {"inputs": {"z": np.zeros(2)}}, r"a\.onnx: has no z, it takes x, state"),
+    "inputs without one": (
+        {},
+        {"inputs": {"z": np.zeros(2)}},
+        r"a\.onnx: --rename, --state or --inputs name z; the file takes x, state",
+    ),
     "text as inputs": ({}, {"inputs": {"state": np.array(["a"])}}, "state is float32, which no array is made of"),
     "inputs of another shape": ({}, {"inputs": {"x": np.zeros((2, 7))}}, r"--inputs has x of \[2, 7\], expected"),
 }
