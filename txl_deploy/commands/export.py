@@ -21,8 +21,8 @@ from txl_deploy.parity_tables import print_parity
 PAIRS = (
     ("states", "--state", "IN=OUT, an input and an output of the file, or IN=", True),
     ("fix", "--fix", "NAME=VALUE, an input or an open size of the file", False),
-    ("batch_axes", "--batch-axis", "NAME=N, an input or output of the file and the number of an axis", False),
-    ("position_axes", "--position-axis", "NAME=N, an input or output of the file and the number of an axis", False),
+    ("batch_axes", "--batch-axis", "NAME=N, an input or output of the file and an axis of it from 0", False),
+    ("position_axes", "--position-axis", "NAME=N, an input or output of the file and an axis of it from 0", False),
     ("windows", "--window", "NAME=ROWS, an input of the file and a number of rows", False),
 )
 """Options of pairs: field, flag, form, and whether what stands behind the = may be left out."""
