@@ -376,8 +376,10 @@ def exported(case: Outside, path: Path) -> Path:
     return path
 
 
-def said(case: Outside) -> dict[str, dict[str, str]]:
-    """The options by which `verify` is told what a file calls the things of its specification."""
+def said(case: Outside, path: Path) -> dict[str, dict[str, str]]:
+    """The options by which `verify` is told what a file calls the things of its specification, as far as it has them."""
+    graph = onnx.load(path).graph
+    has = {one.name for one in (*graph.input, *graph.output)}
     spec, rename, states = spec_of(case.model), {}, {}
     entries = [*spec.inputs, *spec.states] + [InputSpec("valid", ("B",), "int32")] * spec.lengths
     for number, entry in enumerate(entries):
@@ -388,7 +390,8 @@ def said(case: Outside) -> dict[str, dict[str, str]]:
     for at, one in enumerate(spec.outputs):
         name = one if isinstance(one, str) else one.name
         rename[_name(case, name, "", f"v.{90 + at}")] = name
-    return {"rename": {port: name for port, name in rename.items() if port != name}, "states": states}
+    rename = {port: name for port, name in rename.items() if port != name and port in has}
+    return {"rename": rename, "states": states}
 
 
 def _name(case: Outside, name: str, end: str, odd: str) -> str:

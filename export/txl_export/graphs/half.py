@@ -73,13 +73,15 @@ def to_half(model: ir.Model, precision: HalfPrecision, weights: Collection[str])
 
 
 def computes_in_half(graph: ir.Graph) -> bool:
-    """Whether most of a graph's floating constants are float16, and are read as such and not only cast to float32."""
-    counts = {True: 0, False: 0}
-    for value in graph.initializers.values():
-        if value.const_value is not None and value.dtype is not None and value.dtype.is_floating_point():
-            whole = value.dtype != ir.DataType.FLOAT16 or all(node.op_type == "Cast" for node, _ in value.uses())
-            counts[not whole] += value.const_value.size
-    return counts[True] > counts[False]
+    """Whether most numbers among a graph's floating constants are float16, and more than stored so: not cast first."""
+    constants = [node.outputs[0] for node in graph if node.op_type == "Constant"]
+    sizes = {True: 0, False: 0}
+    for value in (*graph.initializers.values(), *constants):
+        tensor = ir.convenience.get_const_tensor(value)
+        if tensor is not None and tensor.dtype.is_floating_point():
+            read = any(node.op_type != "Cast" for node, _ in value.uses())
+            sizes[tensor.dtype == ir.DataType.FLOAT16 and read] += tensor.size
+    return sizes[True] > sizes[False]
 
 
 class _Halving:

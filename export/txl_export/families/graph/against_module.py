@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import numpy_helper
 from txl_report.schema.verification import Gate
 from txl_runtime.bundle.axes import Axes
 from txl_runtime.errors import UsageError, some
@@ -28,6 +27,7 @@ from txl_export.families.own_module.reference import ModuleReference
 from txl_export.families.own_module.sizes import fresh_states
 from txl_export.families.own_module.sources import read_source, whose_code
 from txl_export.families.own_module.spec import VALID, StepSpec
+from txl_export.graphs.half import computes_in_half
 from txl_export.proof.parity import Parity, failing
 from txl_export.proof.verification import verify_model
 
@@ -71,18 +71,19 @@ def verify_file(
     spec = replace(spec, outputs=logits, samples=samples or spec.samples)  # what a file returns is not normalised
     wiring = match(foreign, _step(spec), said)
     _tell(wiring, spec, heard)
+    if half := computes_in_half(foreign.model.graph):
+        heard.warn(f"{path.name} computes in float16, so fp16's limits judge it")
     with importable(module):
         lengths = [size for letter, size in wiring.fixed.items() if letter == "L"]
         plan = make_plan(spec, wiring.fixed.get("B", SEQUENCES), lengths, heard)
         heard.stage(f"open {path.name}")
         with wired(foreign) as file:
-            model = FileModel(plan, file, wiring)
+            model = FileModel(plan, file, wiring, "fp16" if half else "fp32")
             found = verify_model(
                 lambda: model, ModuleReference(plan), name, spec.samples, segments, heard, idle=plan.idle, odd=False
             )
-    limit = BISECT[model.manifest.precision]
-    defaults = {tensor.name: tensor for tensor in foreign.model.graph.initializer}
-    starts = {one: defaults[port] for one, port in wiring.takes.items() if port in defaults}
+    limit, defaults = BISECT[model.manifest.precision], foreign.model.graph.initializers
+    starts = {one: defaults[port].const_value for one, port in wiring.takes.items() if port in defaults}
     found = replace(found, gates=(*found.gates, *_first_states(plan, starts, limit)))
     return replace(found, advice=_told(found, model.engine.still, limit))
 
@@ -110,7 +111,7 @@ def _first_states(plan: Plan, starts: Mapping[str, Any], limit: float) -> list[G
     fresh, worst = fresh_states(plan.spec, plan.batch_size), 0.0
     for name, tensor in starts.items():
         if (own := fresh.get(name)) is not None:
-            values = np.broadcast_to(numpy_helper.to_array(tensor), own.shape)
+            values = np.broadcast_to(tensor.numpy(), own.shape)
             worst = max(worst, relative_difference(values, own.numpy()))
     return [Gate("first state of the file max abs (relative)", worst, limit, worst <= limit)] if starts else []
 

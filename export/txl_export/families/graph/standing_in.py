@@ -23,7 +23,7 @@ from txl_runtime.types import Array, Arrays, Call
 
 from txl_export.families.graph.matching import Wiring
 from txl_export.families.graph.take.reading import Foreign
-from txl_export.families.graph.take.running import RunError, Runner
+from txl_export.families.graph.take.running import Helper, RunError, Runner
 from txl_export.families.own_module.identity import parameter_count
 from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.plan import Plan
@@ -80,8 +80,8 @@ def wired(foreign: Foreign) -> Iterator[Wired]:
         BackendError: its process died, or its time is over.
     """
     try:
-        with Runner(foreign, SECONDS) as runner:
-            yield Wired(foreign, runner)
+        with Helper(foreign, SECONDS) as helper:
+            yield Wired(foreign, helper.open(foreign.data))
     except RunError as error:
         raise UsageError(f"{foreign.path}: ONNX Runtime does not open it: {error}; export it again") from None
     except EndedError as error:
@@ -158,8 +158,8 @@ class FileModel(Model):
         engine: that runs it.
     """
 
-    def __init__(self, plan: Plan, file: Wired, wiring: Wiring) -> None:
-        self._manifest = _manifest(plan, file, wiring)
+    def __init__(self, plan: Plan, file: Wired, wiring: Wiring, precision: str) -> None:
+        self._manifest = _manifest(plan, file, wiring, precision)
         self.engine = FileEngine(file, wiring, self._manifest)
         self.backend = HostBackend(self.engine, "replace", self._manifest.programs, self.engine.description)
         tensors = {name.removeprefix("initial."): value.numpy() for name, value in plan.initial_tensors.items()}
@@ -171,7 +171,7 @@ class FileModel(Model):
         return self._manifest
 
 
-def _manifest(plan: Plan, file: Wired, wiring: Wiring) -> Manifest:
+def _manifest(plan: Plan, file: Wired, wiring: Wiring, precision: str) -> Manifest:
     """The tables of a bundle of the module, whose programs are all the file's graph."""
     networks = {one.length: StepNetwork(plan, one, open_rows=True) for one in plan.transitions}
     programs = [
@@ -190,7 +190,7 @@ def _manifest(plan: Plan, file: Wired, wiring: Wiring) -> Manifest:
     return plan.manifest(
         programs,
         model_id=hashlib.sha256(file.path.read_bytes()).hexdigest(),
-        precision="fp32",
+        precision=precision,
         family={"name": "graph"},
         weights="",
         parameters=parameter_count(plan.spec.module),

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 import txl_export
+from onnxruntime.transformers.float16 import convert_float_to_float16
 from outside_exports import (
     SPECS,
     D,
@@ -114,7 +115,8 @@ QUICK = {
 
 
 def verified(case: Outside, folder: Path, **options: Any) -> Any:
-    return txl_export.verify(exported(case, folder / "a.onnx"), module=spec_of(case.model), **(said(case) | options))
+    path = exported(case, folder / "a.onnx")
+    return txl_export.verify(path, module=spec_of(case.model), **(said(case, path) | options))
 
 
 def marked(table: dict[str, Any], keep: int) -> list[Any]:
@@ -151,7 +153,7 @@ def test_what_cannot_be_run_is_refused_in_one_line(tmp_path: Path, monkeypatch: 
     with pytest.raises(UsageError, match="h_in is float32, which no array is made of <U4; see --inputs"):
         verified(Outside("gru"), tmp_path, inputs=_arrays(tmp_path, h_in=np.array(["text"])))
     monkeypatch.setattr(standing_in, "SECONDS", 0.0)
-    with pytest.raises(BackendError, match=r"a\.onnx: took more than 0 s; try fewer --segments"):
+    with pytest.raises(BackendError, match=r"a\.onnx: took more than 0 s of processor time; try fewer --segments"):
         txl_export.verify(path, module=spec, rename={"h_in": "h"})
     monkeypatch.undo()
     model = onnx.load(path)
@@ -198,6 +200,18 @@ def test_a_constant_that_the_file_takes_besides_is_given(tmp_path: Path) -> None
         for rate in (16000, 8000)
     ]
     assert [rate.passed for rate in rates] == [True, False]
+
+
+def test_a_file_in_half_precision_is_judged_by_the_limits_of_fp16(tmp_path: Path) -> None:
+    def halved(model: onnx.ModelProto) -> None:
+        model.CopyFrom(convert_float_to_float16(model))
+
+    parity = verified(Outside("lstm", edit=halved), tmp_path, segments=12)
+    assert (parity.passed, parity.precision) == (True, "fp16"), parity.told
+    worst = max(most for chain in parity.chains for most in chain.states["h"].tensor.most)
+    assert worst > 1e-4, "by fp32's it would fail"
+    parity = verified(Outside("lstm", edit=halved, wrong="layers upside down"), tmp_path, segments=12)
+    assert re.match(LATER, parity.told)
 
 
 def _arrays(folder: Path, **arrays: np.ndarray) -> Path:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
@@ -444,7 +445,9 @@ def test_a_failed_gate_leaves_no_bundle(tmp_path, monkeypatch):
     from txl_export.families.graph import family
 
     right = family.capturing
-    monkeypatch.setattr(family, "capturing", lambda path, *rest: right(leaky(tmp_path / "other.onnx", kept=0.4), *rest))
+    monkeypatch.setattr(
+        family, "capturing", lambda graph, *rest: right(ir.load(leaky(tmp_path / "other.onnx", kept=0.4)), *rest)
+    )
     with pytest.raises((CheckError, UsageError)):
         txl_export.export(leaky(tmp_path / "f.onnx"), tmp_path / "b")
     assert not (tmp_path / "b").exists()
@@ -529,3 +532,19 @@ def test_an_input_that_nothing_reads_is_not_the_bundles(tmp_path):
     model.graph.input.append(helper.make_tensor_value_info("sr", TensorProto.INT64, []))
     onnx.save(model, path)
     assert [entry.name for entry in txl_export.export(path, tmp_path / "b").manifest.given] == ["x"]
+
+
+def test_a_file_in_half_precision_is_judged_by_fp16_unless_another_precision_is_asked_for(tmp_path):
+    """Its weights are float16; h' = tanh(h + x W)."""
+    weights = numpy_helper.from_array(np.random.default_rng(0).normal(size=(4, 4)).astype(np.float16), "W")
+    nodes = [helper.make_node("MatMul", ["x", "W"], ["seen"]), helper.make_node("Add", ["seen", "h"], ["sum"])]
+    nodes.append(helper.make_node("Tanh", ["sum"], ["h_out"]))
+    sides = [[value(name, [1, 4], TensorProto.FLOAT16) for name in names] for names in (("x", "h"), ("h_out",))]
+    nodes.append(helper.make_node("Identity", ["h_out"], ["y"]))
+    sides[1].append(value("y", [1, 4], TensorProto.FLOAT16))
+    onnx.save(model(nodes, *sides, [weights]), path := tmp_path / "f.onnx")
+    for asked, precision in ((None, "fp16"), ("fp32", "fp32")):
+        out = tmp_path / f"{asked}.txl"
+        manifest = txl_export.export(path, out, precision=asked, verify=False).manifest
+        assert manifest.precision == precision
+    assert txl_export.verify(tmp_path / "None.txl", checkpoint=path).passed
