@@ -377,7 +377,7 @@ def exported(case: Outside, path: Path) -> Path:
 
 
 def said(case: Outside, path: Path) -> dict[str, dict[str, str]]:
-    """The options by which `verify` is told what a file calls the things of its specification, as far as it has them."""
+    """The options by which `verify` is told what a file calls the things of its specification that it has."""
     graph = onnx.load(path).graph
     has = {one.name for one in (*graph.input, *graph.output)}
     spec, rename, states = spec_of(case.model), {}, {}
