@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from txl_export.families.graph.describing import GraphFacts
 from txl_export.families.graph.find.behaviour import Axes, Lasting
-from txl_export.families.graph.find.pairing import PROOFS, State
-from txl_export.families.graph.find.structure import Recurrence, Window
+from txl_export.families.graph.find.pairing import PROOFS, State, options_of
+from txl_export.families.graph.find.structure import Context
+from txl_export.families.graph.open.hidden import Forgets
 from txl_export.families.graph.take.reading import Port
 from txl_report.numbers import counted, prefixed
 from txl_runtime.errors import some
@@ -25,8 +26,8 @@ def print_graph(facts: GraphFacts) -> None:
     }
     for name, numbers in facts.settings.items():
         told = f", which it compares with {', '.join(map(str, numbers))}" if numbers else ""
-        shown[f"setting {name}"] = f"decides which branch runs{told}"
-    bounds = f"in a process of their own, which may take {facts.seconds:.0f} s and {prefixed(facts.memory)}"
+        shown[f"setting {name}"] = f"decides which branch runs{told}; here {facts.fixed.get(name, 1)}"
+    bounds = f"in a process of their own, which may compute for {facts.seconds:.0f} s and take {prefixed(facts.memory)}"
     sizes = ", ".join(f"{name} {size}" for name, size in facts.sizes.items())
     shown["tried"] = f"{counted(facts.runs, 'run')} {bounds}{'; ' if sizes else ''}{sizes}"
     if facts.stopped:
@@ -49,12 +50,25 @@ def _notes(facts: GraphFacts) -> Iterator[str]:
         none = "no state: nothing that it returns was shown to be for the next call"
         yield f"whether it has a state is not known: {facts.stopped}" if facts.stopped else none
     for proof in dict.fromkeys(state.proof for state in facts.states):
-        yield f"proof of {', '.join(one.input for one in facts.states if one.proof == proof)}: {PROOFS[proof]}"
-    for found in facts.undecided:
-        yield f"undecided: {found.input} → {' or '.join(found.outputs)}: {found.why}."
+        yield f"{', '.join(one.input for one in facts.states if one.proof == proof)}: paired {PROOFS[proof]}"
+    if facts.undecided:
+        may = "; ".join(f"{one.input} → {' or '.join(one.outputs)}" for one in facts.undecided)
+        yield (
+            f"undecided, because their shapes alone say it: {may}. Whoever trained the model knows; to be corrected: "
+            f"{options_of(facts.undecided)}"
+        )
     yield from (f"no state: {name} {why}" for name, why in facts.data.items())
-    yield from _forgotten(facts.recurrences)
-    yield from map(_window, facts.windows)
+    yield from _forgotten(facts.forgets)
+    yield from map(_context, facts.contexts)
+    for node, (op, sizes) in facts.frozen.items():
+        yield f"{op} {node} takes zeros {[*sizes]} beside what comes in: a state may have been frozen there"
+    if facts.random[0]:
+        yield f"draws random numbers ({', '.join(facts.random[0])}), which reach {some(facts.random[1]) or 'nothing'}"
+    if growing := [one.input for one in facts.states if one.grows is not None]:
+        options = " ".join(f"--window {name}=ROWS" for name in growing)
+        yield f"longer after each call: {', '.join(growing)}; the export keeps as many rows as {options} says"
+    if facts.unknown:
+        yield f"no bundle may have {some(facts.unknown)}"
     yield facts.next
 
 
@@ -66,26 +80,19 @@ def _lasts(state: State, found: Lasting | None) -> str:
     return f"after {found.runs} runs still" if found.open and found.itself else f"for {counted(found.runs, 'run')}"
 
 
-def _forgotten(found: Sequence[Recurrence]) -> Iterator[str]:
+def _forgotten(found: Sequence[Forgets]) -> Iterator[str]:
     """What begins anew in every call, nodes of one kind in one sentence."""
-    kinds: dict[tuple[str, int, str, str], list[str]] = {}
+    kinds: dict[tuple[str, str, str], list[str]] = {}
     for each in found:
-        if each.starts == "anew":
-            kinds.setdefault((each.op, each.hidden, each.direction, each.branch), []).append(each.node)
-    for (op, hidden, direction, branch), nodes in kinds.items():
-        size = f", hidden size {hidden}" if hidden else ""
-        where = f", in one branch of {branch} alone" if branch else ""
-        way = "" if direction == "forward" else f", {direction}: it cannot be opened"
-        yield f"forgets after each call: {op} node {some(nodes)}{size}{where}{way}"
+        kinds.setdefault((each.op, each.what, each.fault), []).append(each.node)
+    for (op, what, fault), nodes in kinds.items():
+        yield f"forgets after each call: {op} {some(nodes)} {what}{f'; it cannot be opened: {fault}' if fault else ''}"
 
 
-def _window(found: Window) -> str:
-    what = counted(found.before, "position")
-    if found.padded:
-        return f"forgets after each call: convolution {found.node} has zeros for {what} of the call before"
+def _context(found: Context) -> str:
     return (
-        f"context outside: convolution {found.node} reads {what} of {found.input} before those that are new, of which "
-        f"there are multiples of {found.step}; put them in front"
+        f"context outside: convolution {found.node} reads {counted(found.before, 'position')} of {found.input} before "
+        f"those that are new, of which there are multiples of {found.step}; put them in front"
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx.checker
 import onnx.parser
+import onnx_ir as ir
 import onnxruntime
 import torch
 from onnx import numpy_helper
@@ -630,7 +631,6 @@ class Here:
         options.optimized_model_filepath = str(folder / "folded.onnx")
         self._session = onnxruntime.InferenceSession(str(path), options)
         self._names = [output.name for output in self._session.get_outputs()]
-        self.folded = (folder / "folded.onnx").read_bytes()
 
     def check(self) -> None:
         """There is always time."""
@@ -648,6 +648,6 @@ def paired(data: bytes, folder: Path) -> tuple[Paired, Structure]:
     path = folder / "graph.onnx"
     path.write_bytes(data)
     foreign, runner = read_foreign(path), Here(path, folder)
-    structure = read_structure(onnx.load_model_from_string(runner.folded), foreign.inputs)
+    structure = read_structure(ir.load(folder / "folded.onnx").graph, foreign.inputs)
     inputs = Inputs(foreign, structure)
     return pair(inputs, runner, inputs.find(runner)), structure  # type: ignore[arg-type]

@@ -1,24 +1,34 @@
-"""What a foreign ONNX file is and remembers, for `inspect`: its tables, its nodes, and what runs of it show."""
+"""What a foreign ONNX file is and remembers, for `inspect`: its tables, its nodes, what runs of it show, and what to type.
+
+The command is one that was tried: `export` begins with the same function.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx_ir as ir
-from txl_runtime.errors import CheckpointError, brief, printable
-from txl_runtime.listener import Listener
+from txl_runtime.errors import BackendError, CheckpointError, TxlError, UsageError, brief, printable
+from txl_runtime.guard.forms import FORMS
+from txl_runtime.listener import Listener, Silent
 from txl_runtime.sandbox.process import EndedError
 
 from txl_export.families.graph.find.behaviour import Axes, Behaviour, Lasting, open_sizes, positions
 from txl_export.families.graph.find.pairing import State, Undecided, pair
-from txl_export.families.graph.find.structure import Recurrence, Structure, Window, read_structure
+from txl_export.families.graph.find.stepping import Choices, keep_outputs
+from txl_export.families.graph.find.structure import Context, Structure, read_structure, subgraphs
 from txl_export.families.graph.find.trying import Inputs
+from txl_export.families.graph.open.hidden import Forgets, forgets
+from txl_export.families.graph.take.fixing import fix
 from txl_export.families.graph.take.reading import Foreign, Port, read_foreign
-from txl_export.families.graph.take.running import SECONDS, Helper, RunError, Runner
+from txl_export.families.graph.take.running import SECONDS, Helper, RunError
+
+TRIED = 3.0
+"""Seconds of processor time that a command is tried for."""
 
 
 @dataclass
@@ -33,13 +43,18 @@ class GraphFacts:
         states, undecided, data: see `Paired`.
         lasting: of each state that was followed.
         axes: see `Axes`; None where the graph did not run.
-        recurrences, windows: inside the graph.
+        forgets, contexts: inside the graph, see there.
         settings: inputs that decide which branch of an If runs, with the numbers that they are compared with.
+        fixed: of these, the number that everything below was found with.
+        random: operators that draw numbers, and outputs that these reach.
+        frozen: nodes that join zeros to what comes in, with the operator and the sizes of the zeros.
+        unknown: operators that no graph of a bundle may have.
         sizes: of open axes with which it ran.
         runs: that were made.
         seconds, memory: that these may take, in seconds and bytes.
         stopped: why no more is known; "" where everything is.
-        command: what to type next; "" where there is nothing to export.
+        command: what to type next; "" where there is nothing to export, or nothing that works is known.
+        tried: what came of trying the command; "" where `export` begins with it.
         next: what can be done with the file, in words.
     """
 
@@ -56,26 +71,34 @@ class GraphFacts:
     data: dict[str, str] = field(default_factory=dict)
     lasting: list[Lasting] = field(default_factory=list)
     axes: Axes | None = None
-    recurrences: list[Recurrence] = field(default_factory=list)
-    windows: list[Window] = field(default_factory=list)
+    forgets: list[Forgets] = field(default_factory=list)
+    contexts: list[Context] = field(default_factory=list)
     settings: dict[str, list[int]] = field(default_factory=dict)
+    fixed: dict[str, int] = field(default_factory=dict)
+    random: tuple[list[str], list[str]] = ([], [])
+    frozen: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)
     runs: int = 0
     seconds: float = SECONDS
     memory: int = 0
     stopped: str = ""
     command: str = ""
+    tried: str = ""
     next: str = ""
 
 
-def describe_graph(path: Path, heard: Listener, seconds: float = SECONDS, asked: str = "") -> GraphFacts:
-    """Read a foreign ONNX file, and run its graph in a helper process.
+def describe_graph(
+    path: Path, heard: Listener, seconds: float = SECONDS, asked: str = "", said: Mapping[str, str] | None = None
+) -> GraphFacts:
+    """Read a foreign ONNX file, run its graph in a helper process, and try the command that it needs.
 
     Args:
         path: of the file.
         heard: hears of the stages.
-        seconds: that all runs may take together.
+        seconds: of processor time that all runs may take together.
         asked: what an export is to be given, where that is another path than the file's.
+        said: states that are known, by the names of inputs.
 
     Raises:
         CheckpointError: it is no ONNX model, or none that is read here.
@@ -93,40 +116,40 @@ def describe_graph(path: Path, heard: Listener, seconds: float = SECONDS, asked:
         foreign.outputs,
         seconds=seconds,
     )
-    _nodes(model, facts)
     heard.stage("open the graph in a helper process")
-    helper = Helper(foreign, seconds)
-    facts.memory, sizes = helper.memory, dict[str, int]()
-    try:
-        with helper:
-            runner = helper.open(foreign.data)
-            sizes = _run(Inputs(foreign, _folded(foreign, helper, facts)), runner, facts, heard)
-    except RunError as error:
-        facts.stopped = f"ONNX Runtime does not run it: {error}"
-    except EndedError as error:
-        facts.stopped = str(error)
-    if facts.states or facts.undecided or facts.stopped or _forgets(facts):
-        facts.command = _command(facts, sizes, asked or str(path))
-    facts.runs, facts.next = helper.runs, what_next(facts)
+    choices = Choices(said or {})
+    with Helper(foreign, seconds) as helper:
+        facts.memory = helper.memory
+        try:
+            choices = _look(foreign, choices, helper, facts, heard)
+        except RunError as error:
+            facts.stopped = f"ONNX Runtime does not run it: {error}"
+        except (EndedError, UsageError) as error:
+            facts.stopped = str(error)
+        facts.runs = helper.runs
+    if not facts.stopped and (facts.states or facts.undecided or facts.forgets):
+        heard.stage("try the export")
+        _try(path, choices, asked or str(path), facts)
+    facts.next = what_next(facts)
     return facts
 
 
-def _folded(foreign: Foreign, helper: Helper, facts: GraphFacts) -> Structure:
-    """The structure of the graph with constants computed, else of the file's."""
-    with contextlib.suppress(RunError, CheckpointError, KeyError):
-        return _nodes(helper.fold(foreign.model), facts)
-    return _nodes(foreign.model, facts)
-
-
-def _nodes(model: ir.Model, facts: GraphFacts) -> Structure:
-    structure = read_structure(ir.to_proto(model), facts.inputs)
-    facts.recurrences, facts.windows = structure.recurrences, structure.windows
+def _look(foreign: Foreign, choices: Choices, helper: Helper, facts: GraphFacts, heard: Listener) -> Choices:
+    """Find out everything about a file; what an export has to be told."""
+    structure = _nodes(foreign, facts)
+    facts.frozen = structure.frozen
+    folded = _folded(foreign, helper)
+    structure = _nodes(folded, facts)
     facts.settings = {name: sorted({*structure.compared.get(name, ())}) for name in sorted(structure.branching)}
-    return structure
-
-
-def _run(inputs: Inputs, runner: Runner, facts: GraphFacts, heard: Listener) -> dict[str, int]:
-    """Open sizes that an export has to be told, with numbers that ran."""
+    if facts.settings:  # what a setting decides is found for the number that the command has
+        facts.fixed = {name: (numbers or [1])[0] for name, numbers in facts.settings.items()}
+        folded = _folded(foreign.of(fix(foreign, facts.fixed)[0]), helper)
+        structure = _nodes(folded, facts)
+    wanted = tuple(port.name for port in folded.outputs if port.name not in structure.random[1])
+    if structure.random[1] and wanted:
+        keep_outputs(folded, replace(choices, outputs=wanted))
+        folded = folded.of(folded.model)
+    inputs, runner = Inputs(folded, read_structure(folded.model.graph, folded.inputs)), helper.open(folded.model)
     heard.stage("find sizes and inputs with which it runs")
     first = inputs.find(runner)
     facts.sizes = inputs.sizes
@@ -134,7 +157,7 @@ def _run(inputs: Inputs, runner: Runner, facts: GraphFacts, heard: Listener) -> 
     again = runner.run(inputs.draw(0))
     if any(again[name].tobytes() != array.tobytes() for name, array in first.items()):
         raise EndedError("two runs with the same inputs return other numbers, so that changing one tells nothing")
-    found = pair(inputs, runner, first)
+    found = pair(inputs, runner, first, choices.states)
     facts.states, facts.undecided, facts.data = found.states, found.undecided, found.data
     heard.stage("change sizes and single places")
     behaviour = Behaviour(inputs, runner, found.states)
@@ -142,31 +165,92 @@ def _run(inputs: Inputs, runner: Runner, facts: GraphFacts, heard: Listener) -> 
     heard.stage("follow changes of states", len(found.states))
     for lasting in behaviour.lasting(heard.advance):
         facts.lasting.append(lasting)
-    return open_sizes(inputs, facts.axes, positions(inputs, found.states, facts.axes, first))
+    segment = positions(inputs, found.states, facts.axes, first)
+    facts.forgets = forgets(folded.model, segment or None, helper.fold)
+    returned = {state.output for state in found.states}
+    growing = {one.input: inputs.rows_of(one.input, one.grows) for one in found.states if one.grows is not None}
+    return replace(
+        choices,
+        states={**choices.states, **{one.input: one.suggested for one in found.undecided}},
+        fix={**facts.fixed, **open_sizes(inputs, found.states, facts.axes, segment)},
+        outputs=tuple(name for name in wanted if name not in returned) if structure.random[1] else (),
+        windows=growing,
+    )
 
 
-def _command(facts: GraphFacts, sizes: Mapping[str, int], source: str) -> str:
-    """The export to type, as far as the file tells what it needs."""
-    fixed = {name: (values or [1])[0] for name, values in facts.settings.items()} | dict(sizes)
-    words = ["txl-deploy", "export", source, "-o", f"{Path(source).stem}.txl".replace(":", "-")]
-    words += [word for name, value in fixed.items() for word in ("--fix", f"{name}={value}")]
-    words += [word for one in facts.undecided for word in ("--state", f"{one.input}={one.outputs[0]}")]
-    return shlex.join([*words, "--open"] if _forgets(facts) and not facts.states else words)
+def _folded(foreign: Foreign, helper: Helper) -> Foreign:
+    """The graph with constants computed, or as it is where that cannot be."""
+    with contextlib.suppress(RunError, CheckpointError):
+        return foreign.of(helper.fold(foreign.model))
+    return foreign
 
 
-def _forgets(facts: GraphFacts) -> bool:
-    starts = [found for found in facts.recurrences if found.starts == "anew" and found.direction == "forward"]
-    return bool(starts) or any(found.padded for found in facts.windows)
+def _nodes(foreign: Foreign, facts: GraphFacts) -> Structure:
+    structure = read_structure(foreign.model.graph, foreign.inputs)
+    facts.contexts, facts.random = structure.contexts, structure.random
+    return structure
+
+
+def _unknown(graph: ir.Graph) -> list[str]:
+    """Operators that no graph of a bundle may have; an If may vanish where sizes become numbers."""
+    kinds = {(node.domain.removeprefix("ai.onnx"), node.op_type) for node in graph if not subgraphs(node)}
+    left = {f"{domain}::{op}".removeprefix("::") for domain, op in kinds if op not in FORMS.get(domain, ())}
+    return sorted(left - {"Dropout"})
+
+
+def _try(path: Path, choices: Choices, source: str, facts: GraphFacts) -> None:
+    """Begin with the export as `export` does, in each way that may be right, and keep the first that works."""
+    from txl_export.families.graph.family import begun  # which imports PyTorch, and takes its time
+
+    opened = bool(facts.forgets) and not any(found.fault for found in facts.forgets)
+    shown = bool(facts.states or facts.undecided)
+    for way in [replace(choices, open=True)] * opened + [choices] * shown:
+        facts.command = shlex.join(_command(way, source))
+        try:
+            facts.unknown = _unknown(begun(path, way, Silent(), TRIED).graph.graph)
+        except BackendError as error:
+            facts.tried = f"not tried to its end: {error}"
+        except TxlError as error:
+            facts.command, facts.tried = "", facts.tried or str(error)
+            continue
+        else:
+            facts.command, facts.tried = facts.command if not facts.unknown else "", ""
+        return
+
+
+def _command(choices: Choices, source: str) -> Iterator[str]:
+    """The export to type."""
+    yield from ("txl-deploy", "export", source, "-o", f"{Path(source).stem}.txl".replace(":", "-"))
+    told = {"--fix": choices.fix, "--state": choices.states, "--window": choices.windows}
+    for option, values in told.items():
+        for name, value in values.items():
+            yield from (option, f"{name}={value}")
+    for name in choices.outputs:
+        yield from ("--output", name)
+    if choices.open:
+        yield "--open"
 
 
 def what_next(facts: GraphFacts) -> str:
     """What can be done with a file."""
+    if facts.stopped:
+        return "What it needs is not known, so no command is printed; docs/onnx-files.md has all options of export."
+    if facts.unknown:
+        return (
+            f"No bundle may have {', '.join(facts.unknown)}, so that an export would be refused; docs/onnx-files.md "
+            "says what to do."
+        )
+    if not (facts.states or facts.undecided or facts.forgets):
+        return (
+            "No state to carry from call to call was found: where the model has none, ONNX Runtime is all that this "
+            "file needs. Whether the exporter left one out, txl-deploy verify FILE.onnx --module FILE.py:FUNCTION tells."
+        )
     if not facts.command:
-        return "There is no state to carry from call to call: ONNX Runtime is all that this file needs."
-    undecided = "What is undecided is said by --state IN=OUT, or by --state IN= where it is no state. "
+        return f"An export was tried and refused: {facts.tried}"
+    undecided = "What is undecided is answered by --state IN=OUT, or by --state IN= where it is no state. "
     opened = "--open carries on what it forgets, unless that is meant. "
     return (
         "Whether the file equals the module that it was made of, txl-deploy verify FILE.onnx --module FILE.py:FUNCTION "
-        f"tells. {undecided * bool(facts.undecided)}{opened * _forgets(facts)}docs/onnx-files.md has all options of "
-        "the command that makes a bundle of it:"
+        f"tells. {undecided * bool(facts.undecided)}{opened * ('--open' in facts.command)}docs/onnx-files.md has all "
+        f"options of the command that makes a bundle of it{f' ({facts.tried})' if facts.tried else ''}:"
     )

@@ -6,7 +6,6 @@ that plan, proof and writing are those of a model of the user's own.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,12 +21,13 @@ from txl_runtime.listener import Listener
 from txl_runtime.model import load as load_bundle
 from txl_runtime.sandbox.process import EndedError
 
-from txl_export.families.graph.find.stepping import Choices, find_step, segment_axes
-from txl_export.families.graph.open.chaining import check_opened, divisible
-from txl_export.families.graph.open.hidden import Hidden, open_hidden
+from txl_export.families.graph.find.stepping import Choices, find_step, keep_outputs, segment_axes
+from txl_export.families.graph.open.caches import by_hand, window_caches
+from txl_export.families.graph.open.chaining import Opened, check_opened, divisible
+from txl_export.families.graph.open.hidden import open_hidden
 from txl_export.families.graph.take.capturing import capturing
 from txl_export.families.graph.take.file_module import Call, FileModule, FileStep, caller
-from txl_export.families.graph.take.fixing import copied, drop_unread, fix, lengthen
+from txl_export.families.graph.take.fixing import drop_unread, fix, lengthen
 from txl_export.families.graph.take.leapp import is_leapp, read_leapp
 from txl_export.families.graph.take.reading import Foreign, packed, read_foreign
 from txl_export.families.graph.take.running import Helper, RunError
@@ -48,8 +48,6 @@ from txl_export.proof.threads import engine_threads
 SECONDS = 3600.0
 """That all runs of the file and all folding of its graph may take."""
 SOURCE = "the file itself"
-FEW = 8
-"""Axes of size 1 that are tried for positions."""
 
 
 @dataclass
@@ -63,7 +61,7 @@ class Taken:
         module: that stands for it.
         helper: folds graphs.
         whole: runs the file itself; of one with hidden states, over any number of positions.
-        opened: the states that were hidden.
+        opened: the graph with the states that were hidden; None where --open is not given.
     """
 
     foreign: Foreign
@@ -72,7 +70,7 @@ class Taken:
     module: FileModule
     helper: Helper
     whole: Call
-    opened: tuple[str, ...]
+    opened: Opened | None
 
     @property
     def spec(self) -> StepSpec:
@@ -127,7 +125,7 @@ def prepare(source: str | Path, options: ExportOptions, heard: Listener) -> Prep
         "position_axes": dict(choices.position_axes),
         "outputs": [*choices.outputs],
         "windows": dict(choices.windows),
-        "opened": some([*taken.opened]) if taken.opened else "",
+        "opened": str(taken.opened or ""),
         "settled": some([f"{name} = {value}" for name, value in choices.fix.items()]) if choices.fix else "",
     }
     return PreparedStep(
@@ -167,20 +165,21 @@ def verify(request: VerifyRequest, heard: Listener) -> tuple[Parity, None]:
         return verify_step(opener, plan, SOURCE, request.segments, heard, EMULATED if emulated else None), None
 
 
-def take(path: Path, choices: Choices, heard: Listener) -> Taken:
+def take(path: Path, choices: Choices, heard: Listener, seconds: float = SECONDS) -> Taken:
     """Take a file over: settings fixed, hidden states open where that is asked for, its states found.
 
     Args:
         path: of the file.
         choices: what the user says of it.
         heard: hears of the stages.
+        seconds: of processor time that all runs may take together.
 
     Raises:
         TxlError: it cannot be read, run, or made a step.
     """
     foreign = read_foreign(path)
     heard.stage("open the file in a helper process")
-    helper = Helper(foreign, SECONDS)
+    helper = Helper(foreign, seconds)
     try:
         return _taken(foreign, choices, helper, heard)
     except BaseException as error:
@@ -196,46 +195,52 @@ def take(path: Path, choices: Choices, heard: Listener) -> Taken:
         raise
 
 
+def begun(path: Path, choices: Choices, heard: Listener, seconds: float) -> Taken:
+    """Begin with an export as `prepare` does, within so much processor time, and leave it at that.
+
+    Raises:
+        TxlError: `prepare` would raise it.
+    """
+    taken = take(path, choices, heard, seconds)
+    try:
+        planned(taken, taken.spec, (taken.step.sequences or 1,), (), heard)
+    finally:
+        taken.helper.close()
+    return taken
+
+
 def _taken(foreign: Foreign, choices: Choices, helper: Helper, heard: Listener) -> Taken:
-    path, hidden, segment = foreign.path, list[Hidden](), dict[str, int]()
+    path, opened, segment = foreign.path, None, dict[str, int]()
     runner = helper.open(foreign.data)
     fixed, constants = fix(foreign, choices.fix)
     graph = helper.fold(fixed)
+    if choices.outputs:
+        keep_outputs(foreign.of(graph), choices)
     if unread := drop_unread(graph, choices.states):
         heard.warn(f"nothing reads {some([*unread])}, so that the bundle does not take it")
     whole = caller(runner, path, constants | unread)
+    if cuts := window_caches(graph, choices.windows, choices.states, helper.fold):
+        whole = by_hand(whole, cuts)
     if choices.open:
-        segment = _segment(foreign, fixed, graph, helper)
-        given = {str(value.name) for value in graph.graph.inputs}
-        hidden = open_hidden(graph, {name: axis for name, axis in segment.items() if name in given} or None)
-        if not hidden:
+        with helper.open(graph) as runner:
+            segment = segment_axes(foreign.of(graph), choices.position_axes, runner)
+        opened = Opened(
+            graph, open_hidden(graph, segment or None, helper.fold), lambda made: caller(helper.open(made), path, {})
+        )
+        if not opened.hidden:
             raise UsageError(f"{path}: --open is given, and no state is hidden in the graph; leave it out")
         if lengthen(fixed, segment):
             whole = caller(helper.open(fixed), path, {})
-    inner = helper.open(graph)
+    inner, hidden = helper.open(graph), opened.hidden if opened else ()
     initial = {one.input: one.initial for one in hidden if one.initial is not None}
     pairs = {one.input: one.output for one in hidden}
-    known = replace(choices, initial={**initial, **choices.initial})
+    states = {**choices.states, **{cut.input: cut.output for cut in cuts}}
+    known = replace(choices, initial={**initial, **choices.initial}, states=states)
     step = find_step(foreign.of(graph), known, pairs, segment, inner, heard)
     call = caller(inner, path, {}) if hidden else whole
     number = int(hashlib.sha256(packed(graph)).hexdigest()[:12], 16)
     module = FileModule(step, call, graph.graph, number)
-    return Taken(foreign, graph, step, module, helper, whole, tuple(one.name for one in hidden))
-
-
-def _segment(foreign: Foreign, fixed: ir.Model, graph: ir.Model, helper: Helper) -> dict[str, int]:
-    """Where positions stand: in the graph as it is, else, of one position a call, where it also runs with several."""
-    with helper.open(graph) as runner:
-        if found := segment_axes(foreign.of(graph), runner):
-            return found
-    ones = [(port.name, axis) for port in foreign.inputs for axis, size in enumerate(port.shape) if size == 1]
-    for name, axis in sorted(ones, key=lambda one: one[1] == 0)[:FEW]:  # the first axis is of sequences as a rule
-        longer = copied(fixed)
-        lengthen(longer, {name: axis})
-        with contextlib.suppress(RunError), helper.open(longer) as runner:
-            if found := segment_axes(foreign.of(longer), runner):
-                return found
-    return {}
+    return Taken(foreign, graph, step, module, helper, whole, opened)
 
 
 def planned(taken: Taken, spec: StepSpec, batches: Sequence[int], lengths: Sequence[int], heard: Listener) -> Plan:
@@ -256,5 +261,5 @@ def planned(taken: Taken, spec: StepSpec, batches: Sequence[int], lengths: Seque
         plan = make_plan(spec, batch, (longest,), heard)
     if taken.opened:
         heard.stage("compare chains of segments with the file's run over all positions")
-        check_opened(plan.spec, taken.step, batch, plan.segment_lengths, taken.whole, some([*taken.opened]))
+        check_opened(plan.spec, taken.step, batch, plan.segment_lengths, taken.whole, taken.opened)
     return plan

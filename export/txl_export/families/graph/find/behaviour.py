@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,12 +16,10 @@ from txl_export.families.graph.take.running import RunError, Runner
 
 STEPS = 256
 """Runs over which a change of a state is followed."""
-SECONDS = 10.0
-"""That following the changes of all states may take together."""
+SECONDS = 4.0
+"""Of processor time that following the changes of all states may take together."""
 TOLD = 1e-6
 """What counts as another result, relative to its largest number: rounding is none."""
-OTHERS = slice(1, None)
-"""Every place but the first one."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,7 @@ class Behaviour:
         self._returned = {state.output for state in states}
 
     def axes(self) -> Axes:
-        """Find sequences and positions by changing sizes, and single places along them.
+        """Find sequences and positions: by the nodes, by the names of open sizes, then axis 0.
 
         Raises:
             EndedError: see `Runner.run`.
@@ -96,14 +93,16 @@ class Behaviour:
             moving = {n: self._moving(segment, n) for n in sorted({1, length, length + 1, 2 * length})}
             found.lengths = [n for n, axes in moving.items() if axes is not None]
             found.segment = moving[length + 1] or moving[2 * length] or {}
-        count = sizes[batch[0]] if batch else self._common(found.segment)
+        kinds = self._inputs.structure.kinds
+        found.segment = (found.segment or self._fixed(kinds.positions)) | dict(self._inputs.told)
+        spread = {} if batch else self._fixed(kinds.sequences)
+        counts = {self._shape(name)[axis] for name, axis in spread.items()}
+        count = sizes[batch[0]] if batch else counts.pop() if len(counts) == 1 else self._common(found.segment)
         if batch:
             found.batch = self._moving(batch, count + 1) or {}
         elif count > 1:
-            found.batch = dict.fromkeys(self._data(), 0)
+            found.batch = spread or {name: 0 for name in self._data() if found.segment.get(name) != 0}
         found.sequences = None if batch and found.batch else count
-        if not segment:
-            found.segment = self._causal(found.batch)
         if count > 1 and found.batch:
             self._sequences(found, count)
         return found
@@ -116,10 +115,10 @@ class Behaviour:
         """
         if any(state.grows is not None for state in self._states):
             return
-        until = time.monotonic() + min(SECONDS, self._runner.left * 0.8)
+        end = self._runner.left - min(SECONDS, self._runner.left * 0.8)
         for number, state in enumerate(self._states):
-            now = time.monotonic()
-            yield self._follow(state, now + (until - now) / (len(self._states) - number))
+            left = self._runner.left
+            yield self._follow(state, left - (left - end) / (len(self._states) - number))
             told()
 
     # ---- axes
@@ -128,14 +127,24 @@ class Behaviour:
         states = {state.input for state in self._states}
         return [name for name in self._given if name not in states and self._inputs.varies(name)]
 
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return (self._given[name] if name in self._given else self._first[name]).shape
+
+    def _fixed(self, places: Mapping[str, int]) -> dict[str, int]:
+        """Those axes of data and of results that are no state, where they have one size."""
+        names = [*self._data(), *(name for name in self._first if name not in self._returned)]
+        found = {name: places[name] for name in names if name in places}
+        return found if len({self._shape(name)[axis] for name, axis in found.items()}) == 1 else {}
+
     def _common(self, segment: Mapping[str, int]) -> int:
-        """How many sequences there are where no axis is open: what all data and all other results begin with.
+        """How many sequences there are where neither a node nor a name says it: what all data and all other results
+        begin with.
 
         States have as many somewhere; of positions along the first axis, or frames, they have not.
         """
-        results = {name: array for name, array in self._first.items() if name not in self._returned}
-        arrays = {**{name: self._given[name] for name in self._data()}, **results}
-        firsts = {one.shape[0] if one.ndim and segment.get(name) != 0 else 1 for name, one in arrays.items()}
+        names = [*self._data(), *(name for name in self._first if name not in self._returned)]
+        shapes = {name: self._shape(name) for name in names}
+        firsts = {shape[0] if shape and segment.get(name) != 0 else 1 for name, shape in shapes.items()}
         held = [self._given[state.input].shape for state in self._states]
         common = firsts.pop() if len(firsts) == 1 and self._data() else 1
         return common if not held or any(common in sizes for sizes in held) else 1
@@ -159,23 +168,22 @@ class Behaviour:
             return self._runner.run(feeds)
         return {}
 
-    def _reached(self, after: Arrays, output: str, axis: int, places: slice = OTHERS) -> bool:
-        """Whether a result has changed at these places."""
-        before, now, at = self._first[output], after[output], (slice(None),) * axis + (places,)
+    def _reached(self, after: Arrays, output: str, axis: int) -> bool:
+        """Whether a result has changed anywhere but at the first place."""
+        before, now, at = self._first[output], after[output], (slice(None),) * axis + (slice(1, None),)
         return axis >= before.ndim or before.shape != now.shape or _differ(before[at], now[at])
 
     def _sequences(self, found: Axes, count: int) -> None:
         """Whether the first sequence reaches the others, and through which inputs."""
+        alike, roots = self._inputs.structure.kinds.alike, set[int]()
+        roots = {alike[place] for place in found.batch.items() if place in alike}
         for state in self._states:
             places = [axis for axis, size in enumerate(self._given[state.input].shape) if size == count]
             if places and state.input not in found.batch:
-                results = {axis: self._changed(state.input, axis, 0) for axis in places}
-                own = [
-                    axis for axis in places if results[axis] and not self._reached(results[axis], state.output, axis)
-                ]
+                own = [axis for axis in places if alike.get((state.input, axis)) in roots]
                 found.batch[state.input] = found.batch[state.output] = [*own, *places][0]
         for name, array in self._first.items():
-            if name not in self._returned and array.ndim and array.shape[0] == count:
+            if name not in self._returned and array.ndim and array.shape[0] == count and found.segment.get(name) != 0:
                 found.batch.setdefault(name, 0)
         fed = {state.input for state in self._states} | {*self._data()}
         tried = {
@@ -188,28 +196,14 @@ class Behaviour:
         ]
         found.independent = not found.reaching if tried else None
 
-    def _causal(self, batch: Mapping[str, int]) -> dict[str, int]:
-        """Axes of data and results where a later place changes no earlier one, but an earlier one a later."""
-        shapes = {name: self._given[name].shape for name in self._data()}
-        for name, axis in [(name, axis) for name, shape in shapes.items() for axis in range(len(shape))]:
-            size = shapes[name][axis]
-            if size < 2 or batch.get(name) == axis:
-                continue
-            first, last = (self._changed(name, axis, place) for place in (0, size - 1))
-            for output, before in self._first.items() if first and last else ():
-                if output not in self._returned and before.shape[axis : axis + 1] == (size,):
-                    later = self._reached(first, output, axis)
-                    if later and not self._reached(last, output, axis, slice(0, -1)):
-                        return {name: axis, output: axis}
-        return {}
-
     # ---- chains
 
-    def _follow(self, state: State, until: float) -> Lasting:
+    def _follow(self, state: State, end: float) -> Lasting:
+        """Follow a change while more than so much processor time is left, once at least."""
         given = {each.input: self._given[each.input] for each in self._states}
         name, runs, followed, itself = state.input, 0, 0, True
         held = [given, {**given, name: other_than(given[name], self._inputs.draw(1)[name])}]
-        while followed < STEPS and (time.monotonic() < until or not followed):
+        while followed < STEPS and (self._runner.left > end or not followed):
             feeds = self._inputs.draw(100 + followed)
             try:
                 results = [self._runner.run({**feeds, **states}) for states in held]
@@ -259,14 +253,18 @@ def positions(inputs: Inputs, states: Sequence[State], axes: Axes, first: Mappin
     return places if len(sizes) == 1 and places.keys() & first.keys() else {}
 
 
-def open_sizes(inputs: Inputs, axes: Axes, segment: Mapping[str, int]) -> dict[str, int]:
-    """Sizes that a file leaves open and that are neither sequences nor positions, with numbers that ran."""
-    given = inputs.draw(0)
+def open_sizes(inputs: Inputs, states: Sequence[State], axes: Axes, segment: Mapping[str, int]) -> dict[str, int]:
+    """Sizes that a file leaves open and that neither a weight decides nor are sequences or positions, with numbers that
+    ran.
+    """
+    given, grown = inputs.draw(0), {state.input: state.grows for state in states}
     return {
         name_of_size(port.name, axis, size): given[port.name].shape[axis]
         for port in inputs.foreign.inputs
         for axis, size in enumerate(port.shape)
-        if isinstance(size, str) and axis not in (axes.batch.get(port.name), segment.get(port.name))
+        if isinstance(size, str)
+        and size not in inputs.fixed
+        and axis not in (axes.batch.get(port.name), segment.get(port.name), grown.get(port.name))
     }
 
 

@@ -1,54 +1,28 @@
-"""Which input and output of a foreign graph are one state: by what the graph does, and never by a name alone.
+"""Which input and output of a foreign graph are one state: by a recurrent operator, else by their names, else asked.
 
-A graph without state returns arrays of an input's shape, too: a denoiser's picture, a residual block's features. Fed
-back they would change what comes later, so that alone proves nothing. What does:
-
-* a recurrent operator, or a cell written out, starts from the input and ends in the output;
-* the output holds numbers of the input at other places, behind or before new ones that do not depend on it: a window
-  that moves on, a cache that grows.
-
-Names decide between pairs that are alike, and they are believed where nothing speaks against a pair. A layer's gate and
-a sequence that another one is put behind look like a cell and a cache, so that words that say two things stand against
-those. Whatever remains is undecided, and said to be.
+A graph without state returns arrays of an input's shape, too: a denoiser's picture, a residual block's features. So a
+shape alone proves nothing, and whatever neither a node nor a name says is asked of whoever trained the model.
 """
 
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Iterable, Mapping
+import shlex
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 from txl_runtime.types import Array
 
-from txl_export.families.graph.find.naming import STATES, counted_alike, likeness, most_alike
-from txl_export.families.graph.find.structure import Value
+from txl_export.families.graph.find.naming import likeness, means_data
 from txl_export.families.graph.find.trying import Inputs, other_than
 from txl_export.families.graph.take.running import RunError, Runner
 
-EXACT = frozenset(("recurrent", "cell"))
-"""Proofs that say which input an output belongs to, whatever both are called."""
-LOOKED_AT = 1024
-"""Numbers of an output that are looked at one by one."""
 MOST_PAIRS = 2**13
 """Pairs that are looked at."""
-PROOFS = {
-    "recurrent": "a recurrent operator starts from it and ends in what is returned",
-    "moved": "what is returned holds its numbers at other places, and new ones beside them",
-    "grown": "what is returned holds its numbers, and new ones behind or before them",
-    "written": "new numbers are written into it at a place that is computed",
-    "cell": "a gate carries it over and adds a bounded candidate, as a GRU's or LSTM's cell",
-    "window": "it stands before what is returned in one window",
-    "counted": "what is returned is it and a constant more",
-    "named": "it takes up other inputs, changes other outputs, and the names say so",
-}
-"""What shows that a pair is a state, the strongest first."""
-DECIDES = "The names do not say it for sure, but whoever trained it knows"
-"""What would settle an undecided pair."""
-LOUD = 10
-"""What usual numbers are multiplied by before an input is said to come back as it is: thresholds may be beyond them."""
+PROOFS = {"recurrent": "by a recurrent operator", "named": "by its name", "said": "by --state"}
+"""What says that a pair is a state, the strongest first."""
 Pair = tuple[str, str]
 """Names of an input and an output."""
 
@@ -75,16 +49,16 @@ class State:
 
 @dataclass(frozen=True)
 class Undecided:
-    """An input that may be a state, and the outputs that it may be returned as.
+    """An input that may be a state.
 
     Attributes:
-        input, outputs: names.
-        why: why that cannot be known, and what would decide it.
+        input, outputs: its name, and those of the outputs that it may be returned as.
+        suggested: the output to try, "" for none: some data has to come in, and go out.
     """
 
     input: str
     outputs: tuple[str, ...]
-    why: str
+    suggested: str
 
 
 @dataclass
@@ -101,183 +75,137 @@ class Paired:
     data: dict[str, str] = field(default_factory=dict)
 
 
-def pair(inputs: Inputs, runner: Runner, first: Mapping[str, Array]) -> Paired:
+def pair(inputs: Inputs, runner: Runner, first: Mapping[str, Array], said: Mapping[str, str] | None = None) -> Paired:
     """Decide which inputs and outputs are states.
 
     Args:
         inputs: with sizes for which the graph runs.
         runner: with the graph.
         first: what it returns for the inputs of seed 0.
+        said: inputs and outputs that are states as the user says, or "" for an input that is none.
 
     Raises:
+        RunError: more pairs fit than any model has.
         EndedError: see `Runner.run`.
     """
-    return _Pairing(inputs, runner, first).decide()
+    return _Pairing(inputs, runner, first, said or {}).decide()
 
 
 class _Pairing:
-    """The pairs that there may be, each with what speaks for it."""
+    """The pairs that there may be, and those that were taken."""
 
-    def __init__(self, inputs: Inputs, runner: Runner, first: Mapping[str, Array]) -> None:
-        self._inputs, self._structure, self._runner, self._first = inputs, inputs.structure, runner, first
+    def __init__(self, inputs: Inputs, runner: Runner, first: Mapping[str, Array], said: Mapping[str, str]) -> None:
+        self._inputs, self._runner, self._first, self._said = inputs, runner, first, said
         self._given, self._other = inputs.draw(0), inputs.draw(1)
         self._ports = {port.name: port for port in inputs.foreign.inputs}
-        draws = np.random.default_rng(0)
-        self._at = {name: draws.integers(0, array.size or 1, LOOKED_AT) for name, array in first.items()}
-        self._as_returned = counted_alike(self._ports, first)
-        self._changed: dict[str, set[str]] = {}
-        self._places: dict[str, dict[str, NDArray[np.bool_]]] = {}
-        for name in self._ports:
-            if inputs.varies(name) or name in inputs.could_be_states:
-                self._change(name)
-        pairs = [(given, one) for given in self._ports if given in inputs.could_be_states for one in first]
+        alike = defaultdict[tuple[str, int], list[str]](list)
+        for name, array in first.items():
+            alike[array.dtype.name, array.ndim].append(name)
+        kinds = {name: (array.dtype.name, array.ndim) for name, array in self._given.items()}
+        if (count := sum(len(alike[kind]) for kind in kinds.values())) > MOST_PAIRS:
+            raise RunError(f"{count} pairs of inputs and outputs fit, expected at most {MOST_PAIRS}")
+        pairs = [(name, output) for name, kind in kinds.items() for output in alike[kind]]
         self._grown = {pair: axes for pair in pairs if (axes := self._fits(*pair)) is not None}
-        if len(self._grown) > MOST_PAIRS:
-            raise RunError(f"{len(self._grown)} pairs of inputs and outputs fit, expected at most {MOST_PAIRS}")
-        self._proofs = {pair: self._shown(*pair) for pair in self._grown}
-        self._taken: dict[str, str] = {}
+        self._taken = {name: output for name, output in said.items() if output}
 
     def decide(self) -> Paired:
         """See `pair`."""
+        found, carried = dict.fromkeys(self._taken, "said"), self._inputs.structure.carried
+        alike = {pair: likeness(*pair) for pair in self._free(self._grown)}
+        recurrent = {pair: how for pair, how in alike.items() if pair[0] in carried.get(pair[1], ())}
+        self._taken |= (chosen := _best(recurrent))
+        found |= dict.fromkeys(chosen, "recurrent")
+        named = _best({pair: alike[pair] for pair in self._free(alike) if alike[pair]})
+        self._taken |= (chosen := self._shown(named))
+        found |= dict.fromkeys(chosen, "named")
         result = Paired()
-        for proof in PROOFS:
-            found = self._free(pair for pair, shown in self._proofs.items() if proof in shown)
-            if proof not in EXACT:
-                found = [pair for pair in found if not self._named_otherwise(pair)]
-            if proof == "named":
-                found = [pair for pair in found if self._returns_more(pair)]
-            chosen = most_alike({pair: self._alike(*pair) for pair in found}, alone=True)
-            self._taken |= chosen
-            for given, returned in chosen.items():
-                port, grown = self._ports[given], self._grown[given, returned]
-                result.states.append(State(given, returned, port.shape, port.dtype, proof, max(grown, default=None)))
-        order = [*self._ports]
-        result.states.sort(key=lambda state: order.index(state.input))
-        for given in order:
-            if outputs := [output for name, output in self._free(self._proofs) if name == given]:
-                self._leftover(given, outputs, result)
+        for name, port in self._ports.items():
+            if name in found:
+                grown = self._grown.get((name, self._taken[name])) or [None]
+                state = State(name, self._taken[name], port.shape, port.dtype, found[name], grown[0])
+                result.states.append(state)
+        left = defaultdict[str, list[str]](list)
+        for name, output in self._free(self._grown):
+            left[name].append(output)
+        result.data = {name: why for name, outputs in left.items() if (why := self._no_state(name, outputs))}
+        asked = {name: outputs for name, outputs in left.items() if name not in result.data and self._may_be(name)}
+        suggested = self._suggested(asked)
+        result.undecided = [Undecided(name, tuple(left[name]), suggested.get(name, "")) for name in asked]
         return result
-
-    def _leftover(self, given: str, outputs: list[str], result: Paired) -> None:
-        """Say of an input that is no state, and has outputs of its shape, what it is or may be."""
-        same = [output for output in outputs if np.array_equal(self._first[output], self._given[given])]
-        if same := same and self._same_when_loud(given, same):
-            result.data[given] = (
-                f"came back as it was, in a run as usual and in one {LOUD} times as large: " + ", ".join(same)
-            )
-        elif not any(self._inputs.varies(name) for name in self._ports if name not in {given, *self._taken}):
-            result.data[given] = "is the one input with data: fed back, nothing new would ever come in"
-        elif result.states and len(outputs) == 1 and outputs == self._rest():
-            result.data[given] = "if it were a state, too, the graph would return nothing else"
-        else:
-            rivals = sorted({name for name, output in self._free(self._proofs) if output in outputs} - {given})
-            alike = f"; {', '.join(rivals)} would fit as well" if rivals else ""
-            why = f"it may be fed back, as any array of its shape may, and no node shows that it is carried on{alike}"
-            result.undecided.append(Undecided(given, tuple(outputs), f"{why}. {DECIDES}"))
-
-    def _same_when_loud(self, given: str, outputs: list[str]) -> list[str]:
-        """Those outputs that are this input with large numbers in every array of data, too."""
-        data = {name: one for name, one in self._other.items() if one.dtype.kind == "f" and self._inputs.varies(name)}
-        feeds = self._given | {name: array * LOUD for name, array in data.items()}
-        with contextlib.suppress(RunError):
-            found = self._runner.run(feeds)
-            return [output for output in outputs if np.array_equal(found[output], feeds[given])]
-        return []
-
-    def _rest(self) -> list[str]:
-        """Outputs that are no states as far as is known."""
-        returned = {*self._taken.values()}
-        return [output for output in self._first if output not in returned]
-
-    def _free(self, pairs: Iterable[Pair]) -> list[Pair]:
-        """Those pairs of which neither side is a state's."""
-        rest = {*self._rest()}
-        return [pair for pair in pairs if pair[0] not in self._taken and pair[1] in rest]
-
-    def _returns_more(self, pair: Pair) -> bool:
-        rest = {*self._rest()} - {pair[1]}
-        changes = self._changed.get(pair[0], set()) & rest
-        return bool(changes or (self._taken and rest))  # of a stack, a layer changes the next alone
-
-    def _named_otherwise(self, pair: Pair) -> bool:
-        """Whether names speak for another pair that has not been ruled out, so that this one is to stand back."""
-        rivals = [(g, o) for g, o in self._free(self._proofs) if (g == pair[0]) != (o == pair[1])]
-        return max((self._alike(*rival) for rival in rivals), default=0) > self._alike(*pair)
-
-    # ---- what speaks for a pair
-
-    def _alike(self, given: str, returned: str) -> int:
-        return likeness(self._as_returned[given], returned)
-
-    def _change(self, name: str) -> None:
-        """Note which outputs change with an input alone, and which of their numbers that are looked at."""
-        value, found = other_than(self._given[name], self._other[name]), dict[str, Array]()
-        with contextlib.suppress(RunError):  # a setting, perhaps, of which nothing else is allowed
-            found = self._runner.run({**self._given, name: value})
-        self._changed[name], self._places[name] = set(), {}
-        for output, before in self._first.items():
-            if output in found and found[output].shape == before.shape and before.size:
-                after, at = found[output], self._at[output]
-                if not np.array_equal(after, before, equal_nan=before.dtype.kind == "f"):
-                    self._changed[name].add(output)
-                self._places[name][output] = after.ravel()[at] != before.ravel()[at]
-
-    def _taken_up(self, given: str, returned: str) -> bool:
-        """Whether something else than the input itself changes what is returned."""
-        return any(returned in changed for name, changed in self._changed.items() if name != given)
 
     def _fits(self, given: str, returned: str) -> list[int] | None:
         """The axes on which what is returned is longer, one at most; None where it cannot be given again."""
         array, found, port = self._given[given], self._first[returned], self._ports[given]
-        sizes = [*zip(port.shape, array.shape, found.shape, strict=False)]
-        unlike = [axis for axis, (_, before, after) in enumerate(sizes) if before != after]
-        grown = [axis for axis in unlike if isinstance(sizes[axis][0], str) and sizes[axis][2] > sizes[axis][1]]
-        fits = array.dtype == found.dtype and array.ndim == found.ndim and len(unlike) < 2 and unlike == grown
-        return grown if fits else None
+        unlike = [axis for axis, (a, b) in enumerate(zip(array.shape, found.shape, strict=True)) if a != b]
+        grows = [axis for axis in unlike if isinstance(port.shape[axis], str) and found.shape[axis] > array.shape[axis]]
+        return grows if len(unlike) < 2 and unlike == grows else None
 
-    def _shown(self, given: str, returned: str) -> set[str]:
-        """What speaks for a pair, as keys of `PROOFS`."""
-        self._runner.check()
-        known, bit = self._structure.outputs.get(returned, Value()), 1 << self._structure.names.index(given)
-        array, found, alike = self._given[given], self._first[returned], self._alike(given, returned)
-        more, shown = self._taken_up(given, returned), {kind for kind in EXACT if getattr(known, kind) & bit}
-        if kind := self._copied(given, returned, known.moved & bit, alike):
-            shown.add(kind)
-        others = [port for name, port in self._ports.items() if name != given]
-        if not any(port.dtype.startswith(("int", "uint")) or self._inputs.varies(port.name) for port in others):
-            shown.discard("cell")  # of the one input with data it is a layer's gate
-        if _say_two_things(given, returned):
-            shown -= {"cell", "grown"}
-        if array.shape == found.shape:
-            steps = {*np.unique(found - array).tolist()} if array.dtype.kind in "iu" and array.ndim < 2 else set()
-            named = alike or given not in self._structure.rows
-            kept = returned in self._places.get(given, {}) and returned not in self._changed[given]
-            shown |= {"counted"} if named and not more and len(steps) == 1 and steps != {0} else set()
-            shown |= {"written"} if known.written & bit else set()
-            shown |= {"window"} if known.beside & bit and kept and more else set()
-        stretched = any(self._inputs.roles.get(str(size)) == "segment" for size in self._ports[given].shape)
-        return shown | ({"named"} if alike == 2 and more and not stretched else set())
+    def _free(self, pairs: Iterable[Pair]) -> list[Pair]:
+        """Those pairs of which neither side is taken."""
+        given, returned = {*self._taken, *self._said}, {*self._taken.values()}
+        return [pair for pair in pairs if pair[0] not in given and pair[1] not in returned]
 
-    def _copied(self, given: str, returned: str, moved: int, alike: int) -> str:
-        """What is shown where numbers come back at other places, beside ones that do not depend on them; or ""."""
-        array, found = self._given[given], self._first[returned]
-        own, at = self._places.get(given, {}).get(returned), self._at[returned]
-        if own is None or not array.size or not moved:
-            return ""  # without a way for them, numbers are alike by chance, as in half precision
-        numbers, grown = found.ravel()[at], array.shape != found.shape
-        copies = own & (numbers != 0) & np.isin(numbers, array)
-        if not grown:
-            copies &= numbers != array.ravel()[at]
-        others = [places[returned] for name, places in self._places.items() if name != given and returned in places]
-        if not copies.any() or not (~own & np.any([np.zeros_like(own), *others], 0)).any():
-            return ""
-        inputs = [name for name, other in self._given.items() if grown and name != given and other.ndim == found.ndim]
-        wholly = [self._given[name].ravel()[:LOOKED_AT] for name in inputs if self._given[name].dtype == found.dtype]
-        pasted = any(part.size and np.isin(part, found).all() for part in wholly)
-        return "" if pasted and not alike else "grown" if grown else "moved"
+    def _shown(self, named: Mapping[str, str]) -> dict[str, str]:
+        """Those pairs of one name that a run does not speak against: data comes in and goes out beside them, and a
+        change of the state changes another output, or, of one that nobody reads, what comes in changes the state.
+        """
+        named = {name: output for name, output in named.items() if not self._inputs.stretches(name)}
+        taken = self._taken | named
+        if not (self._data(taken) and {*self._first} - {*taken.values()}):
+            return {}
+        fed = self._changed(self._data(taken))
+        return {name: output for name, output in named.items() if output in fed or self._changed([name]) - {output}}
+
+    def _data(self, taken: Collection[str]) -> list[str]:
+        return [name for name in self._ports if name not in taken and self._inputs.varies(name)]
+
+    def _changed(self, names: Iterable[str]) -> set[str]:
+        """Outputs that are others where some inputs are."""
+        others = {name: other_than(self._given[name], self._other[name]) for name in names}
+        with contextlib.suppress(RunError):  # a setting, perhaps, of which nothing else is allowed
+            found = self._runner.run({**self._given, **others})
+            return {name for name, before in self._first.items() if not _equal(before, found.get(name))}
+        return set()
+
+    def _no_state(self, name: str, outputs: Collection[str]) -> str:
+        """Why an input that has outputs of its shape is no state; "" where it may be one."""
+        if not self._data({name, *self._taken}):
+            return "is the one input with data: fed back, nothing new would ever come in"
+        if self._taken and not {*self._first} - {*self._taken.values(), *outputs}:
+            return "if it were a state, too, the graph would return nothing else"
+        return ""
+
+    def _may_be(self, name: str) -> bool:
+        return not (self._inputs.stretches(name) or means_data(name))
+
+    def _suggested(self, asked: Mapping[str, Collection[str]]) -> dict[str, str]:
+        """Outputs to try, for the last inputs first, because data is given before states as a rule."""
+        found = dict[str, str]()
+        for name, outputs in reversed(asked.items()):
+            taken = self._taken | found
+            free = [output for output in outputs if output not in taken.values()]
+            if free and self._data({**taken, name: free[0]}) and {*self._first} - {*taken.values(), free[0]}:
+                found[name] = free[0]
+        return found
 
 
-def _say_two_things(given: str, returned: str) -> bool:
-    """Whether both names are words, of which the first is not of a state nor the second the same."""
-    words = all(name[-1:].isalpha() and re.search("[A-Za-z]{4}", name) for name in (given, returned))
-    return words and not likeness(given, returned) and STATES.isdisjoint(re.findall("[a-z]+", given.lower()))
+def options_of(undecided: Iterable[Undecided]) -> str:
+    """The options that answer everything which is undecided, ready to be typed."""
+    return shlex.join(word for one in undecided for word in ("--state", f"{one.input}={one.suggested}"))
+
+
+def _best(scores: Mapping[Pair, int]) -> dict[str, str]:
+    """The pairs that are more alike than every other pair of their input and of their output."""
+    rivals = defaultdict[tuple[int, str], list[int]](list)
+    for pair, how in scores.items():
+        for side in enumerate(pair):
+            rivals[side].append(how)
+    return {
+        pair[0]: pair[1]
+        for pair, how in scores.items()
+        if all(max(rivals[side]) == how and rivals[side].count(how) == 1 for side in enumerate(pair))
+    }
+
+
+def _equal(before: Array, after: Array | None) -> bool:
+    return after is not None and np.array_equal(before, after, equal_nan=before.dtype.kind == "f")

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 import torch
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 from torch import Tensor
 from txl_runtime.errors import UsageError, brief, printable, some
 from txl_runtime.listener import Listener
 from txl_runtime.types import Array
 
 from txl_export.families.graph.find.behaviour import Axes, Behaviour, name_of_size, positions
-from txl_export.families.graph.find.pairing import DECIDES, EXACT, PROOFS, State, pair
+from txl_export.families.graph.find.naming import likeness
+from txl_export.families.graph.find.pairing import State, options_of, pair
 from txl_export.families.graph.find.structure import read_structure
 from txl_export.families.graph.find.trying import Inputs
 from txl_export.families.graph.take.file_module import FileStep, Side, kind_of
@@ -36,15 +37,15 @@ class Choices:
         open: whether states that the graph hides become explicit.
         initial: what states hold first, by their inputs' names.
         batch_axes, position_axes: where sequences and positions stand, by the names of inputs and outputs.
-        outputs: those that are kept, beside states; all where none is named.
-        windows: caches that grow, and the rows of them that are kept.
+        outputs: those that are wanted beside states; () for all.
+        windows: inputs of growing caches with the rows that are kept of each; see `open.caches`.
     """
 
-    states: Mapping[str, str]
-    fix: Mapping[str, Any]
-    open: bool
-    initial: Mapping[str, Array]
-    batch_axes: Mapping[str, int]
+    states: Mapping[str, str] = field(default_factory=dict)
+    fix: Mapping[str, Any] = field(default_factory=dict)
+    open: bool = False
+    initial: Mapping[str, Array] = field(default_factory=dict)
+    batch_axes: Mapping[str, int] = field(default_factory=dict)
     position_axes: Mapping[str, int] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
     windows: Mapping[str, int] = field(default_factory=dict)
@@ -61,7 +62,7 @@ def find_step(
     """What a graph takes, returns and remembers.
 
     Args:
-        foreign: the graph, whose settings are fixed and whose hidden states are open.
+        foreign: of the graph whose settings are fixed and whose hidden states are open.
         choices: what the user knows of it.
         hidden: inputs and outputs of states that were opened.
         segment: where positions stand, as far as that is known; see `segment_axes`.
@@ -72,7 +73,7 @@ def find_step(
         UsageError: something is undecided, open without end, or of a type that no bundle has.
         RunError, EndedError: see `Runner.run`.
     """
-    inputs = Inputs(foreign, read_structure(ir.to_proto(foreign.model), foreign.inputs))
+    inputs = Inputs(foreign, read_structure(foreign.model.graph, foreign.inputs), {**segment, **choices.position_axes})
     if settings := sorted(inputs.structure.branching):
         name = settings[0]
         such = some([*map(str, inputs.structure.compared.get(name) or [0, 1])])
@@ -82,73 +83,92 @@ def find_step(
     heard.stage("find sizes and inputs with which it runs")
     first = inputs.find(runner)
     heard.stage("pair inputs and outputs")
-    states = _states(foreign, {**choices.states, **hidden}, inputs, runner, first)
+    states = _states({**choices.states, **hidden}, inputs, runner, first)
     heard.stage("change sizes and single places")
+    tables = _Tables(foreign, inputs, states, first, choices, frozenset(hidden))
+    tables.check("--position-axis", choices.position_axes)
     axes = Behaviour(inputs, runner, states).axes()
-    segment = segment or positions(inputs, states, axes, first)
-    for window in inputs.structure.windows:
-        if not window.padded:
-            heard.warn(
-                f"convolution {window.node} reads {window.before} positions of {window.input} before those that are "
-                "new: give them in front of these in each call"
-            )
-    return _Tables(foreign, inputs, states, axes, first, choices, frozenset(hidden), segment).step()
+    found = segment or positions(inputs, states, axes, first)
+    for context in inputs.structure.contexts:
+        heard.warn(
+            f"convolution {context.node} reads {context.before} positions of {context.input} before those that are "
+            "new: give them in front of these in each call"
+        )
+    return replace(tables, axes=axes, segment={**found, **choices.position_axes}).step()
 
 
-def segment_axes(foreign: Foreign, runner: Runner) -> dict[str, int]:
+def segment_axes(foreign: Foreign, told: Mapping[str, int], runner: Runner) -> dict[str, int]:
     """Where positions stand in what a graph takes and returns, whose hidden states need not be open; nothing where none
     do.
 
     Raises:
         RunError, EndedError: see `Runner.run`.
     """
-    inputs = Inputs(foreign, read_structure(ir.to_proto(foreign.model), foreign.inputs))
+    inputs = Inputs(foreign, read_structure(foreign.model.graph, foreign.inputs), told)
     first = inputs.find(runner)
     states = pair(inputs, runner, first).states
     return positions(inputs, states, Behaviour(inputs, runner, states).axes(), first)
 
 
-def _states(
-    foreign: Foreign, known: Mapping[str, str], inputs: Inputs, runner: Runner, first: Mapping[str, Array]
-) -> list[State]:
-    ports = {port.name: port for port in foreign.inputs}
+def keep_outputs(foreign: Foreign, choices: Choices) -> bool:
+    """Drop results that are not wanted from a graph, in place, with what leads to them alone; whether there were any.
+
+    What may be the next value of a state stays: what a recurrent operator makes of an input, or whose name says so.
+
+    Raises:
+        UsageError: a name is no output's.
+    """
+    outputs = {port.name: port for port in foreign.outputs}
+    if unknown := [name for name in choices.outputs if name not in outputs]:
+        raise UsageError(f"the file returns no {some(unknown)}, expected {some([*outputs], 9)}; check --output")
+    graph = foreign.model.graph
+    kept = {*(choices.outputs or outputs), *choices.states.values(), *read_structure(graph, foreign.inputs).carried}
+    for port in foreign.inputs:
+        kept |= {name for name, one in outputs.items() if one.dtype == port.dtype and likeness(port.name, name)}
+    left = [value for value in graph.outputs if value.name in kept]
+    dropped = len(left) < len(graph.outputs)
+    if dropped:
+        graph.outputs.clear()
+        graph.outputs.extend(left)
+        RemoveUnusedNodesPass()(foreign.model)
+    return dropped
+
+
+def _states(known: Mapping[str, str], inputs: Inputs, runner: Runner, first: Mapping[str, Array]) -> list[State]:
+    given, carried = inputs.draw(0), inputs.structure.carried
     for name, output in known.items():
-        if name not in ports or (output and output not in first):
+        if name not in given or (output and output not in first):
             raise UsageError(
-                f"the file has no {name if name not in ports else output}, it takes {some([*ports], 9)} and gives "
+                f"the file has no {name if name not in given else output}, it takes {some([*given], 9)} and gives "
                 f"{some([*first], 9)}; check --state"
             )
-    found = pair(inputs, runner, first)
-    shown = {one.input: one for one in found.states if one.proof in EXACT}
-    if wrong := [name for name, output in known.items() if name in shown and shown[name].output != output]:
-        one = shown[wrong[0]]
+        ends = [end for end, names in carried.items() if name in names and first[end].shape == given[name].shape]
+        if ends and output not in ends:
+            raise UsageError(
+                f"{name} is said to come back as {output or 'nothing'}, but a recurrent operator starts from it and "
+                f"ends in {some(ends)}; correct --state {name}={output}, or the folder that says so"
+            )
+    found = pair(inputs, runner, first, known)
+    if found.undecided:
+        may = "; ".join(f"{one.input} as {' or '.join(one.outputs)}" for one in found.undecided)
         raise UsageError(
-            f"{one.input} is said to come back as {known[one.input] or 'nothing'}, but {PROOFS[one.proof]}, which is "
-            f"{one.output}; correct --state {one.input}={known[one.input]}, or the folder that says so"
+            f"inputs may come back as outputs of their shape, which neither a node nor a name says: {may}. Whoever "
+            f"trained the model knows; give {options_of(found.undecided)}, with other outputs where these are wrong, "
+            "and none where an input is no state"
         )
-    if left := [one for one in found.undecided if one.input not in known]:
-        may = " or ".join(left[0].outputs)
-        raise UsageError(
-            f"{left[0].input} may be a state that comes back as {may}: no node shows it. {DECIDES}; give --state "
-            f"{left[0].input}={left[0].outputs[0]}, or --state {left[0].input}= if it is none"
-        )
-    told = [
-        State(name, output, ports[name].shape, ports[name].dtype, "named") for name, output in known.items() if output
-    ]
-    taken = {*known, *known.values()}
-    states = [one for one in found.states if one.input not in taken and one.output not in taken] + told
-    if not states:
+    if not found.states:
         raise UsageError(
             "the file has no state to carry from call to call, expected one: a state hidden in an LSTM, GRU, RNN or "
             "convolution becomes one by --open, a pair that is one is named by --state IN=OUT; see txl-deploy inspect"
         )
-    if growing := [one for one in states if one.grows is not None]:
+    if growing := [one for one in found.states if one.grows is not None]:
+        rows = {one.input: inputs.rows_of(one.input, one.grows or 0) for one in growing}
+        options = " ".join(f"--window {name}={count}" for name, count in rows.items())
         raise UsageError(
-            f"state {growing[0].input} is longer after each call, without an end, which no bundle has; expected one "
-            "whose window has a fixed size: export the module with its oldest rows cut off"
+            f"state {growing[0].input} is longer after each call, without an end, which no bundle has; give the rows "
+            f"that are kept, as in {options}"
         )
-    order = [*ports]
-    return sorted(states, key=lambda one: order.index(one.input))
+    return found.states
 
 
 @dataclass(frozen=True)
@@ -158,11 +178,23 @@ class _Tables:
     foreign: Foreign
     inputs: Inputs
     states: Sequence[State]
-    axes: Axes
     first: Mapping[str, Array]
     choices: Choices
     hidden: frozenset[str]
-    segment: Mapping[str, int]
+    axes: Axes = field(default_factory=Axes)
+    segment: Mapping[str, int] = field(default_factory=dict)
+
+    def check(self, option: str, axes: Mapping[str, int]) -> None:
+        """Raise where the graph lacks an axis that the user names, or they have several sizes."""
+        known = [port.name for port in (*self.foreign.inputs, *self.foreign.outputs)]
+        for name, axis in axes.items():
+            if name not in known or axis >= len(self._sizes(name)):
+                raise UsageError(
+                    f"{option} is {name}={axis}, expected one of {some(known, 9)} and one of its axes; check it"
+                )
+        if len({self._sizes(name)[axis] for name, axis in axes.items()}) > 1:
+            told = ", ".join(f"{self._sizes(name)[axis]} in {name}" for name, axis in axes.items())
+            raise UsageError(f"{option} names axes of {told}, expected one size; check it")
 
     def step(self) -> FileStep:
         """See `find_step`."""
@@ -172,12 +204,7 @@ class _Tables:
         given = [name for name in ports if name not in after]
         returned = [name for name in outputs if name not in after.values()]
         names, own = _names([*given, *returned]), _names([*after])  # an output may be an input, and have its name
-        for name, axis in self.choices.batch_axes.items():
-            known = {**ports, **outputs}
-            if name not in known or axis >= len(self._sizes(name)):
-                raise UsageError(
-                    f"--batch-axis is {name}={axis}, expected one of {some([*known], 9)} and one of its axes; check it"
-                )
+        self.check("--batch-axis", self.choices.batch_axes)
         if unknown := [name for name in self.choices.initial if name not in after]:
             raise UsageError(f"--initial has {some(unknown)}, expected states: {some([*after], 9)}; check its names")
         lengths = {self.first_input(name).shape[axis] for name, axis in self.segment.items() if name in ports}
@@ -222,7 +249,8 @@ class _Tables:
         if not told and (self.axes.batch or count != 1):
             return None
         places = [axis for axis, size in enumerate(sizes) if size == count and axis != self.segment.get(name)]
-        return next(iter(places), None)
+        by_nodes = self.inputs.structure.kinds.sequences.get(name)
+        return by_nodes if by_nodes in places else next(iter(places), None)
 
     def _letter(self, name: str, axis: int) -> str:
         if axis == self._batch(name):
@@ -232,11 +260,13 @@ class _Tables:
     def _shape(self, name: str, sizes: Sequence[int], said: Sequence[int | str]) -> tuple[int | str, ...]:
         shape = tuple(self._letter(name, axis) or int(size) for axis, size in enumerate(sizes))
         for axis, size in enumerate(shape):
-            if isinstance(said[axis], str) and isinstance(size, int) and name not in self.first:
+            opened = isinstance(said[axis], str) and said[axis] not in self.inputs.fixed
+            if opened and isinstance(size, int) and name not in self.first:
                 open_size = name_of_size(name, axis, str(said[axis]))
                 raise UsageError(
                     f"{name} is open on axis {axis}, and it is neither sequences nor positions that come back, "
-                    f"expected a size; give --fix {open_size}={size} or another, or --batch-axis {name}={axis}"
+                    f"expected a size; give --fix {open_size}={size} or another, --batch-axis {name}={axis} or "
+                    f"--position-axis {name}={axis}"
                 )
         return shape
 

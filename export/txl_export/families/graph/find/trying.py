@@ -37,22 +37,31 @@ class Inputs:
 
     Attributes:
         foreign, structure: whose inputs they are, and what its nodes say.
+        told: axes of positions that are known, by the names of inputs and outputs.
         could_be_states: those with an output of their type and sizes.
+        fixed: sizes of symbols that a weight decides.
         sizes: of every symbol, with which the graph runs.
-        roles: of every symbol: batch, segment, rows (of a cache) or total (rows and segment).
+        roles: of every symbol: batch, segment, rows (of a cache), total (rows and segment) or weight.
     """
 
-    def __init__(self, foreign: Foreign, structure: Structure) -> None:
-        self.foreign, self.structure = foreign, structure
+    def __init__(self, foreign: Foreign, structure: Structure, told: Mapping[str, int] | None = None) -> None:
+        self.foreign, self.structure, self.told = foreign, structure, told or {}
         self.could_be_states = {
             port.name for port in foreign.inputs if any(_alike(port, output) for output in foreign.outputs)
         }
         self.sizes, self.roles, self._plain = dict[str, int](), dict[str, str](), 0
+        self.fixed = {
+            symbol: structure.kinds.sizes[port.name, axis]
+            for port in foreign.inputs
+            for axis, symbol in enumerate(port.shape)
+            if isinstance(symbol, str) and (port.name, axis) in structure.kinds.sizes
+        }
         # What is open in a state tells more than what is open in data, whose first axis may be of positions.
         for port in sorted(foreign.inputs, key=lambda port: port.name not in self.could_be_states):
             for axis, symbol in enumerate(port.shape):
                 if isinstance(symbol, str) and symbol not in self.roles and not _SUM.fullmatch(symbol):
                     self.roles[symbol] = self._role(port, axis, symbol)
+        self.roles |= dict.fromkeys(self.fixed, "weight")
         self._floats = {port.name: port.dtype.startswith("float") for port in foreign.inputs}
 
     def find(self, runner: Runner) -> dict[str, Array]:
@@ -92,6 +101,15 @@ class Inputs:
         """Whether an input is data, or may be a state: no setting, mask, length or position."""
         return name in self.structure.rows or (self._floats[name] and not speaks_of(name, "mask"))
 
+    def rows_of(self, name: str, axis: int) -> int:
+        """Rows that a growing cache had in the first run, or 1 where it had none."""
+        return int(self.draw(0)[name].shape[axis]) or 1
+
+    def stretches(self, name: str) -> bool:
+        """Whether an input is as long as the segment, as data is and no state."""
+        sizes = next(port.shape for port in self.foreign.inputs if port.name == name)
+        return any(self.roles.get(str(size)) == "segment" for size in sizes)
+
     def _one(self, port: Port, draws: np.random.Generator, sizes: Mapping[str, int]) -> Array:
         shape, name, mask, rows = self.shape(port, sizes), port.name, speaks_of(port.name, "mask"), self.structure.rows
         try:
@@ -120,15 +138,21 @@ class Inputs:
 
     def _attempts(self) -> Iterator[tuple[dict[str, int], int]]:
         roles = {*self.roles.values()}
-        wanted = [window.before + 4 * window.step for window in self.structure.windows if window.input]
+        wanted = [context.before + 4 * context.step for context in self.structure.contexts]
         lengths = dict.fromkeys([*wanted, *LENGTHS]) if "segment" in roles else (1,)
         counts = ROWS if "rows" in roles else (0,), lengths, (2, 1) if "batch" in roles else (1,)
         for plain, rows, length, batch in product((0, 1, 2), *counts):
             named = {"batch": batch, "segment": length, "rows": rows, "total": rows + length}
-            yield {symbol: named[role] for symbol, role in self.roles.items()}, plain
+            yield {symbol: self.fixed.get(symbol) or named[role] for symbol, role in self.roles.items()}, plain
 
     def _role(self, port: Port, axis: int, symbol: str) -> str:
-        """What a symbol seems to be, by its name, else by its place."""
+        """What a symbol is by the nodes, or seems to be by its name, else by its place."""
+        kinds = self.structure.kinds
+        if self.told.get(port.name) == axis:
+            return "segment"
+        for role, places in (("segment", kinds.positions), ("batch", kinds.sequences)):
+            if places.get(port.name) == axis and (role == "batch" or port.name not in self.could_be_states):
+                return role
         made_up = bool(_MADE_UP.search(symbol))
         called = next((role for role, words in CALLED.items() if speaks_of(symbol, *words) and not made_up), "")
         if called or symbol.lower() in ("b", "n", "bs", "bsz"):

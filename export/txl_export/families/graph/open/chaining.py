@@ -3,28 +3,55 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import onnx_ir as ir
 import torch
 from torch import Tensor
-from txl_runtime.errors import CheckError, UsageError
+from txl_runtime.errors import CheckError, UsageError, printable, some
 from txl_runtime.selftest import relative_difference
 from txl_runtime.types import Array
 
+from txl_export.families.graph.open.hidden import Hidden, named
+from txl_export.families.graph.open.measuring import RECURRENT
 from txl_export.families.graph.take.file_module import Call, FileStep
 from txl_export.families.own_module.module_call import Eager
 from txl_export.families.own_module.sizes import fresh_states, random_inputs
 from txl_export.families.own_module.spec import StepSpec
 
+_Found = Mapping[str, Array]
 LIMIT = 1e-5
 """How far chained outputs may be from those of all positions at once, relative to the largest."""
 SEGMENTS = 6
 WHOLE = 3
 """Segments that are also run in shorter ones, or as often as many as it takes for these to end with them."""
+POSITIONS = 12
+"""Calls that are chained where one is one position."""
 
 
-def check_opened(spec: StepSpec, step: FileStep, batch: int, lengths: Sequence[int], whole: Call, opened: str) -> None:
+@dataclass(frozen=True)
+class Opened:
+    """A graph whose hidden states are explicit.
+
+    Attributes:
+        model: the graph.
+        hidden: its states that were hidden.
+        start: makes a graph run.
+    """
+
+    model: ir.Model
+    hidden: Sequence[Hidden]
+    start: Callable[[ir.Model], Call]
+
+    def __str__(self) -> str:
+        return some([one.name for one in self.hidden])
+
+
+def check_opened(
+    spec: StepSpec, step: FileStep, batch: int, lengths: Sequence[int], whole: Call, opened: Opened
+) -> None:
     """Hold the graph with its hidden states open against the file, which forgets them after each call.
 
     Args:
@@ -32,28 +59,25 @@ def check_opened(spec: StepSpec, step: FileStep, batch: int, lengths: Sequence[i
         step: what it and the file call their tensors.
         batch: B.
         lengths: of segments.
-        whole: the file, for positions of several segments.
-        opened: the states that were opened, for messages.
+        whole: the file, for positions of several segments; where a call is one position, for one.
+        opened: the graph.
 
     Raises:
-        UsageError: the file takes one number of positions, so that nothing shows what a chain should return.
+        UsageError: nothing shows what a chain should return.
         CheckError: a chain returns something else.
     """
     if not any(entry.axes.positions for entry in spec.inputs):
-        raise UsageError(
-            f"--open made {opened} explicit, and nothing shows that a chain is right, because a call of the file is "
-            "one position; export the module that it was made of"
-        )
+        _check_alone(spec, step, batch, whole, opened)
+        return
     for length in lengths:
         inputs, states = _given(spec, batch, length * SEGMENTS), fresh_states(spec, batch)
-        feeds = _feeds(step, inputs, states)
         try:
-            wanted = whole(feeds)
-        except UsageError:
+            wanted = whole(_feeds(step, inputs, states, step.shown))
+        except UsageError as error:
             raise UsageError(
                 f"--open made {opened} explicit, and nothing shows that a chain is right, because the file does not "
-                f"run with {length * SEGMENTS} positions at once: their number is in its nodes; export it with an open "
-                "length, or the module that it was made of"
+                f"run with {length * SEGMENTS} positions at once ({error}); export it with an open length, or the "
+                "module that it was made of"
             ) from None
         found = _chained(spec, inputs, states, batch, length)
         for side in step.outputs:
@@ -61,10 +85,84 @@ def check_opened(spec: StepSpec, step: FileStep, batch: int, lengths: Sequence[i
             if not apart <= LIMIT:
                 raise CheckError(
                     f"with {opened} carried on, {side.port} of {SEGMENTS} segments of {length} is {apart:.1g} from the "
-                    f"file's own run over all of them, expected at most {LIMIT:g}: the file does not compute its "
-                    "positions one after another, or forgets something else as well; leave out --open, or export the "
-                    "module that it was made of"
+                    f"file's own run over all of them, expected at most {LIMIT:g}: something else begins anew in each "
+                    "call, or needs positions that come later; leave out --open, or export the module that it was "
+                    "made of"
                 )
+
+
+def _check_alone(spec: StepSpec, step: FileStep, batch: int, whole: Call, opened: Opened) -> None:
+    """Of a file whose call is one position: each recurrence alone over all positions, the rest position by position.
+
+    Recurrences are run as the operator is defined, over all positions that the chain gave them at once; what lies around
+    them is the same graph in the chain and in the file.
+    """
+    if others := [one.name for one in opened.hidden if one.op not in RECURRENT]:
+        raise UsageError(
+            f"--open made {others[0]} explicit, and nothing shows that a chain is right, because a call of the file is "
+            "one position; give --position-axis NAME=N where positions stand, or export the module that it was made of"
+        )
+    model, names = opened.model.clone(), {one.node for one in opened.hidden}
+    nodes = [node for node in model.graph if node.op_type in RECURRENT and named(node) in names]
+    for node in nodes:
+        for kind, values in (("in", node.inputs), ("out", node.outputs)):
+            for at, value in enumerate(values):
+                if value is not None and value.const_value is None:
+                    value.name = value.name or f"{kind}.{at}.{named(node)}"
+                    shown = ir.node("Identity", [value])
+                    shown.outputs[0].name = _shown(node, kind, at)
+                    model.graph.append(shown)
+                    model.graph.outputs.append(shown.outputs[0])
+    draws, after, calls = np.random.default_rng(3), {side.port: output for side, output in step.states}, list[_Found]()
+    run, states = opened.start(model), fresh_states(spec, batch)
+    held = first = _feeds(step, {}, states, {*after})
+    for _ in range(POSITIONS):
+        given = _feeds(step, random_inputs(spec, batch, 1, draws, spec.samples), states, ())
+        calls.append(run({**given, **held}))
+        held = {name: calls[-1][output] for name, output in after.items()}
+        if len(calls) == 1:
+            own = whole({**given, **{name: first[name] for name in step.shown}})
+            for side in step.outputs:
+                _check(opened, side.port, calls[0][side.port], own[side.port], "the file's own first call")
+    for node in nodes:
+        alone = _alone(node)
+        feeds = {value.name: calls[0][_shown(node, "in", int(str(value.name)[3:]))] for value in alone.graph.inputs}
+        feeds["in.0"] = np.concatenate([call[_shown(node, "in", 0)] for call in calls])
+        results = opened.start(alone)(feeds)
+        for at in range(len(node.outputs)):
+            steps = [call[_shown(node, "out", at)] for call in calls]
+            found = steps[-1] if at else np.concatenate(steps)
+            other = f"{node.op_type} {printable(named(node))!r} alone over {POSITIONS} positions"
+            _check(opened, f"its output {at}", found, results[f"out.{at}"], other)
+
+
+def _shown(node: ir.Node, kind: str, at: int) -> str:
+    return f"{kind}.{at} of {named(node)}"
+
+
+def _check(opened: Opened, name: str, found: Array, wanted: Array, other: str) -> None:
+    if not (apart := _apart(found, wanted)) <= LIMIT:
+        raise CheckError(
+            f"with {opened} carried on, {name} of calls one after another is {apart:.1g} from {other}, expected at most "
+            f"{LIMIT:g}; leave out --open, or export the module that it was made of"
+        )
+
+
+def _alone(node: ir.Node) -> ir.Model:
+    """A recurrence alone, whose inputs and outputs are called after their places, as in.0 and out.1."""
+    kind, taken = next(value.dtype for value in node.inputs[1:3] if value is not None), list[ir.Value | None]()
+    for at, value in enumerate(node.inputs):
+        own = None if value is None else ir.Value(name=f"in.{at}", const_value=value.const_value)
+        if own is not None and own.const_value is None:
+            own.type = ir.TensorType(kind or ir.DataType.FLOAT)
+        taken.append(own)
+    alone = ir.node(node.op_type, taken, dict(node.attributes), num_outputs=len(node.outputs))
+    for at, value in enumerate(alone.outputs):
+        value.name, value.type = f"out.{at}", ir.TensorType(kind or ir.DataType.FLOAT)
+    given = [value for value in taken if value is not None]
+    inputs, constants = ([value for value in given if (value.const_value is None) == bare] for bare in (True, False))
+    graph = ir.Graph(inputs, alone.outputs, nodes=[alone], initializers=constants, opset_imports={"": 18}, name="alone")
+    return ir.Model(graph, ir_version=8)
 
 
 def divisible(spec: StepSpec, batch: int, length: int, shorter: int) -> bool:
@@ -89,14 +187,13 @@ def _given(spec: StepSpec, batch: int, length: int) -> dict[str, Tensor]:
     return random_inputs(spec, batch, length, np.random.default_rng(3), samples if enough else None)
 
 
-def _feeds(step: FileStep, inputs: Mapping[str, Tensor], states: Mapping[str, Tensor | None]) -> dict[str, Array]:
-    """By the file's names, which lacks the states that were opened."""
-    given = {side.port: inputs[side.spec.name].numpy().astype(side.dtype) for side in step.inputs}
-    for side, _ in step.states:
-        tensor = states[side.spec.name]
-        if side.port in step.shown and tensor is not None:
-            given[side.port] = tensor.numpy().astype(side.dtype)
-    return given
+def _feeds(
+    step: FileStep, inputs: Mapping[str, Tensor], states: Mapping[str, Tensor | None], taken: Collection[str]
+) -> dict[str, Array]:
+    """By the file's names: inputs, as far as they are given, and the states that are taken."""
+    sides = [(side, inputs.get(side.spec.name)) for side in step.inputs]
+    sides += [(side, states[side.spec.name]) for side, _ in step.states if side.port in taken]
+    return {side.port: tensor.numpy().astype(side.dtype) for side, tensor in sides if tensor is not None}
 
 
 def _chained(

@@ -1,18 +1,20 @@
 """States that are hidden in a graph, made explicit: what begins anew in every call becomes an input and an output.
 
-A recurrence without a first state of its own forgets between calls, and a convolution with zeros in front of its first
-position does. Here the recurrence takes the state where it starts and returns its last one. In place of the zeros stand
-the last positions of the call before. That the opened graph, called segment by segment, is the same function as the
-graph over the whole sequence has to be proven by running both: other operators forget too, and are not looked for.
+A recurrence without a first state of its own forgets between calls; so do a convolution with zeros in front of its
+first position, a transposed one whose results overlap, and a sum over positions. Here each takes its state where it
+starts and returns its last one. That the opened graph, called segment by segment, is the same function as the graph over
+the whole sequence has to be proven by running both: other operators forget too, and are not looked for.
 
 A convolution with a stride is the same only where segments are multiples of the stride.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -21,23 +23,21 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from txl_runtime.errors import CheckpointError, TxlError, UsageError, one_line, printable
+from txl_runtime.sandbox.process import EndedError
 
-from txl_export.families.graph.find.structure import RECURRENT, SIZES
-from txl_export.families.graph.open.lengths import Sizes, whole_numbers
-from txl_export.families.graph.open.windows import Window, read_window
+from txl_export.families.graph.open.measuring import RECURRENT, Fold, Sizes, whole_numbers
+from txl_export.families.graph.open.windows import Window, read_tail, read_window
 from txl_export.families.graph.take.reading import Size
 from txl_export.graphs.quantised_matmul import initializer
 
-_KEEPS = frozenset({"Identity", "Cast", "Expand", "Tile", "Slice", "Reshape", "Squeeze", "Unsqueeze", "Transpose"})
-"""Operators that only move the numbers of a first state, and repeat them."""
 _END = 2**63 - 1
 """What stands for the end of an axis in a Slice."""
-_RANK = 3
-"""Axes of a recurrence's state: directions, sequences, numbers. A convolution has as many or more."""
-_LENGTHS, _FIRST = 4, 5
-"""The input of a recurrence that is the length of each sequence, and the first of those that it starts from."""
-_NUMBERS = frozenset({None, ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
-"""Types of what a loop may carry as a state, None where it is not told; a count is none."""
+_FIRST = 5
+"""The input of a recurrence that is the first of those that it starts from."""
+_SCALES = frozenset(("Add", "Sub", "Mul", "Div", "Cast", "Expand", "Reshape", "Squeeze", "Unsqueeze", "Transpose"))
+"""Operators between a sum, the number of what it sums up, and the division of both."""
+_Read = tuple[str, str, Callable[[], None]]
+"""Of what forgets: see `Forgets.what` and `Forgets.fault`; and what makes its state explicit."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,10 @@ class Hidden:
 
     Attributes:
         name: of the state, made of the node's: the same for the same graph.
-        node, op: what carries it: an LSTM, GRU, RNN or Conv.
+        node, op: what carries it: an LSTM, GRU, RNN, Conv, ConvTranspose, CumSum or Range.
         input, output: names of the new input and output.
         shape: of both; a text is the symbol of a size that is open, such as the number of sequences.
-        batch_axis: where the sequences are. A graph that joins them with another axis has as many times more of them.
-        initial: what the state begins with, with 1 at the batch axis; None for zeros.
+        initial: what a recurrence begins with, [1, 1, numbers]; None for zeros.
     """
 
     name: str
@@ -59,11 +58,36 @@ class Hidden:
     input: str
     output: str
     shape: tuple[Size, ...]
-    batch_axis: int
     initial: NDArray[Any] | None
 
 
-def open_hidden(model: ir.Model, segment: Mapping[str, int] | None = None) -> list[Hidden]:
+@dataclass(frozen=True)
+class Forgets:
+    """A node that begins anew in every call.
+
+    Attributes:
+        node, op: its name and operator.
+        what: what it does in every call, as the rest of a sentence.
+        fault: why its state cannot be made explicit; "" where it can.
+    """
+
+    node: str
+    op: str
+    what: str
+    fault: str
+
+
+def forgets(model: ir.Model, segment: Mapping[str, int] | None, fold: Fold) -> list[Forgets]:
+    """What begins anew in every call of a graph: what `open_hidden` opens or refuses. The graph stays as it is.
+
+    Args, Raises:
+        See `open_hidden`; nothing is refused.
+    """
+    with _checked():
+        return [found for found, _ in _Opening(model, segment, fold).forgets()]
+
+
+def open_hidden(model: ir.Model, segment: Mapping[str, int] | None, fold: Fold) -> list[Hidden]:
     """Make the hidden states of a graph explicit, in place. The graph is of no use where this fails.
 
     Args:
@@ -72,38 +96,38 @@ def open_hidden(model: ir.Model, segment: Mapping[str, int] | None = None) -> li
         segment: by name of an input, its axis of positions; empty where a call is one position, None where nobody
             knows. What runs along another axis, such as over bands, is left as it is. Where sizes do not tell that, a
             forward recurrence and zeros in front alone are taken for states.
+        fold: computes what is always the same in a graph.
 
     Returns:
         The states, in the order of the nodes; none where nothing is hidden.
 
     Raises:
         UsageError: something forgets that cannot be made explicit: what needs later positions, stands in a branch or
-            loop, or begins with what is computed.
+            loop, or begins with different numbers for each sequence.
         CheckpointError: the graph's parts do not fit together.
+        EndedError: see `Fold`.
     """
+    with _checked():
+        opening = _Opening(model, segment, fold)
+        for found, make in opening.forgets():
+            if found.fault:
+                raise UsageError(f"{found.op} {printable(found.node)!r} {found.fault}")
+            make()
+        model.graph.sort()  # what was added stands at the end
+        RemoveUnusedNodesPass()(model)
+        return opening.found
+
+
+@contextlib.contextmanager
+def _checked() -> Iterator[None]:
     try:
-        return _opened(model, segment)
-    except TxlError:
+        yield
+    except (TxlError, EndedError):
         raise
     except Exception as error:  # onnx-ir raises what happens to go wrong
-        told = one_line(error)
         raise CheckpointError(
-            f"a graph whose parts do not fit together ({told}), expected a valid one; export it again"
+            f"a graph whose parts do not fit together ({one_line(error)}), expected a valid one; export it again"
         ) from None
-
-
-def _opened(model: ir.Model, segment: Mapping[str, int] | None) -> list[Hidden]:
-    opening = _Opening(model, segment)
-    for node, holders in list(_nodes(model.graph)):
-        if node.op_type in RECURRENT:
-            opening.recurrence(node, holders)
-        elif node.op_type in ("Loop", "Scan"):
-            opening.loop(node, holders)
-        elif node.op_type == "Conv":
-            opening.convolution(node, holders)
-    model.graph.sort()  # what was added stands at the end
-    RemoveUnusedNodesPass()(model)
-    return opening.found
 
 
 def _nodes(graph: ir.Graph, holders: tuple[ir.Node, ...] = ()) -> Iterator[tuple[ir.Node, tuple[ir.Node, ...]]]:
@@ -117,82 +141,97 @@ def _nodes(graph: ir.Graph, holders: tuple[ir.Node, ...] = ()) -> Iterator[tuple
 
 
 class _Opening:
-    def __init__(self, model: ir.Model, segment: Mapping[str, int] | None) -> None:
+    def __init__(self, model: ir.Model, segment: Mapping[str, int] | None, fold: Fold) -> None:
         self.found: list[Hidden] = []
-        self._graph, self._sizes = model.graph, Sizes(model, segment)
+        self._graph, self._sizes = model.graph, Sizes(model, segment, fold)
         values = [*self._graph.inputs, *self._graph.initializers.values()]
         values += [output for node in self._graph.all_nodes() for output in node.outputs]
         self._names = {value.name for value in values}
         self._windows: dict[tuple[object, ...], ir.Value] = {}
+        self._counts, self._numbered = self._counting(), count()
 
-    def recurrence(self, node: ir.Node, holders: Sequence[ir.Node]) -> None:
+    def forgets(self) -> Iterator[tuple[Forgets, Callable[[], None]]]:
+        """What begins anew, in the order of the nodes, each with what makes its state explicit."""
+        readers: dict[str, Callable[[ir.Node], _Read | None]] = {
+            **dict.fromkeys(RECURRENT, self._recurrence),
+            **dict.fromkeys(("Loop", "Scan"), self._loop),
+            "Conv": self._convolution,
+            "ConvTranspose": self._transposed,
+            "CumSum": self._sum,
+            "Range": self._count,
+        }
+        for node, holders in list(_nodes(self._graph)):
+            if (reader := readers.get(node.op_type)) is not None and (read := reader(node)) is not None:
+                what, fault, make = read
+                yield Forgets(named(node), node.op_type, what, _inside(holders) or fault), make
+
+    # ---- what forgets
+
+    def _recurrence(self, node: ir.Node) -> _Read | None:
         """An LSTM, GRU or RNN: each of its states that has no first value from outside."""
         places, given = range(_FIRST, _FIRST + RECURRENT[node.op_type]), [*node.inputs, *[None] * 8]
-        hidden, source = [at for at, place in enumerate(places) if not _sources(given[place])], given[0]
-        layout = node.attributes.get_int("layout", 0)
+        starts = {at: self._sizes.constant(given[place]) for at, place in enumerate(places)}
+        hidden = [at for at, place in enumerate(places) if given[place] is None or starts[at] is not None]
+        source, layout = given[0], node.attributes.get_int("layout", 0)
         if not hidden or (self._sizes.follows(source, layout) is False and self._sizes.of(source)[layout] != 1):
-            return
-        self._check_outside(node, holders)
-        direction = node.attributes.get_string("direction", "forward")
-        if direction != "forward":
-            raise UsageError(f"{_called(node)} is {direction}, expected forward: it needs positions that come later")
-        if layout:
-            raise UsageError(f"{_called(node)} has layout 1, expected 0; export it with positions as the first axis")
-        known = [self._sizes.of(given[at])[1:2] for at in (0, *places)]
+            return None
+        what, fault = "begins with the same numbers in every call", ""
+        if (direction := node.attributes.get_string("direction", "forward")) != "forward":
+            fault = f"is {direction}, expected forward: it needs positions that come later"
+        elif layout:
+            fault = "has layout 1, expected 0; export it with positions as the first axis"
+        elif any(first is not None and (first != first[:, :1]).any() for first in starts.values()):
+            fault = "begins with other numbers for each sequence, expected the same; make its first state an input"
+        return what, fault, partial(self._open_recurrence, node, {at: starts[at] for at in hidden})
+
+    def _open_recurrence(self, node: ir.Node, starts: Mapping[int, NDArray[Any] | None]) -> None:
+        given = [*node.inputs, *[None] * 8]
+        known = [self._sizes.of(given[at])[1:2] for at in (0, *(_FIRST + at for at in starts))]
         rows = next((size for sizes in known for size in sizes if size is not None), None)
         shape = (1, rows, self._sizes.of(given[2])[-1])
-        node.resize_inputs(max(len(node.inputs), places[hidden[-1]] + 1))
-        node.resize_outputs(max(len(node.outputs), hidden[-1] + 2))
-        for at in hidden:
-            start = self._take(node, "hc"[at], shape, 1, self._first(node, given[places[at]], shape))
-            node.replace_input_with(places[at], start)
-            last = node.outputs[at + 1]
-            last.name = last.name or f"{start.name}.last"
-            if given[_LENGTHS] is not None:  # of a sequence without positions engines return zeros
-                zero = initializer(self._graph, "opened.zero", np.int32(0))
-                empty = self._add(start, "Equal", [given[_LENGTHS], zero])
-                spread = self._add(start, "Unsqueeze", [empty, self._numbers(0, 2)])
-                last = self._add(start, "Where", [spread, start, last])
-            self._give(last, start)
+        node.resize_inputs(max(len(node.inputs), _FIRST + max(starts) + 1))
+        node.resize_outputs(max(len(node.outputs), max(starts) + 2))
+        for at, first in starts.items():
+            initial = first[:, :1] if first is not None and first.any() else None
+            start = self._take(node, "hc"[at], shape, self._sizes.dtype(given[0]), initial)
+            node.replace_input_with(_FIRST + at, start)
+            node.outputs[at + 1].name = node.outputs[at + 1].name or f"{start.name}.last"
+            self._give(node.outputs[at + 1], start)
 
-    def loop(self, node: ir.Node, holders: Sequence[ir.Node]) -> None:
-        """A Loop or Scan is opened by nobody: raise where it carries numbers that begin anew."""
+    def _loop(self, node: ir.Node) -> _Read | None:
+        """A Loop or Scan, which nobody opens: where it carries numbers that begin anew; a count is none."""
         carried = node.inputs[: len(node.inputs) - node.attributes.get_int("num_scan_inputs", 0)]
-        if any(value is not None and not _sources(value) and value.dtype in _NUMBERS for value in carried):
-            self._check_outside(node, holders)
-            raise UsageError(
-                f"{_called(node)} carries what begins anew in every call, expected an LSTM, GRU or RNN; make its state "
-                "an input and an output"
-            )
+        if not any((first := self._sizes.constant(value)) is not None and first.dtype.kind == "f" for value in carried):
+            return None
+        fault = "carries what begins anew in every call, expected an LSTM, GRU or RNN; make its state an input and an output"
+        return "begins with the same numbers in every call", fault, lambda: None
 
-    def convolution(self, node: ir.Node, holders: Sequence[ir.Node]) -> None:
+    def _convolution(self, node: ir.Node) -> _Read | None:
         """A Conv that reads zeros in front of the first position, along one axis."""
-        window, chosen = read_window(node, self._sizes), list[int]()
+        window, chosen, faults = read_window(node, self._sizes), list[int](), list[str]()
         if window is None:
-            return
+            return None
         for at, (front, behind) in enumerate(zip(window.front, window.behind, strict=True)):
             follows = self._sizes.follows(window.source, at + 2)
             padded = front or behind if follows else front > 0 >= behind
             if window.spans[at] > 1 and padded and follows is not False:
-                self._check_outside(node, holders)
-                if fault := window.fault(at):
-                    raise UsageError(f"{_called(node)} {fault}; export a causal model")
+                faults.append(window.fault(at))
                 chosen.append(at)
+        if not chosen:
+            return None
+        fault = next((f"{each}; export a causal model" for each in faults if each), "")
         if len(chosen) > 1:
-            raise UsageError(
-                f"{_called(node)} has zeros in front along {len(chosen)} axes, expected positions along one"
-            )
-        if chosen:
-            self._open_window(node, window, chosen[0])
+            fault = fault or f"has zeros in front along {len(chosen)} axes, expected positions along one"
+        what = f"reads {window.front[chosen[0]]} zeros in front of the first position of every call"
+        return what, fault, partial(self._open_window, node, window, chosen[0])
 
     def _open_window(self, node: ir.Node, window: Window, at: int) -> None:
         key = source, zeros, axis = window.source, window.front[at], at + 2
         if key not in self._windows:  # what several read is carried once
             shape = [zeros if each == axis else size for each, size in enumerate(self._sizes.of(source))]
-            state = self._take(node, "window", shape, 0, None)
+            state = self._take(node, "window", shape, self._sizes.dtype(source))
             self._windows[key] = joined = self._add(state, "Concat", [state, source], axis=axis)
-            ends = [self._numbers(number) for number in (-zeros, _END, axis)]
-            self._give(self._add(state, "Slice", [joined, *ends]), state)
+            self._give(self._cut(state, joined, -zeros, _END, axis), state)
         node.replace_input_with(0, self._windows[key])
         front = [0 if each == at else number for each, number in enumerate(window.front)]
         node.attributes["pads"] = ir.AttrInt64s("pads", [*front, *window.behind])
@@ -200,24 +239,116 @@ class _Opening:
             left_out, made = window.cut.outputs[0], node.outputs[0]
             ir.convenience.replace_nodes_and_values(self._graph, node, [window.cut], [], [left_out], [made])
 
+    def _transposed(self, node: ir.Node) -> _Read | None:
+        """A ConvTranspose whose last results are parts of those of the next positions."""
+        if (read := read_tail(node, self._sizes)) is None:
+            return None
+        window, at, fault = read
+        what = f"loses {window.spans[at] - window.strides[at]} results of every call that are part of the next one's"
+        return what, fault and f"{fault}; export a causal model", partial(self._open_tail, node, window, at)
+
+    def _open_tail(self, node: ir.Node, window: Window, at: int) -> None:
+        tail, axis, old = window.spans[at] - window.strides[at], at + 2, node if window.cut is None else window.cut
+        shape = [tail if each == axis else size for each, size in enumerate(self._sizes.of(node.outputs[0]))]
+        state = self._take(node, "tail", shape, self._sizes.dtype(node.outputs[0]))
+        pads = [0 if each == at else number for each, number in enumerate(window.front)]
+        pads += [0 if each == at else number for each, number in enumerate(window.behind)]
+        more = [
+            0 if each == at else number for each, number in enumerate(node.attributes.get_ints("output_padding", ()))
+        ]
+        full = self._add(state, "ConvTranspose", node.inputs[:2])
+        made = full.producer()
+        assert made is not None
+        made.attributes.update({name: value for name, value in node.attributes.items() if name != "output_padding"})
+        made.attributes["pads"] = ir.AttrInt64s("pads", pads)
+        if any(more):
+            made.attributes["output_padding"] = ir.AttrInt64s("output_padding", more)
+        begun = self._add(state, "Add", [self._cut(state, full, 0, tail, axis), state])
+        joined = self._add(state, "Concat", [begun, self._cut(state, full, tail, _END, axis)], axis=axis)
+        self._give(self._cut(state, joined, -tail, _END, axis), state)
+        result = self._cut(state, joined, 0, -tail, axis)
+        if (bias := (*node.inputs, None)[2]) is not None:
+            wide = self._add(state, "Unsqueeze", [bias, self._numbers(*range(1, len(shape) - 1))])
+            result = self._add(state, "Add", [result, wide])
+        self._replace(old, result)
+
+    def _sum(self, node: ir.Node) -> _Read | None:
+        """A CumSum along positions."""
+        axes, source = whole_numbers(node.inputs[1]), node.inputs[0]
+        rank = len(self._sizes.of(source))
+        if not axes or not rank or not self._sizes.follows(source, axes[0] % rank):
+            return None
+        backwards = "sums up from the last position, expected from the first: it needs positions that come later"
+        fault = backwards if node.attributes.get_int("reverse", 0) else ""
+        return "sums up the positions of one call alone", fault, partial(self._open_sum, node, axes[0] % rank)
+
+    def _open_sum(self, node: ir.Node, axis: int) -> None:
+        source = node.inputs[0]
+        shape = [1 if each == axis else size for each, size in enumerate(self._sizes.of(source))]
+        state = self._take(node, "sum", shape, self._sizes.dtype(source))
+        joined = self._add(state, "Concat", [state, source], axis=axis)  # so that numbers are added in the file's order
+        sums = self._add(state, "CumSum", [joined, node.inputs[1]])
+        sums.producer().attributes.update(node.attributes)  # type: ignore[union-attr]
+        last = self._cut(state, sums, -1, _END, axis)
+        if node.attributes.get_int("exclusive", 0):
+            last = self._add(state, "Add", [last, self._cut(state, source, -1, _END, axis)])
+        self._give(last, state)
+        self._replace(node, self._cut(state, sums, 1, _END, axis))
+
+    def _counting(self) -> set[ir.Node]:
+        """The Ranges along positions that a sum over positions is divided by."""
+        counts, sums, found = dict[ir.Value, ir.Node](), set[ir.Value](), set[ir.Node]()
+        for node in self._graph:
+            made, given = node.outputs[0], [value for value in node.inputs if value is not None]
+            if node.op_type == "CumSum":
+                sums.add(made)
+            elif node.op_type == "Range" and self._sizes.follows(made, 0):
+                counts[made] = node
+            elif node.op_type in _SCALES:
+                sums |= {made} if sums & {*given} else set()
+                counts |= {made: counts[value] for value in given if value in counts}
+                if made in sums and made in counts and node.op_type in ("Div", "Mul"):
+                    found.add(counts[made])
+        return found
+
+    def _count(self, node: ir.Node) -> _Read | None:
+        """A Range that counts positions for a sum over them."""
+        if node not in self._counts:
+            return None
+        return "counts the positions of one call alone", "", partial(self._open_count, node)
+
+    def _open_count(self, node: ir.Node) -> None:
+        kind = self._sizes.dtype(node.outputs[0])
+        state = self._take(node, "count", [1], kind)
+        inside = self._add(state, "Range", node.inputs)
+        number = self._add(state, "Cast", [self._add(state, "Size", [inside])], to=kind.value)
+        self._give(self._add(state, "Add", [state, self._add(state, "Mul", [number, node.inputs[2]])]), state)
+        self._replace(node, self._add(state, "Add", [inside, state]))
+
+    # ---- what is added
+
     def _take(
-        self, node: ir.Node, kind: str, shape: Sequence[Size | None], batch_axis: int, initial: NDArray[Any] | None
+        self,
+        node: ir.Node,
+        kind: str,
+        shape: Sequence[Size | None],
+        dtype: ir.DataType,
+        initial: NDArray[Any] | None = None,
     ) -> ir.Value:
         """A state of a node: its input. The output comes with `_give`."""
         sizes = tuple(size for size in shape if size is not None)
         if len(sizes) != len(shape) or not sizes:
             raise UsageError(
-                f"{_called(node)} has a state of sizes {[*shape]}, expected ones that follow from the inputs; give "
-                "open sizes by --fix NAME=SIZE"
+                f"{node.op_type} {printable(named(node))!r} has a state of sizes {[*shape]}, expected ones that follow "
+                "from the inputs; give open sizes by --fix NAME=SIZE"
             )
-        stem = re.sub(r"\W+", "_", _name(node), flags=re.ASCII).strip("_")
+        stem = re.sub(r"\W+", "_", named(node), flags=re.ASCII).strip("_")
         stem = stem if stem.isidentifier() else f"{node.op_type}_{stem}"
         names = (f"{stem}{f'_{number}' if number else ''}.{kind}" for number in count())
         name = next(name for name in names if not self._names & {name, f"new_{name}"})
         self._names |= {name, f"new_{name}"}
-        self.found.append(Hidden(name, _name(node), node.op_type, name, f"new_{name}", sizes, batch_axis, initial))
-        dtype = next(value.dtype for value in node.inputs[1:] if value is not None)  # that of the weights
-        made = ir.Value(name=name, type=ir.TensorType(dtype or ir.DataType.FLOAT), shape=ir.Shape(sizes))
+        self.found.append(Hidden(name, named(node), node.op_type, name, f"new_{name}", sizes, initial))
+        made = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(sizes))
         self._graph.inputs.append(made)
         return made
 
@@ -230,93 +361,45 @@ class _Opening:
 
     def _add(self, state: ir.Value, op: str, inputs: Sequence[ir.Value | None], **attributes: int) -> ir.Value:
         """What another node makes, for a state."""
-        node = ir.node(op, inputs, attributes, name=f"{op}.{state.name}")
-        node.outputs[0].name = f"{state.name}.{op}"
+        node = ir.node(op, inputs, attributes, name=f"{op}.{next(self._numbered)}.{state.name}")
+        node.outputs[0].name = f"{state.name}.{node.name}"
         self._graph.append(node)
         return node.outputs[0]
+
+    def _cut(self, state: ir.Value, value: ir.Value, start: int, end: int, axis: int) -> ir.Value:
+        return self._add(state, "Slice", [value, *(self._numbers(number) for number in (start, end, axis))])
+
+    def _replace(self, node: ir.Node, value: ir.Value) -> None:
+        """Let a value stand where a node's result stood."""
+        ir.convenience.replace_nodes_and_values(self._graph, node, [node], [], [node.outputs[0]], [value])
 
     def _numbers(self, *numbers: int) -> ir.Value:
         return initializer(self._graph, f"opened.is.{'.'.join(map(str, numbers))}", np.array(numbers, np.int64))
 
-    def _first(self, node: ir.Node, value: ir.Value | None, shape: Sequence[Size | None]) -> NDArray[Any] | None:
-        """What a state begins with, with one row for all sequences; None for zeros."""
-        first, size = _constant(value), shape[-1]
-        row = np.zeros(0) if first is None else first[:, :1] if first.ndim == _RANK else first
-        if not isinstance(size, int) or row.shape not in ((), (1, 1, size)) or not np.all(first == row):
-            raise UsageError(
-                f"{_called(node)} begins with what is computed or differs between sequences, expected one constant; "
-                "make its first state an input"
-            )
-        return np.broadcast_to(row, (1, 1, size)) if row.any() else None
 
-    def _check_outside(self, node: ir.Node, holders: Sequence[ir.Node]) -> None:
-        """Raise where a node stands in another node's graph."""
-        if not holders:
-            return
-        deciding = [source for holder in holders if holder.op_type == "If" for source in _sources(holder.inputs[0])]
-        fixes = [f"{source.name}=VALUE" for source in deciding if source in self._graph.inputs] or ["NAME=SIZE"]
-        branches = any(holder.op_type == "If" for holder in holders)
-        advice = f"choose one branch by --fix {fixes[0]}" if branches else "export a model without it"
-        raise UsageError(
-            f"{_called(node)} begins anew inside {_called(holders[-1])}, expected it outside of branches and loops; "
-            f"{advice}"
-        )
+def _inside(holders: Sequence[ir.Node]) -> str:
+    """Why what stands in another node's graph cannot be opened; "" where it does not."""
+    if not holders:
+        return ""
+    conditions = [holder.inputs[0] for holder in holders if holder.op_type == "If"]
+    fixes = [f"{value.name}=VALUE" for value in conditions for value in _reaching(value)] or ["NAME=SIZE"]
+    advice = f"choose one branch by --fix {fixes[0]}" if conditions else "export a model without it"
+    held = f"{holders[-1].op_type} {printable(named(holders[-1]))!r}"
+    return f"begins anew inside {held}, expected it outside of branches and loops; {advice}"
 
 
-def _name(node: ir.Node) -> str:
-    return node.name or str(node.outputs[0].name)
-
-
-def _called(node: ir.Node) -> str:
-    return f"{node.op_type} {printable(_name(node))!r}"
-
-
-def _sources(value: ir.Value | None) -> list[ir.Value]:
-    """Inputs of graphs, and results of nodes that hold graphs, whose numbers reach a value: not their sizes alone."""
-    left, seen, found = [value], set[ir.Value](), list[ir.Value]()
+def _reaching(value: ir.Value | None) -> list[ir.Value]:
+    """Inputs of graphs whose numbers, and not their sizes alone, reach a value."""
+    left, seen = [value], set[ir.Value]()
     while left:
         each = left.pop()
-        if each is None or each in seen or ir.convenience.get_const_tensor(each) is not None:
-            continue
-        seen.add(each)
-        node = each.producer()
-        if node is None or any(attribute.type == ir.AttributeType.GRAPH for attribute in node.attributes.values()):
-            found.append(each)
-        elif node.op_type not in SIZES:
-            left += node.inputs
-    return found
+        if each is not None and each not in seen:
+            seen.add(each)
+            node = each.producer()
+            left += () if node is None or node.op_type in ("Shape", "Size") else node.inputs
+    return [each for each in seen if each.is_graph_input()]
 
 
-def _constant(value: ir.Value | None) -> NDArray[Any] | None:
-    """An array that broadcasts to a value that is made of constants and sizes; None where it cannot be told."""
-    moved, tensor = list[ir.Node](), None
-    while value is not None and (tensor := ir.convenience.get_const_tensor(value)) is None:
-        node = value.producer()
-        if node is None or node.op_type not in _KEEPS:
-            filled = None if node is None else node.attributes.get("value")
-            kept = np.zeros(1) if filled is None else filled.as_tensor().numpy()
-            return kept.reshape(()) if node is not None and node.op_type == "ConstantOfShape" else None
-        moved.append(node)
-        value = node.inputs[0]
-    first = np.zeros(()) if tensor is None else tensor.numpy()
-    if first.size and (first == first.flat[0]).all():  # wherever it is moved
-        return np.asarray(first.flat[0])
-    for node in reversed(moved):
-        if node.op_type in ("Expand", "Tile"):
-            first = np.array(first, ndmin=_RANK)
-        elif node.op_type == "Slice" and first.ndim == _RANK:
-            starts, ends, axes, steps = (whole_numbers(each) for each in (*node.inputs, None, None)[1:5])
-            if (
-                not starts
-                or not ends
-                or not axes
-                or steps not in (None, [1] * len(axes))
-                or max(map(abs, axes)) >= _RANK
-            ):
-                return None
-            for start, end, axis in zip(starts, ends, axes, strict=False):
-                if first.shape[axis] > 1:
-                    first = np.take(first, np.arange(first.shape[axis])[start:end], axis)
-        elif node.op_type not in ("Identity", "Cast"):
-            return None
-    return first
+def named(node: ir.Node) -> str:
+    """A node's name, or its first result's."""
+    return node.name or str(node.outputs[0].name)

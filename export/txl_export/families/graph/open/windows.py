@@ -1,4 +1,8 @@
-"""What a convolution reads around its positions: zeros of its own, of a Pad in front, and what is cut off behind it."""
+"""Convolutions along positions: what one reads in front of them, and what a transposed one leaves for those that follow.
+
+Example: a kernel of 5 over [B, C, L] with 4 zeros in front reads 4 positions that the call before had. A transposed one
+of 8 with a stride of 4 returns [B, C, 4 · L + 4], whose last 4 results are parts of the next call's first ones.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,19 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from txl_export.families.graph.open.lengths import Sizes, whole_numbers
+from txl_export.families.graph.open.measuring import Sizes, whole_numbers
 
 
 @dataclass
 class Window:
-    """A Conv; a list has a number for each axis from the third.
+    """A Conv or ConvTranspose; a list has a number for each axis from the third.
 
     Attributes:
         source: what it reads, without a Pad in front.
-        spans, strides: how many positions a result spans, and how far results are apart.
-        front, behind: how many positions stand in front of the first one and behind the last one that counts; as many
-            as a result spans where that is computed.
+        spans, strides: how many positions a result spans, and how far results are apart; of a ConvTranspose how many
+            results a position gives, and how far apart those of two positions begin.
+        front, behind: of a Conv, how many positions stand in front of the first one and behind the last one that
+            counts, as many as a result spans where that is computed; of a ConvTranspose, how many results are dropped.
         other: what stands there if not zeros, or "".
         cut: a Slice that drops what stands behind along one axis, or None.
     """
@@ -31,7 +36,7 @@ class Window:
     cut: ir.Node | None = None
 
     def fault(self, at: int) -> str:
-        """Why what stands in front along an axis cannot be a state; "" where it can."""
+        """Why what a Conv reads in front along an axis cannot be a state; "" where it can."""
         front, least = self.front[at], self.spans[at] - self.strides[at]
         if self.other:
             return f"is padded by {self.other}, expected a fixed number of zeros in front of the positions"
@@ -44,6 +49,44 @@ class Window:
 
 def read_window(node: ir.Node, sizes: Sizes) -> Window | None:
     """A Conv with what stands around it; None where its kernel is not known."""
+    if (window := _read(node, sizes)) is None:
+        return None
+    if node.attributes.get_string("auto_pad", "NOTSET").startswith("SAME"):
+        window.front, window.behind, window.other = [*window.spans], [*window.spans], "auto_pad"
+    _add_pad(window)
+    if (cut := _cut(node, sizes)) is not None:
+        at, dropped, node_of_it = cut
+        if window.strides[at] == 1 and dropped == window.behind[at] > 0:
+            window.behind[at], window.cut = 0, node_of_it
+    return window
+
+
+def read_tail(node: ir.Node, sizes: Sizes) -> tuple[Window, int, str] | None:
+    """A ConvTranspose, the axis from the third along which its results overlap the next positions', and why these
+    cannot be carried, or ""; None where they do not overlap.
+    """
+    window, said = _read(node, sizes), node.attributes
+    follows = [] if window is None else [sizes.follows(window.source, at + 2) for at in range(len(window.spans))]
+    along = [at for at, longer in enumerate(follows) if longer and window and window.spans[at] > window.strides[at]]
+    if window is None or not along:
+        return None
+    at, more = along[0], [*said.get_ints("output_padding", ())]
+    tail = window.spans[at] - window.strides[at]
+    window.behind[at] -= more[at] if more else 0
+    if len(along) > 1 or "output_shape" in said or said.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
+        return window, at, "gives sizes of its own, expected a kernel and a stride along one axis of positions"
+    if window.front[at]:
+        return (
+            window,
+            at,
+            f"drops its first {window.front[at]} results, expected none: it needs positions that come later",
+        )
+    if (cut := _cut(node, sizes)) is not None and cut[0] == at and window.behind[at] + cut[1] == tail:
+        window.cut = cut[2]
+    return window, at, ""
+
+
+def _read(node: ir.Node, sizes: Sizes) -> Window | None:
     kernel, said = sizes.of(node.inputs[1])[2:], node.attributes
     ones, none = [1] * len(kernel), [0] * 2 * len(kernel)
     steps, strides, pads = (
@@ -52,12 +95,7 @@ def read_window(node: ir.Node, sizes: Sizes) -> Window | None:
     spans = [(n - 1) * step + 1 for n, step in zip(kernel, steps, strict=False) if isinstance(n, int)]
     if not len(kernel) == len(spans) == len(steps) == len(strides) == len(pads) / 2 > 0:
         return None
-    window = Window(node.inputs[0], spans, strides, pads[: len(spans)], pads[len(spans) :])
-    if said.get_string("auto_pad", "NOTSET").startswith("SAME"):
-        window.front, window.behind, window.other = [*spans], [*spans], "auto_pad"
-    _add_pad(window)
-    _take_cut(window, node, sizes)
-    return window
+    return Window(node.inputs[0], spans, strides, pads[: len(spans)], pads[len(spans) :])
 
 
 def _add_pad(window: Window) -> None:
@@ -83,17 +121,18 @@ def _add_pad(window: Window) -> None:
             window.behind[axis % rank - 2] += behind
 
 
-def _take_cut(window: Window, node: ir.Node, sizes: Sizes) -> None:
-    """Convolutions without a stride are often padded on both sides, and what is too much is cut off on the right."""
+def _cut(node: ir.Node, sizes: Sizes) -> tuple[int, int, ir.Node] | None:
+    """The axis from the third that a Slice behind a node cuts on the right, by how much, and the Slice.
+
+    Convolutions are often padded on both sides, and what is too much is cut off.
+    """
     made = node.outputs[0]
-    users = [user for user, _ in made.uses()]
+    users = [user for user, _ in made.uses() if user.op_type != "Shape"]  # by which the end may be computed
     if len(users) != 1 or users[0].op_type != "Slice" or users[0].graph is not node.graph or made.is_graph_output():
-        return
-    starts, ends, axes, steps = (whole_numbers(value) for value in (*users[0].inputs, None, None)[1:5])
-    if starts != [0] or not ends or not axes or steps not in (None, [1]):
-        return
-    at = axes[0] % (len(window.spans) + 2) - 2
-    size = (*sizes.of(made), *[None] * 9)[at + 2]
-    dropped = -ends[0] if ends[0] < 0 else size - ends[0] if isinstance(size, int) else 0
-    if at >= 0 and window.strides[at] == 1 and dropped == window.behind[at] > 0:
-        window.behind[at], window.cut = 0, users[0]
+        return None
+    starts, _, axes, steps = (whole_numbers(value) for value in (*users[0].inputs, None, None)[1:5])
+    less = sizes.less(made, users[0].outputs[0])
+    at = axes[0] % len(less) - 2 if less and axes else -1
+    if starts != [0] or at < 0 or steps not in (None, [1]) or not less[at + 2]:
+        return None
+    return at, less[at + 2] or 0, users[0]

@@ -1,0 +1,120 @@
+"""Which sizes of a graph are known, and which axes become longer where a segment does, by folding copies of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from folding import fold
+from onnx import TensorProto, helper, numpy_helper
+from small_graphs import model, value
+from txl_export.families.graph.open.measuring import Sizes, measure
+
+
+def sizes_of(proto: onnx.ModelProto, segment: dict[str, int] | None):
+    graph = ir.from_proto(proto)
+    return Sizes(graph, segment, fold), {output.name: output for node in graph.graph for output in node.outputs}
+
+
+def numbers(name: str, *given: int) -> onnx.TensorProto:
+    return numpy_helper.from_array(np.array(given), name)
+
+
+def turned(shape, constants=(), *nodes: onnx.NodeProto) -> onnx.ModelProto:
+    """x as [T, B, 6] to y, which has its positions at the end and is summed up; and more nodes."""
+    first = helper.make_node("Transpose", ["x"], ["y"], perm=[1, 2, 0])
+    last = helper.make_node("CumSum", ["y", "bands"], ["sums"])
+    given = [numbers("bands", 1), *constants]
+    return model([first, *nodes, last], [value("x", shape)], [value("sums", [shape[1], 6, shape[0]])], given)
+
+
+@pytest.mark.parametrize("shape", [("T", "B", 6), (7, 2, 6), (7, "B", 6), (None, None, 6)])
+def test_an_axis_is_followed_whether_its_length_is_open_or_a_number(shape):
+    sizes, found = sizes_of(turned(shape), {"x": 0})
+    assert [sizes.follows(found["y"], axis) for axis in range(4)] == [False, False, True, None]
+    batch = shape[1] if shape[1] else "input x axis 1"
+    assert sizes.of(found["y"]) == (batch, 6, 7 if shape[0] == 7 else None)
+
+
+def test_without_an_axis_of_positions_nothing_follows_and_where_it_is_not_known_nobody_can_tell():
+    for segment, told in (({}, False), (None, None)):
+        sizes, found = sizes_of(turned(("T", "B", 6)), segment)
+        assert {sizes.follows(found["y"], axis) for axis in range(3)} == {told}
+        assert sizes.of(found["y"]) == ("B", 6, "T")
+
+
+def test_what_is_computed_of_an_open_size_is_not_taken_for_a_number():
+    double = helper.make_node("Concat", ["y", "y"], ["z"], axis=0)
+    more = helper.make_node("Pad", ["z", "pads"], ["p"])
+    proto = turned(("T", "B", 6), [numbers("pads", 1, 0, 0, 0, 0, 0)], double, more)
+    sizes, found = sizes_of(proto, {"x": 0})
+    assert sizes.of(found["z"]) == sizes.of(found["p"]) == (None, 6, None)
+
+
+@pytest.mark.parametrize(
+    ("node", "constants"),
+    [
+        (helper.make_node("Reshape", ["y", "shape"], ["z"]), [numbers("shape", 12, 7)]),
+        (helper.make_node("Slice", ["y", "a", "b", "c"], ["z"]), [numbers("a", 0), numbers("b", 7), numbers("c", 2)]),
+    ],
+    ids=["Reshape", "Slice"],
+)
+def test_constants_that_are_true_of_one_length_alone_leave_it_untold(node, constants):
+    sizes, found = sizes_of(turned((7, 2, 6), constants, node), {"x": 0})
+    assert sizes.follows(found["y"], 2) is None
+    assert sizes.of(found["y"]) == (2, 6, 7)
+
+
+def test_the_last_positions_of_a_segment_tell_nothing_against_it():
+    last = helper.make_node("Slice", ["y", "a", "b", "c"], ["z"])
+    constants = [numbers("a", -2), numbers("b", 2**63 - 1), numbers("c", 2)]
+    sizes, found = sizes_of(turned((7, 2, 6), constants, last), {"x": 0})
+    assert [sizes.follows(found[name], 2) for name in "yz"] == [True, False]
+
+
+def test_sizes_that_are_computed_of_shapes_are_known_and_how_much_is_cut_off():
+    """Two positions are dropped by the number of positions less two."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["length"], start=0, end=1),
+        helper.make_node("Sub", ["length", "two"], ["end"]),
+        helper.make_node("Slice", ["y", "none", "end", "two"], ["z"]),
+    ]
+    sizes, found = sizes_of(turned(("T", "B", 6), [numbers("two", 2), numbers("none", 0)], *nodes), {"x": 0})
+    assert sizes.less(found["y"], found["z"]) == [0, 0, 2]
+
+
+def test_what_is_always_the_same_is_known_with_its_type():
+    nodes = [
+        helper.make_node("Shape", ["x"], ["all"]),
+        helper.make_node(
+            "ConstantOfShape", ["all"], ["ones"], value=helper.make_tensor("v", TensorProto.INT64, [1], [1])
+        ),
+        helper.make_node("CumSum", ["ones", "bands"], ["counted"]),
+    ]
+    sizes, found = sizes_of(turned(("T", "B", 6), [], *nodes), {})
+    assert (sizes.dtype(found["ones"]), sizes.dtype(found["y"])) == (ir.DataType.INT64, ir.DataType.FLOAT)
+    assert (sizes.constant(found["ones"]) == 1).all()
+    assert sizes.constant(found["y"]) is None
+
+
+def test_an_open_size_that_is_a_sum_is_one():
+    """A mask over a cache and one more row."""
+    inputs = [value("past", ["B", "P", 3]), value("mask", ["B", "P + 1"])]
+    rows = helper.make_node("Concat", ["past", "past"], ["twice"], axis=1)
+    graph = ir.from_proto(model([rows], inputs, [value("twice", None)]))
+    found = measure(graph, {}, fold, graph.graph.inputs, 1, 0)
+    (batch, past, _), mask = (found[each].sizes for each in graph.graph.inputs)
+    assert mask == (batch, past + 1)
+
+
+def test_sizes_that_do_not_go_together_leave_everything_unknown():
+    plus = helper.make_node("Add", ["x", "seven"], ["y"])
+    proto = model(
+        [plus, helper.make_node("CumSum", ["y", "bands"], ["sums"])],
+        [value("x", ["T", 6])],
+        [value("sums", None)],
+        [numpy_helper.from_array(np.zeros((7, 6), np.float32), "seven"), numbers("bands", 1)],
+    )
+    sizes, found = sizes_of(proto, {"x": 0})
+    assert (sizes.of(found["y"]), sizes.follows(found["y"], 0)) == ((), None)
