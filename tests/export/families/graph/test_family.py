@@ -548,3 +548,23 @@ def test_a_file_in_half_precision_is_judged_by_fp16_unless_another_precision_is_
         manifest = txl_export.export(path, out, precision=asked, verify=False).manifest
         assert manifest.precision == precision
     assert txl_export.verify(tmp_path / "None.txl", checkpoint=path).passed
+
+
+def test_windows_and_outputs_that_were_asked_for_are_taken_up_again(tmp_path):
+    """A cache that gains a row in each call, its sum, and noise beside it."""
+    nodes = [
+        helper.make_node("Concat", ["past", "x"], ["present"], axis=1),
+        helper.make_node("ReduceSum", ["present", "rows"], ["sum"], keepdims=0),
+        helper.make_node("RandomNormalLike", ["sum"], ["noise"]),
+    ]
+    given = [value("x", [1, 1, 2]), value("past", [1, "P", 2])]
+    returned = [value("sum", [1, 2]), value("noise", [1, 2]), value("present", [1, "P1", 2])]
+    rows = numpy_helper.from_array(np.array([1], np.int64), "rows")
+    onnx.save(model(nodes, given, returned, [rows]), path := tmp_path / "f.onnx")
+    made = txl_export.export(path, tmp_path / "b", windows={"past": 3}, outputs=["sum"]).manifest
+    assert [one.name for one in made.outputs] == ["sum"]
+    assert (made.family["windows"], made.family["outputs"]) == ({"past": 3}, ["sum"])
+    stream, x = txl_runtime.load(tmp_path / "b", "cpu").stream(), np.random.default_rng(0).normal(size=(6, 1, 1, 2))
+    found = [stream.run({"x": each.astype(np.float32)})["sum"] for each in x]
+    np.testing.assert_allclose(found[-1][0], x[-4:].sum((0, 1, 2)), rtol=1e-5)
+    assert txl_export.verify(tmp_path / "b", checkpoint=path).passed
