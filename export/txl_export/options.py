@@ -89,7 +89,7 @@ class ExportOptions:
     precision: Annotated[
         str | None,
         Flag(
-            "Of weights and arithmetic; int8 and int4 are for the CPU. (default fp32, or fp16 of an ONNX file of it)",
+            "Of weights and arithmetic; int8 and int4 are for the CPU. (default fp32; of an ONNX file in fp16 that)",
             Precision | None,
         ),
     ] = None
@@ -140,7 +140,7 @@ class ExportOptions:
     open: Annotated[
         bool,
         Flag(
-            "Of an ONNX file: carry on what its LSTM, GRU, RNN or convolutions forget after each call.", None, "--open"
+            "Of an ONNX file: carry on what recurrences, convolutions and sums forget after each call.", None, "--open"
         ),
     ] = False
     fix: Annotated[
