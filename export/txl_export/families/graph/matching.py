@@ -116,14 +116,14 @@ def match(foreign: Foreign, step: Step, said: Said) -> Wiring:
     return Wiring(takes, returns, after, said.given, fixed)
 
 
-def _fixed(axes: Axes, dtype: str, port: Port) -> set[tuple[str, int]] | None:
+def _fixed(axes: Axes, dtype: str, port: Port) -> list[tuple[str, int]] | None:
     """The numbers of sequences ("B") and of positions ("L") that a file fixes in an input; None where it is another."""
     if len(port.shape) != len(axes.shape) or kind(port.dtype) != kind(dtype):
         return None
     numbers = [(own, size) for own, size in zip(axes.shape, port.shape, strict=True) if isinstance(size, int)]
     if any(own not in ("B", "L", size) for own, size in numbers):
         return None
-    return {(own, size - axes.ahead * (own == "L")) for own, size in numbers if isinstance(own, str)}
+    return [(own, size - axes.ahead * (own == "L")) for own, size in numbers if isinstance(own, str)]
 
 
 def kind(dtype: str) -> str:

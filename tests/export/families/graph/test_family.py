@@ -567,4 +567,5 @@ def test_windows_and_outputs_that_were_asked_for_are_taken_up_again(tmp_path):
     stream, x = txl_runtime.load(tmp_path / "b", "cpu").stream(), np.random.default_rng(0).normal(size=(6, 1, 1, 2))
     found = [stream.run({"x": each.astype(np.float32)})["sum"] for each in x]
     np.testing.assert_allclose(found[-1][0], x[-4:].sum((0, 1, 2)), rtol=1e-5)
-    assert txl_export.verify(tmp_path / "b", checkpoint=path).passed
+    parity = txl_export.verify(tmp_path / "b", checkpoint=path)
+    assert (parity.passed, parity.reference) == (True, "the file itself")

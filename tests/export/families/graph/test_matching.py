@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from torch import nn
 from txl_export import InputSpec, StateSpec, StepSpec
 from txl_export.families.graph.against_module import _step
-from txl_export.families.graph.matching import Said, Wiring, match
+from txl_export.families.graph.matching import Said, Wiring, _guess, match
 from txl_export.families.graph.take.reading import Foreign, Port
 from txl_runtime.errors import CheckError, UsageError
 
@@ -21,6 +22,7 @@ SPEC = StepSpec(
     ["y"],
 )
 SIZES = {"x": ("B", 4, 4), "ids": ("B", 3), "h": (1, "B", 6), "past": ("B", "rows", 3)}
+NOTHING = ir.Model(ir.Graph([], [], nodes=[]), ir_version=10)
 GIVEN = ("x", "ids", "h", "past")
 RETURNED = ("y", "h_out", "next_past")
 
@@ -35,7 +37,7 @@ def file(inputs: list[Port], outputs: tuple[str, ...] = RETURNED, optional: tupl
     returned = [
         Port(name, "float16" if name in ("h_out", "v.5") else "float32", like.get(name, ())) for name in outputs
     ]
-    return Foreign(Path("a.onnx"), None, tuple(inputs), tuple(returned), 0, optional)
+    return Foreign(Path("a.onnx"), b"", NOTHING, tuple(inputs), tuple(returned), 0, optional)
 
 
 def matched(foreign: Foreign, more: bool = False, **options: Any) -> Wiring:
@@ -81,6 +83,12 @@ def test_one_message_lists_what_has_no_match_on_both_sides_and_options_that_mend
     assert way.feeds({name: np.array(at) for at, name in enumerate(GIVEN)}) == {
         "sr": 16000, "input.1": 0, "ids": 1, "h 0": 2, "past": 3
     }  # fmt: skip
+
+
+def test_the_options_to_paste_follow_names_that_are_alike() -> None:
+    with pytest.raises(UsageError, match=r"expected one name for each thing; give --rename h_in=h$"):
+        matched(file(ports("x", "ids", "h_in", "past")))
+    assert _guess(["c_in", "h_in"], ["h", "c"], lambda *_: True) == {"h_in": "h", "c_in": "c"}
 
 
 def test_a_file_may_lack_what_it_does_not_read_or_change_and_give_more_than_is_asked() -> None:
