@@ -165,6 +165,11 @@ class _Follow:
             [x[0], channels, *((None, dim[1] if step == 1 else ()) for dim, step in zip(x[2:], steps, strict=False))]
         ]
 
+    def _sum(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+        """A sum over what came before runs along positions."""
+        self._label("weak positions", given[0][(numbers(node.inputs[1]) or [])[0]])
+        return [given[0]]
+
     def _product(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
         a, b = given[0], given[1]
         if node.op_type == "Gemm":
@@ -284,6 +289,7 @@ _OTHERS = frozenset(
 _BY_RULE: Mapping[str, Callable[[_Follow, ir.Node, Sequence[Any]], list[Dims]]] = {
     "LSTM GRU RNN": _Follow._recurrence,
     "Conv ConvTranspose MaxPool AveragePool LpPool": _Follow._convolution,
+    "CumSum": _Follow._sum,
     "MatMul Gemm": _Follow._product,
     "Transpose": _Follow._turned,
     "Squeeze Unsqueeze": _Follow._squeezed,
