@@ -129,7 +129,7 @@ def describe_graph(
         facts.runs = helper.runs
     if not facts.stopped and (facts.states or facts.undecided or facts.forgets):
         heard.stage("try the export")
-        _try(path, choices, asked or str(path), facts)
+        _try(path, choices, asked or str(path), facts, said or {})
     facts.next = what_next(facts)
     return facts
 
@@ -196,14 +196,15 @@ def _unknown(graph: ir.Graph) -> list[str]:
     return sorted(left - {"Dropout"})
 
 
-def _try(path: Path, choices: Choices, source: str, facts: GraphFacts) -> None:
+def _try(path: Path, choices: Choices, source: str, facts: GraphFacts, said: Mapping[str, str]) -> None:
     """Begin with the export as `export` does, in each way that may be right, and keep the first that works."""
     from txl_export.families.graph.family import begun  # which imports PyTorch, and takes its time
 
     opened = bool(facts.forgets) and not any(found.fault for found in facts.forgets)
     shown = bool(facts.states or facts.undecided)
     for way in [replace(choices, open=True)] * opened + [choices] * shown:
-        facts.command = shlex.join(_command(way, source))
+        untold = {name: output for name, output in way.states.items() if name not in said}
+        facts.command = shlex.join(_command(replace(way, states=untold), source))
         try:
             facts.unknown = _unknown(begun(path, way, Silent(), TRIED).graph.graph)
         except BackendError as error:
