@@ -1,4 +1,4 @@
-"""What a foreign ONNX file is and remembers, for `inspect`: its tables, its nodes, what runs of it show, and what to type.
+"""What a foreign ONNX file is and remembers, for `inspect`: its tables, nodes and runs, and what to type.
 
 The command is one that was tried: `export` begins with the same function.
 """
@@ -136,10 +136,8 @@ def describe_graph(
 
 def _look(foreign: Foreign, choices: Choices, helper: Helper, facts: GraphFacts, heard: Listener) -> Choices:
     """Find out everything about a file; what an export has to be told."""
-    structure = _nodes(foreign, facts)
-    facts.frozen = structure.frozen
     folded = _folded(foreign, helper)
-    structure = _nodes(folded, facts)
+    facts.frozen, structure = _nodes(foreign, facts).frozen, _nodes(folded, facts)
     facts.settings = {name: sorted({*structure.compared.get(name, ())}) for name in sorted(structure.branching)}
     if facts.settings:  # what a setting decides is found for the number that the command has
         facts.fixed = {name: (numbers or [1])[0] for name, numbers in facts.settings.items()}
@@ -243,7 +241,7 @@ def what_next(facts: GraphFacts) -> str:
     if not (facts.states or facts.undecided or facts.forgets):
         return (
             "No state to carry from call to call was found: where the model has none, ONNX Runtime is all that this "
-            "file needs. Whether the exporter left one out, txl-deploy verify FILE.onnx --module FILE.py:FUNCTION tells."
+            "file needs. Whether an exporter lost one, txl-deploy verify FILE.onnx --module FILE.py:FUNCTION tells."
         )
     if not facts.command:
         return f"An export was tried and refused: {facts.tried}"

@@ -499,7 +499,6 @@ def test_what_forgets_is_what_is_opened_and_the_graph_stays_as_it_is():
     assert "needs positions that come later" in later.fault
 
 
-
 def mixed(time: Any = "T") -> onnx.ModelProto:
     """A GRU behind a convolution, with the convolution's zeros on both sides and cut: by a number of one length."""
     nodes = [conv(pads=[8, 8], dilations=[2], made="m"), cut("m", "n")]
