@@ -253,9 +253,7 @@ def positions(inputs: Inputs, states: Sequence[State], axes: Axes, first: Mappin
     return places if len(sizes) == 1 and places.keys() & first.keys() else {}
 
 
-def open_sizes(
-    inputs: Inputs, states: Sequence[State], axes: Axes, segment: Mapping[str, int]
-) -> dict[str, int]:
+def open_sizes(inputs: Inputs, states: Sequence[State], axes: Axes, segment: Mapping[str, int]) -> dict[str, int]:
     """Sizes that a file leaves open and that neither a weight decides nor are sequences or positions, with numbers that
     ran.
     """
