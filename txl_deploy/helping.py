@@ -19,10 +19,11 @@ GROUPS = {
         "Precision": "precision keep",
         "Proof": "verify text tokens inputs",
         "Models of your own and of packages": "adapter weights growth",
+        "ONNX files": "state output window open fix initial batch-axis position-axis",
     },
     "verify": {
-        "What it is compared with": "checkpoint module adapter config weights vocabulary against",
-        "What both read": "text tokens inputs segments state",
+        "What it is compared with": "checkpoint module adapter config weights vocabulary",
+        "What both read": "text tokens inputs segments state rename",
     },
     "package": {
         "Triton": "sequences idle-seconds backend",

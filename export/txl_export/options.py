@@ -44,7 +44,7 @@ _File = Path | None
 _Names = list[str] | None
 
 
-FOR_FILES = ("states", "open", "fix", "initial", "batch_axes")
+FOR_FILES = ("states", "open", "fix", "initial", "batch_axes", "position_axes", "outputs", "windows")
 """Options that are for an ONNX file alone."""
 
 
@@ -86,7 +86,13 @@ class ExportOptions:
         Literal["kv", "hidden"] | None,
         Flag("Keep keys and values, or the layers' inputs. (default kv, hidden where kv cannot be)"),
     ] = None
-    precision: Annotated[str, Flag("Of weights and arithmetic; int8 and int4 are for the CPU.", Precision)] = "fp32"
+    precision: Annotated[
+        str | None,
+        Flag(
+            "Of weights and arithmetic; int8 and int4 are for the CPU. (default fp32; of an ONNX file in fp16 that)",
+            Precision | None,
+        ),
+    ] = None
     keep: Annotated[
         Sequence[str], Flag("With int8 and int4: leave these matrices in fp32, e.g. layers.03; repeatable.", _Names)
     ] = ()
@@ -134,7 +140,7 @@ class ExportOptions:
     open: Annotated[
         bool,
         Flag(
-            "Of an ONNX file: carry on what its LSTM, GRU, RNN or convolutions forget after each call.", None, "--open"
+            "Of an ONNX file: carry on what recurrences, convolutions and sums forget after each call.", None, "--open"
         ),
     ] = False
     fix: Annotated[
@@ -153,13 +159,33 @@ class ExportOptions:
             "--batch-axis",
         ),
     ] = None
+    position_axes: Annotated[
+        Mapping[str, int] | None,
+        Flag(
+            "Of an ONNX file: NAME=N, the axis on which positions stand in an input or output; repeatable.",
+            _Names,
+            "--position-axis",
+        ),
+    ] = None
+    outputs: Annotated[
+        Sequence[str],
+        Flag("Of an ONNX file: an output that is kept, beside states; repeatable. (default all)", _Names, "--output"),
+    ] = ()
+    windows: Annotated[
+        Mapping[str, int] | None,
+        Flag(
+            "Of an ONNX file: NAME=ROWS, a cache that grows and the rows of it that are kept; repeatable.",
+            _Names,
+            "--window",
+        ),
+    ] = None
     listener: Listener | None = None
     """Hears of stages, progress and warnings."""
 
     def __post_init__(self) -> None:
         if self.memory not in (None, "kv", "hidden"):
             raise UsageError(f"memory is {self.memory!r}, expected kv or hidden; check --memory")
-        if self.precision not in PRECISIONS:
+        if self.precision not in (None, *PRECISIONS):
             raise UsageError(
                 f"precision is {self.precision!r}, expected one of {', '.join(PRECISIONS)}; check --precision"
             )

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.errors import UsageError, some
 from txl_runtime.listener import Listener, Silent
 
 from txl_export.checkpoints.vocabularies import differences, read_vocabulary_file
-from txl_export.families.graph.against_bundle import verify_against
+from txl_export.families.graph.against_bundle import verify_beside
 from txl_export.families.graph.against_module import verify_file
+from txl_export.families.graph.matching import Said
 from txl_export.families.own_module.sources import asked_module
 from txl_export.families.own_module.spec import StepSpec
 from txl_export.families.registry import VerifyRequest, family_of_bundle
@@ -38,9 +41,9 @@ def verify(
     text: str | Path | None = None,
     tokens: str | Path | NDArray[np.integer[Any]] | None = None,
     segments: int | None = None,
-    against: str | Path | None = None,
     inputs: str | Path | None = None,
     states: Mapping[str, str] | None = None,
+    rename: Mapping[str, str] | None = None,
     backend: str = "auto",
     threads: int | None = None,
     listener: Listener | None = None,
@@ -50,7 +53,7 @@ def verify(
     Args:
         bundle: its folder; or an ONNX file, which needs `module` or `adapter` and runs in a process of its own.
         checkpoint: what it was exported from, so that the import is repeated; without it the reference is
-            rebuilt from the bundle's own weights.
+            rebuilt from the bundle's own weights. Or an ONNX file that it was not made of: both stream the same inputs.
         module, weights: of a model of your own, FILE.py:FUNCTION (or its `StepSpec`) and its weights; without it the
             bundle's stored vectors are replayed.
         adapter, config: in place of module: the package whose model it is, and the arguments of its constructor;
@@ -59,9 +62,9 @@ def verify(
             module's own; as for `export`.
         text, tokens: real text for the distribution and task gates.
         segments: of the longest chain.
-        against: in place of PyTorch, an ONNX file made elsewhere, which ONNX Runtime runs in a process of its own.
-        inputs, states: with an ONNX file: an .npz file of real inputs, and of what it takes besides; and those of its
-            inputs that are states, with the outputs that are their next values, where names do not tell.
+        inputs, states, rename: with an ONNX file: an .npz file of real inputs, and of what it takes besides; those of
+            its inputs that are states, with the outputs that are their next values, where names do not tell; and its
+            names of what the module or the bundle calls otherwise.
         backend, threads: as `txl_runtime.load`.
         listener: hears of progress and warnings.
 
@@ -73,25 +76,25 @@ def verify(
         raise UsageError(f"--segments is {segments}, expected 1 … 1000000")
     if str(bundle).endswith(".onnx") and not Path(bundle).is_dir():
         others: dict[str, object] = {"checkpoint": checkpoint, "vocabulary": vocabulary, "text": text, "tokens": tokens}
-        others |= {"against": against, "threads": threads, "backend": None if backend in ("auto", "cpu") else backend}
-        if wrong := [f"--{name}" for name, value in others.items() if value is not None]:
-            raise UsageError(f"{bundle}: is an ONNX file, which has no use for {some(wrong)}; leave it out")
+        others |= {"threads": threads, "backend": None if backend in ("auto", "cpu") else backend}
+        _refuse(bundle, others)
         asked = asked_module(module, weights, adapter, config)
         if asked is None:
             raise UsageError(f"{bundle}: is an ONNX file, expected the module to compare it with; give --module")
-        arrays = {} if inputs is None else read_samples(Path(inputs))
-        beside = weights if adapter is None else None
-        return verify_file(Path(bundle), asked, beside, states or {}, arrays, segments, listener or Silent())
-    if against is None and (inputs is not None or states is not None):
-        raise UsageError("--inputs and --state are for --against FILE.onnx; give it, or leave them out")
-    if against is not None:
-        if any(given is not None for given in (checkpoint, module, weights, adapter, config, vocabulary, text, tokens)):
-            raise UsageError("--against is given beside what else to compare with, expected one; leave the other out")
-        opened = open_bundle(bundle)
-        arrays = {} if inputs is None else read_samples(Path(inputs))
-        opener, *_ = openers(opened.path, opened.manifest, backend, threads)
-        return verify_against(opener, Path(against), arrays, states or {}, segments, listener or Silent())
+        beside, said = weights if adapter is None else None, _said(inputs, states, rename)
+        return verify_file(Path(bundle), asked, beside, said, segments, listener or Silent())
     opened = open_bundle(bundle)
+    if str(checkpoint).endswith(".onnx") and not _made_of(Path(str(checkpoint)), opened.manifest):
+        others = {"module": module, "adapter": adapter, "weights": weights, "config": config}
+        _refuse(checkpoint, others | {"vocabulary": vocabulary, "text": text, "tokens": tokens})
+        opener, *_ = openers(opened.path, opened.manifest, backend, threads)
+        said = _said(inputs, states, rename)
+        return verify_beside(opener, Path(str(checkpoint)), said, segments, listener or Silent())
+    if inputs is not None or states is not None or rename is not None:
+        raise UsageError(
+            "--inputs, --state and --rename are for a FILE.onnx that the bundle was not made of; give it as "
+            "--checkpoint, or leave them out"
+        )
     if vocabulary is not None and not opened.manifest.vocabulary:
         raise UsageError(f"{bundle}: has no vocabulary to compare, and --vocabulary is given; leave it out")
     given = None if vocabulary is None else read_vocabulary_file(Path(vocabulary))
@@ -112,6 +115,24 @@ def verify(
     source = Path(vocabulary).name if vocabulary is not None else "checkpoint" if checkpoint is not None else "module"
     other = given or own
     return parity.with_words(None if other is None else differences(opened, other, source, listener or Silent()))
+
+
+def _refuse(path: object, options: Mapping[str, object]) -> None:
+    """Refuse options that were given and mean nothing for an ONNX file."""
+    if wrong := [f"--{name}" for name, value in options.items() if value is not None]:
+        raise UsageError(f"{path}: is an ONNX file, which has no use for {some(wrong)}; leave it out")
+
+
+def _said(inputs: str | Path | None, states: Mapping[str, str] | None, rename: Mapping[str, str] | None) -> Said:
+    return Said(rename or {}, states or {}, {} if inputs is None else read_samples(Path(inputs)))
+
+
+def _made_of(path: Path, manifest: Manifest) -> bool:
+    """Whether a bundle was made of this very file."""
+    try:
+        return manifest.family.get("sha256") == hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return False  # who reads it says why it cannot be read
 
 
 def bisect(bundle: str | Path, checkpoint: str | Path | None = None, backend: str = "auto") -> Bisection:

@@ -88,7 +88,7 @@ def test_groups_name_options_that_are_there_and_each_once(verb: str) -> None:
 
 def test_what_an_option_may_be_is_said_and_what_it_is_without() -> None:
     shown = " ".join(help_of(command("export"), "export", 80).split())
-    assert "<fp32 | fp16 | bf16 | int8 | int4> [default: fp32]" in shown
+    assert "(default fp32; of an ONNX file in fp16 that) <fp32 | fp16 | bf16 | int8 | int4>" in shown
     assert "--same-length / --no-same-length" in shown
 
 

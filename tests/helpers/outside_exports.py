@@ -376,6 +376,24 @@ def exported(case: Outside, path: Path) -> Path:
     return path
 
 
+def said(case: Outside, path: Path) -> dict[str, dict[str, str]]:
+    """The options by which `verify` is told what a file calls the things of its specification that it has."""
+    graph = onnx.load(path).graph
+    has = {one.name for one in (*graph.input, *graph.output)}
+    spec, rename, states = spec_of(case.model), {}, {}
+    entries = [*spec.inputs, *spec.states] + [InputSpec("valid", ("B",), "int32")] * spec.lengths
+    for number, entry in enumerate(entries):
+        state = isinstance(entry, StateSpec)
+        rename[_name(case, entry.name, "_in" if state else "", f"onnx::Cast_{number}")] = entry.name
+        if state and case.names is None:
+            states[f"onnx::Cast_{number}"] = f"v.{500 + 7 * number}"
+    for at, one in enumerate(spec.outputs):
+        name = one if isinstance(one, str) else one.name
+        rename[_name(case, name, "", f"v.{90 + at}")] = name
+    rename = {port: name for port, name in rename.items() if port != name and port in has}
+    return {"rename": rename, "states": states}
+
+
 def _name(case: Outside, name: str, end: str, odd: str) -> str:
     if case.names is None:
         return odd
@@ -442,14 +460,6 @@ def optional(name: str, value: float) -> Callable[[onnx.ModelProto], None]:
         model.graph.initializer.append(numpy_helper.from_array(np.full(sizes, value, np.float32), name))
 
     return edit
-
-
-def turned(model: onnx.ModelProto) -> None:
-    """Inputs and outputs stand the other way round."""
-    for side in (model.graph.input, model.graph.output):
-        ports = [*side][::-1]
-        del side[:]
-        side.extend(ports)
 
 
 def not_returned(name: str) -> Callable[[onnx.ModelProto], None]:

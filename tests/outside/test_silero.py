@@ -62,7 +62,7 @@ def test_the_file_is_its_module_with_the_weights_of_the_archive(tmp_path):
     assert txl_export.verify(path, module=VOICE, weights=weights, inputs=given).passed
     own = tmp_path / "own.txl"
     txl_export.export(VOICE, own, weights=weights)
-    assert txl_export.verify(own, against=DATA / "silero_vad.onnx", inputs=given).passed
+    assert txl_export.verify(own, checkpoint=DATA / "silero_vad.onnx", inputs=given).passed
 
 
 @pytest.mark.slow
@@ -81,7 +81,7 @@ def test_the_safetensors_beside_it_are_of_another_training(bundle, tmp_path):
     txl_export.export(VOICE, own, weights=other)
     given = tmp_path / "given.npz"
     np.savez(given, sr=np.array(16000))
-    assert not txl_export.verify(own, against=DATA / "silero_vad.onnx", inputs=given, segments=20).passed
+    assert not txl_export.verify(own, checkpoint=DATA / "silero_vad.onnx", inputs=given, segments=20).passed
 
 
 def test_the_sample_hears_it(bundle, tmp_path, monkeypatch):

@@ -21,7 +21,9 @@ from txl_deploy.parity_tables import print_parity
 PAIRS = (
     ("states", "--state", "IN=OUT, an input and an output of the file, or IN=", True),
     ("fix", "--fix", "NAME=VALUE, an input or an open size of the file", False),
-    ("batch_axes", "--batch-axis", "NAME=N, an input or output of the file and the number of an axis", False),
+    ("batch_axes", "--batch-axis", "NAME=N, an input or output of the file and an axis of it from 0", False),
+    ("position_axes", "--position-axis", "NAME=N, an input or output of the file and an axis of it from 0", False),
+    ("windows", "--window", "NAME=ROWS, an input of the file and a number of rows", False),
 )
 """Options of pairs: field, flag, form, and whether what stands behind the = may be left out."""
 
@@ -52,7 +54,8 @@ def run(
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="The bundle; CHECKPOINT's file with suffix .txl without it.")
+        Path | None,
+        typer.Option("-o", metavar="BUNDLE", help="The bundle. (default CHECKPOINT's file with the suffix .txl)"),
     ] = None,
     json: Json = False,
     **options: Any,
@@ -62,7 +65,7 @@ def run(
     given = {name: value for name, value in options.items() if value is not None}
     given["aliases"] = parse_aliases(options["aliases"]) or None
     given |= {name: parse_pairs(flag, options[name], form, empty) or None for name, flag, form, empty in PAIRS}
-    given["batch_axes"] = _axes(given["batch_axes"])
+    given |= {name: _numbers(flag, given[name], form) for name, flag, form, _ in PAIRS[2:]}
     if options["adapter"] is not None:
         source: str | Path = of_adapter(options["adapter"], checkpoint, given.pop("weights", None))
     elif checkpoint is None:
@@ -106,10 +109,10 @@ def run(
     stdout.print(f"{result.path}: {prefixed(size)}, {verified}", soft_wrap=True)
 
 
-def _axes(given: dict[str, str] | None) -> dict[str, int] | None:
-    if wrong := [f"{name}={axis}" for name, axis in (given or {}).items() if not axis.isdecimal()]:
-        raise UsageError(f"--batch-axis is {wrong[0]!r}, expected NAME=N, the number of an axis from 0; check it")
-    return {name: int(axis) for name, axis in given.items()} if given else None
+def _numbers(flag: str, given: dict[str, str] | None, form: str) -> dict[str, int] | None:
+    if wrong := [f"{name}={number}" for name, number in (given or {}).items() if not number.isdecimal()]:
+        raise UsageError(f"{flag} is {wrong[0]!r}, expected {form}; check it")
+    return {name: int(number) for name, number in given.items()} if given else None
 
 
 def _beside(source: str | Path) -> Path:

@@ -23,7 +23,10 @@ def run(
         ),
     ],
     checkpoint: Annotated[
-        Path | None, typer.Option("--checkpoint", help="The checkpoint it came from, to repeat the import.")
+        Path | None,
+        typer.Option(
+            "--checkpoint", help="What it came from, to repeat the import; or any FILE.onnx that it should equal."
+        ),
     ] = None,
     module: Module = None,
     adapter: Annotated[str | None, like_export("adapter")] = None,
@@ -33,17 +36,20 @@ def run(
     text: Annotated[Path | None, like_export("text")] = None,
     tokens: Annotated[Path | None, like_export("tokens")] = None,
     segments: Annotated[int | None, typer.Option("--segments", help="Segments of the longest chain.")] = None,
-    against: Annotated[
-        Path | None,
-        typer.Option("--against", help="Instead of PyTorch: an ONNX file made elsewhere. ONNX Runtime runs it here."),
-    ] = None,
     inputs: Annotated[
         Path | None,
         typer.Option("--inputs", help="With an ONNX file: an .npz file of real inputs, and of the file's constants."),
     ] = None,
     state: Annotated[
         list[str] | None,
-        typer.Option("--state", help="With an ONNX file: IN=OUT, an input of it and its next value; repeat."),
+        typer.Option("--state", help="With an ONNX file: IN=OUT, an input of it and its next value; repeatable."),
+    ] = None,
+    rename: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rename",
+            help="With an ONNX file: A=B, what the file calls A is B in the module or the bundle; repeatable.",
+        ),
     ] = None,
     backend: Backend = "auto",
     threads: Threads = None,
@@ -64,7 +70,7 @@ def run(
 
     given: dict[str, Any] = {"module": module, "adapter": adapter, "config": config, "weights": weights}
     given |= {"vocabulary": vocabulary, "text": text, "tokens": tokens, "segments": segments}
-    given |= {"against": against, "threads": threads}
+    given["threads"] = threads
     if bisect:
         if names := [name for name, value in given.items() if value is not None]:
             raise UsageError(f"--{names[0]} is given with --bisect, which runs segments of its own; leave it out")
@@ -72,6 +78,7 @@ def run(
         return
 
     given["states"] = parse_pairs("--state", state, "IN=OUT, an input and an output of the file") or None
+    given["rename"] = parse_pairs("--rename", rename, "A=B, the file's name and the module's or the bundle's") or None
     with Display() as display, own_frames():
         parity = txl_export.verify(
             bundle, checkpoint=checkpoint, inputs=inputs, backend=backend, listener=display, **given

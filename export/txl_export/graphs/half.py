@@ -72,6 +72,18 @@ def to_half(model: ir.Model, precision: HalfPrecision, weights: Collection[str])
     infer_shapes(model)
 
 
+def computes_in_half(graph: ir.Graph) -> bool:
+    """Whether most numbers among a graph's floating constants are float16, and more than stored so: not cast first."""
+    constants = [node.outputs[0] for node in graph if node.op_type == "Constant"]
+    sizes = {True: 0, False: 0}
+    for value in (*graph.initializers.values(), *constants):
+        tensor = ir.convenience.get_const_tensor(value)
+        if tensor is not None and tensor.dtype.is_floating_point():
+            read = any(node.op_type != "Cast" for node, _ in value.uses())
+            sizes[tensor.dtype == ir.DataType.FLOAT16 and read] += tensor.size
+    return sizes[True] > sizes[False]
+
+
 class _Halving:
     """The half precision values of one graph, each made once."""
 

@@ -44,7 +44,15 @@ def test_a_file_becomes_a_bundle_beside_it_that_is_inspected_reported_and_packag
     [
         (("--state", "h"), "--state is 'h', expected IN=OUT, an input and an output of the file, or IN=; check it"),
         (("--fix", "rate"), "--fix is 'rate', expected NAME=VALUE, an input or an open size of the file; check it"),
-        (("--batch-axis", "x=one"), "--batch-axis is 'x=one', expected NAME=N, the number of an axis from 0; check it"),
+        (
+            ("--batch-axis", "x=one"),
+            "'x=one', expected NAME=N, an input or output of the file and an axis of it from 0;",
+        ),
+        (("--position-axis", "x=-1"), "--position-axis is 'x=-1', expected NAME=N, an input or output of the file and"),
+        (
+            ("--window", "past=few"),
+            "--window is 'past=few', expected NAME=ROWS, an input of the file and a number of rows;",
+        ),
         (("--weights", "leaky.onnx"), "--weights is for a model in PyTorch, and this is an ONNX file; leave it out"),
         (("--initial", "leaky.onnx"), "expected arrays by input name, as numpy.savez writes them"),
     ],

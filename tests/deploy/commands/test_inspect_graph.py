@@ -19,6 +19,7 @@ def here(tmp_path, monkeypatch):
         "gru": exported(STATELESS["gru that starts anew"])[0],
         "both": exported(STATELESS["lstm in both directions"])[0],
         "if": graphs.branched(),
+        "history": exported(STATEFUL["history of tokens"])[0],
         "cache": exported(STATEFUL["growing cache"])[0],
         "\x1b[31mred": exported(STATELESS["classifier"])[0],
     }
@@ -37,10 +38,10 @@ def test_a_state_is_shown_with_what_proves_it_on_sixty_columns(run, here, monkey
     for part in (
         "h → hn",
         "c → cn",
-        "proof of h, c: a recurrent operator starts from it",
+        "h, c: paired by a recurrent operator",
         "sequences any number, independent of one another",
         "positions axis 1 of x; 1, 4, 5, 8 of them run",
-        "may take 30 s and 2.1 GB",
+        "may compute for 30 s and take 2.1 GB",
         "operators of ai.onnx",
         "[batch, time, 6]",
         "docs/onnx-files.md has all options of the command that makes a bundle of it: txl-deploy export lstm.onnx -o",
@@ -51,11 +52,12 @@ def test_a_state_is_shown_with_what_proves_it_on_sixty_columns(run, here, monkey
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
-        ("denoiser", ("undecided: sample → out_sample", "no state: nothing", "whoever trained it knows")),
-        ("gru", ("forgets after each call: GRU node", "hidden size 8", "no state: x is the one input with data")),
-        ("both", ("forgets after each call: LSTM node", "bidirectional: it cannot be opened")),
-        ("cache", ("past_key_values.0.key → present.0.key not followed, it grows",)),
-        ("if", ("setting rate", "compares with 16000", "in one branch of if alone", "h → hn")),
+        ("denoiser", ("no state: nothing", "ONNX Runtime is all")),
+        ("gru", ("forgets after each call: GRU ", "no state: x is the one input with data", "-o gru.txl --open")),
+        ("both", ("forgets after each call: LSTM ", "it cannot be opened: is bidirectional")),
+        ("history", ("undecided, because their shapes alone say it: before → after", "--state before=after")),
+        ("cache", ("past_key_values.0.key → present.0.key not followed, it grows", "--window past_key_values.0.key=ROWS")),
+        ("if", ("setting rate", "compares with 16000; here 16000", "h → hn", "--fix rate=16000")),
     ],
 )
 def test_what_is_undecided_forgotten_or_set_is_said(run, here, name, parts):
@@ -64,7 +66,7 @@ def test_what_is_undecided_forgotten_or_set_is_said(run, here, name, parts):
 
 
 def test_a_file_that_draws_numbers_is_not_said_to_have_no_state(run, here):
-    make = graphs.step(lambda self, x, h: (x + torch.randn(2, 6), h * 0.5 + x))
+    make = graphs.step(lambda self, x, h: (x + torch.randn(2, 6), h * 0.5 + torch.randn(2, 6)))
     case = graphs.Case(make, {"x": graphs.normal(2, 6), "h": graphs.normal(2, 6)}, ("y", "hn"), {})
     (here / "dice.onnx").write_bytes(exported(case)[0])
     text = " ".join(run("inspect", "dice.onnx").stdout.split())
@@ -82,7 +84,7 @@ def test_as_json_it_is_one_document_with_everything(run, here):
     assert document["inputs"][0] == {"name": "x", "dtype": "float32", "shape": ["batch", "time", 6]}
     assert document["axes"]["independent"] is True
     assert {found["state"] for found in document["lasting"]} == {"h", "c"}
-    assert (document["seconds"], document["stopped"]) == (30, "")
+    assert (document["seconds"], document["stopped"], document["tried"]) == (30, "", "")
 
 
 def test_json_beside_a_file_makes_no_engine_of_it(run, here):

@@ -98,12 +98,12 @@ def test_a_bundle_is_held_against_a_file_from_elsewhere(run, tmp_path):
     for change, code in ((0.0, 0), (0.01, 1)):
         cell.load_state_dict({name: tensor + change for name, tensor in torch.load("good.pt").items()})
         exported_by_torch(cell, "cell.onnx", ["x", "h"], ["y", "h_out"])
-        found = run("verify", "cell.txl", "--against", "cell.onnx", "--segments", 20, "--json")
+        found = run("verify", "cell.txl", "--checkpoint", "cell.onnx", "--segments", 20, "--json")
         assert found.code == code, found.stderr
         assert json.loads(found.stdout)["passed"] == (code == 0)
     assert "they part first at y in segment 1 of 20" in found.lines[-1]
-    for wrong in (("--state", "h_out"), ("--text", "models.py"), ("--bisect",)):
-        refused = run("verify", "cell.txl", "--against", "cell.onnx", *wrong)
+    for wrong in (("--state", "h_out"), ("--rename", "x"), ("--text", "models.py"), ("--bisect", "--rename", "x=x")):
+        refused = run("verify", "cell.txl", "--checkpoint", "cell.onnx", *wrong)
         assert (refused.code, refused.stdout) == (2, "")
 
 
@@ -115,7 +115,12 @@ def test_a_file_from_elsewhere_is_held_against_its_module(run, tmp_path):
         exported_by_torch(cell, f"{name}.onnx", ["in.1", "in.2"], ["out.1", "out.2"])
     (tmp_path / "none.onnx").write_bytes(b"nothing")
     asked = ("--module", "models.py:good", "--weights", "good.pt", "--segments", 8)
-    found = run("verify", "right.onnx", *asked, "--state", "in.2=out.2", "--json")
+    refused = run("verify", "right.onnx", *asked)
+    assert refused.code == 2
+    pasted = refused.lines[-1].partition("; give ")[2].split()
+    assert pasted == ["--rename", "in.1=x", "--rename", "in.2=h", "--rename", "out.1=y", "--state", "in.2=out.2"]
+    asked = (*asked, *pasted)
+    found = run("verify", "right.onnx", *asked, "--json")
     assert (found.code, json.loads(found.stdout)["passed"]) == (0, True), found.stderr
     shown = run("verify", "right.onnx", *asked)
     assert shown.code == 0

@@ -10,6 +10,7 @@ import ml_dtypes
 import msgspec
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
@@ -26,6 +27,7 @@ from txl_export import exporting
 from txl_export.families.transformer_xl.folding import to_precision
 from txl_export.graphs import emulation
 from txl_export.graphs.emulation import in_float32, runnable
+from txl_export.graphs.half import computes_in_half
 from txl_runtime.bundle.reading import SELFTEST, open_bundle
 from txl_runtime.errors import BackendError, CheckError, TxlError, UsageError
 from txl_runtime.listener import Silent
@@ -275,6 +277,20 @@ def test_values_that_fp16_cannot_hold_are_refused_by_name(tmp_path):
         txl_export.export(state, tmp_path / "b.txl", config=values, precision="fp16", segment_length=4, verify=False)
     assert not (tmp_path / "b.txl").exists()
     assert to_precision({"a": torch.ones(1)}, "fp32")["a"].dtype == torch.float32
+
+
+def test_a_graph_computes_in_half_where_most_of_its_constants_are_read_as_float16():
+    def graph(cast: bool, wide: int) -> ir.Graph:
+        half, whole = (ir.tensor(np.zeros(3, np.float16), name="a"), ir.tensor(np.zeros(wide, np.float32), name="b"))
+        values = [ir.Value(name=one.name, const_value=one, type=ir.TensorType(one.dtype)) for one in (half, whole)]
+        nodes = [ir.node("Cast" if cast else "Neg", values[:1]), ir.node("Neg", values[1:])]
+        return ir.Graph([], [node.outputs[0] for node in nodes], nodes=nodes, initializers=values)
+
+    assert computes_in_half(graph(cast=False, wide=2))
+    assert not computes_in_half(graph(cast=True, wide=2)), (
+        "weights that are stored in half, and computed with in float32"
+    )
+    assert not computes_in_half(graph(cast=False, wide=4))
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ from txl_export.families.graph.take.capturing import capturing
 from txl_export.families.graph.take.file_module import Call, FileModule, FileStep, caller
 from txl_export.families.graph.take.fixing import drop_unread, fix, lengthen
 from txl_export.families.graph.take.leapp import is_leapp, read_leapp
-from txl_export.families.graph.take.reading import Foreign, packed, read_foreign
+from txl_export.families.graph.take.reading import Foreign, copied, packed, read_foreign
 from txl_export.families.graph.take.running import Helper, RunError
 from txl_export.families.own_module.family import FOR_CHECKPOINTS, PreparedStep, with_data
 from txl_export.families.own_module.plan import Plan, make_plan
@@ -37,6 +37,7 @@ from txl_export.families.own_module.spec import StepSpec
 from txl_export.families.own_module.verifying import check_same_module, replay_vectors, verify_step
 from txl_export.families.registry import VerifyRequest
 from txl_export.graphs.emulation import EMULATED, runnable
+from txl_export.graphs.half import computes_in_half
 from txl_export.graphs.quantising import QUANTISED
 from txl_export.graphs.shared_weights import read_weight_file
 from txl_export.options import ExportOptions
@@ -89,11 +90,23 @@ def prepare(source: str | Path, options: ExportOptions, heard: Listener) -> Prep
     initial = read_samples(Path(options.initial)) if isinstance(options.initial, str | Path) else options.initial
     states = {**(leapp.states if leapp else {}), **(options.states or {})}
     initial = {**(leapp.initial if leapp else {}), **(initial or {})}
-    choices = Choices(states, options.fix or {}, options.open, initial, options.batch_axes or {})
+    choices = Choices(
+        states,
+        options.fix or {},
+        options.open,
+        initial,
+        options.batch_axes or {},
+        options.position_axes or {},
+        tuple(options.outputs),
+        options.windows or {},
+    )
     taken = take(leapp.path if leapp else Path(source), choices, heard)
     asked = options.batch_sizes if options.batch_size != () else (taken.step.sequences or 1,)
     spec, vocabulary = with_data(taken.spec, options)
     plan = planned(taken, spec, asked, options.segment_lengths, heard)
+    half = options.precision is None and computes_in_half(taken.foreign.model.graph)
+    if half:
+        heard.warn("the file computes in float16, so fp16's limits judge it; --precision fp32 asks for more")
     family = {
         "name": "graph",
         "file": taken.foreign.path.name,
@@ -109,18 +122,22 @@ def prepare(source: str | Path, options: ExportOptions, heard: Listener) -> Prep
             side.port: f"initial.{side.spec.name}" for side, _ in taken.step.states if side.port in choices.initial
         },
         "batch_axes": dict(choices.batch_axes),
+        "position_axes": dict(choices.position_axes),
+        "outputs": [*choices.outputs],
+        "windows": dict(choices.windows),
         "opened": str(taken.opened or ""),
         "settled": some([f"{name} = {value}" for name, value in choices.fix.items()]) if choices.fix else "",
     }
     return PreparedStep(
         plan,
-        cast(Precision, options.precision),
+        cast(Precision, "fp16" if half else options.precision or "fp32"),
         "stages",
         family,
         vocabulary,
         {"source": {"name": taken.foreign.path.name, "weights": None}},
         SOURCE,
         capturing(taken.graph, taken.step, plan, taken.helper),
+        rounds=half,
     )
 
 
@@ -139,7 +156,8 @@ def verify(request: VerifyRequest, heard: Listener) -> tuple[Parity, None]:
             return replay_vectors(opener, manifest.precision, heard), None
         told, first = manifest.family, read_weight_file(bundle.file(manifest.weights))
         starts = {port: first[name].numpy() for port, name in told["initial"].items()}
-        choices = Choices(told["states"], told["fix"], told["open"], starts, told["batch_axes"])
+        older = (told.get("position_axes", {}), tuple(told.get("outputs", ())), told.get("windows", {}))
+        choices = Choices(told["states"], told["fix"], told["open"], starts, told["batch_axes"], *older)
         path = read_leapp(request.checkpoint).path if is_leapp(request.checkpoint) else request.checkpoint
         taken = take(path, choices, heard)
         check_same_module(taken.spec, request.checkpoint.name, bundle, heard)

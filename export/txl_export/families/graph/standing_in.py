@@ -12,7 +12,7 @@ from operator import gt
 from weakref import WeakSet
 
 import numpy as np
-from txl_runtime.bundle.manifest import FORMAT, FORMAT_VERSION, Manifest
+from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Program, StateTensor
 from txl_runtime.errors import BackendError, CheckError, UsageError
 from txl_runtime.host.backend import HostBackend
@@ -34,7 +34,7 @@ SECONDS = 600.0
 
 
 class Wired:
-    """A foreign graph with inputs and outputs by a step's names.
+    """A foreign graph that runs in a process of its own.
 
     Args:
         foreign: the graph.
@@ -45,15 +45,14 @@ class Wired:
         self.path, self._runner = foreign.path, runner
         self._types = {port.name: port.dtype for port in (*foreign.inputs, *foreign.optional)}
 
-    def run(self, wiring: Wiring, values: Arrays) -> dict[str, Array]:
-        """What the graph returns, by its own names, for inputs and states by the step's, cast to its types.
+    def run(self, feeds: Arrays) -> dict[str, Array]:
+        """What the graph returns for its inputs, which are cast to its types.
 
         Raises:
             CheckError: it does not run with these.
             EndedError: see `Runner.run`.
             UsageError: it takes something that no numbers can be cast to, or is given such a thing.
         """
-        feeds = {**wiring.given, **{port: values[name] for name, port in wiring.takes.items()}}
         cast = {name: self._cast(name, np.asarray(one)) for name, one in feeds.items()}
         try:
             return self._runner.run(cast)
@@ -100,8 +99,8 @@ class FileEngine(Engine):
 
     def __init__(self, file: Wired, wiring: Wiring, manifest: Manifest) -> None:
         self._file, self._wiring, self._manifest = file, wiring, manifest
-        self._ports = {one.name: wiring.returns[f"output {one.name}"] for one in manifest.outputs}
-        self._ports |= {one.output: wiring.returns.get(f"state {one.name}", "") for one in manifest.states}
+        self._ports = {one.name: wiring.returns[one.name] for one in manifest.outputs}
+        self._ports |= {one.output: wiring.after.get(wiring.takes.get(one.name, ""), "") for one in manifest.states}
         self.description = f"{file.path.name}, by ONNX Runtime on the CPU"
         self.still = {state.name for state in manifest.states}
 
@@ -120,7 +119,7 @@ class FileEngine(Engine):
     def run(self, program: Program, inputs: Arrays) -> Arrays:
         states = self._manifest.states
         values = {**inputs, **{state.name: inputs[state.input] for state in states}}
-        found = self._file.run(self._wiring, values)
+        found = self._file.run(self._wiring.feeds(values))
         with np.errstate(all="ignore"):
             returned = {one.name: found[self._ports[one.name]].astype(one.dtype) for one in self._manifest.outputs}
             returned |= {state.output: self._next(state, found, values) for state in states}
@@ -159,8 +158,8 @@ class FileModel(Model):
         engine: that runs it.
     """
 
-    def __init__(self, plan: Plan, file: Wired, wiring: Wiring) -> None:
-        self._manifest = _manifest(plan, file, wiring)
+    def __init__(self, plan: Plan, file: Wired, wiring: Wiring, precision: str) -> None:
+        self._manifest = _manifest(plan, file, wiring, precision)
         self.engine = FileEngine(file, wiring, self._manifest)
         self.backend = HostBackend(self.engine, "replace", self._manifest.programs, self.engine.description)
         tensors = {name.removeprefix("initial."): value.numpy() for name, value in plan.initial_tensors.items()}
@@ -172,10 +171,10 @@ class FileModel(Model):
         return self._manifest
 
 
-def _manifest(plan: Plan, file: Wired, wiring: Wiring) -> Manifest:
+def _manifest(plan: Plan, file: Wired, wiring: Wiring, precision: str) -> Manifest:
     """The tables of a bundle of the module, whose programs are all the file's graph."""
     networks = {one.length: StepNetwork(plan, one, open_rows=True) for one in plan.transitions}
-    programs = tuple(
+    programs = [
         Program(
             name=f"step-{length}",
             kind="step",
@@ -184,26 +183,15 @@ def _manifest(plan: Plan, file: Wired, wiring: Wiring) -> Manifest:
             file=file.path.name,
             inputs=network.inputs,
             outputs=network.outputs,
-            open_batch=wiring.batch is None and plan.streams == "independent",
+            open_batch="B" not in wiring.fixed and plan.streams == "independent",
         )
         for length, network in networks.items()
-    )
-    return Manifest(
-        format=FORMAT,
-        format_version=FORMAT_VERSION,
+    ]
+    return plan.manifest(
+        programs,
         model_id=hashlib.sha256(file.path.read_bytes()).hexdigest(),
-        batch_size=plan.batch_size,
-        precision="fp32",
-        inputs=plan.inputs,
-        outputs=plan.results,
-        states=plan.states,
-        programs=programs,
-        streams=plan.streams,
-        joint=plan.joint,
-        lengths="valid" if plan.spec.lengths else "exact",
-        commits="rows" if plan.spec.lengths or 1 in plan.segment_lengths else "segment",
+        precision=precision,
         family={"name": "graph"},
         weights="",
-        files={},
         parameters=parameter_count(plan.spec.module),
     )

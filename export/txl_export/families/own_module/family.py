@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import msgspec
 from numpy.typing import NDArray
-from txl_runtime.bundle.manifest import FORMAT, FORMAT_VERSION, Manifest
+from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import WEIGHTS
 from txl_runtime.bundle.tables import Precision
 from txl_runtime.bundle.vocabulary import Vocabulary, decode_vocabulary
@@ -56,6 +56,7 @@ class PreparedStep:
         family: what the manifest says of it.
         source: what it is compared with, for people.
         make: what makes its graphs.
+        rounds: whether its graphs have this precision as they are made, so that nothing in them is converted.
     """
 
     plan: Plan
@@ -66,30 +67,21 @@ class PreparedStep:
     provenance: Mapping[str, Any]
     source: str = "the module itself"
     make: Capture = capture
+    rounds: bool = False
 
     def write(self, folder: Path, heard: Listener) -> Manifest:
         """See `Prepared`."""
         plan = self.plan
-        written = write_step(folder, plan, self.precision, self.growth, heard, self.make)
+        asked = "fp32" if self.rounds else self.precision
+        written = write_step(folder, plan, asked, self.growth, heard, self.make)
         if written.note:
             heard.warn(f"there is a graph for every size of the state: {written.note}")
         if written.fixed:
             heard.warn(f"a segment costs {plan.batch_size} sequences however few of them run: {written.fixed}")
-        whole = plan.spec.lengths or 1 in plan.segment_lengths
-        return Manifest(
-            format=FORMAT,
-            format_version=FORMAT_VERSION,
+        return plan.manifest(
+            written.programs,
             model_id=written.model_id,
-            batch_size=plan.batch_size,
             precision=self.precision,
-            inputs=written.inputs,
-            outputs=written.outputs,
-            states=written.states,
-            programs=tuple(written.programs),
-            streams=plan.streams,
-            joint=plan.joint,
-            lengths="valid" if plan.spec.lengths else "exact",
-            commits="rows" if whole else "segment",
             family={
                 **self.family,
                 "tensors": tensors_id(plan.spec),
@@ -99,7 +91,6 @@ class PreparedStep:
                 "route": ", ".join(sorted({str(route) for route in written.routes.values()})),
             },
             weights=WEIGHTS,
-            files={},
             parameters=written.parameters,
         )
 
@@ -144,7 +135,9 @@ def prepare(source: StepSpec | str | Path | Adapted, options: ExportOptions, hea
     weights = source.file if isinstance(source, Adapted) else options.weights and Path(options.weights).name
     provenance = {"source": {"name": name, "weights": weights}}
     family = {"name": "own_module", "module": name}
-    return PreparedStep(plan, cast(Precision, options.precision), options.growth, family, vocabulary, provenance)
+    return PreparedStep(
+        plan, cast(Precision, options.precision or "fp32"), options.growth, family, vocabulary, provenance
+    )
 
 
 def with_data(spec: StepSpec, options: ExportOptions) -> tuple[StepSpec, bytes | None]:

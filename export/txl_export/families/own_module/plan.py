@@ -10,7 +10,8 @@ from typing import Any, Literal, cast
 
 from torch import Tensor
 from txl_runtime.bundle.axes import Axes
-from txl_runtime.bundle.tables import Input, Output, StateTensor
+from txl_runtime.bundle.manifest import FORMAT, FORMAT_VERSION, Manifest
+from txl_runtime.bundle.tables import Input, Output, Program, StateTensor
 from txl_runtime.errors import UsageError, some
 from txl_runtime.listener import Listener
 
@@ -121,6 +122,24 @@ class Plan:
             absent=entry.initial is None,
             initial=held if entry.grows is None else None,
             update="replace",
+        )
+
+    def manifest(self, programs: Sequence[Program], **more: Any) -> Manifest:
+        """The manifest of a bundle of this step, with what the step does not say: model_id, precision, family, …"""
+        return Manifest(
+            format=FORMAT,
+            format_version=FORMAT_VERSION,
+            batch_size=self.batch_size,
+            inputs=self.inputs,
+            outputs=self.results,
+            states=self.states,
+            programs=tuple(programs),
+            streams=self.streams,
+            joint=self.joint,
+            lengths="valid" if self.spec.lengths else "exact",
+            commits="rows" if self.spec.lengths or 1 in self.segment_lengths else "segment",
+            files={},
+            **more,
         )
 
     @property

@@ -104,7 +104,7 @@ def prepare(source: Checkpoint, options: ExportOptions, heard: Listener) -> Prep
     words = None if vocabulary is None else decode_vocabulary(vocabulary, imported.config.vocab_size, whose)
     text = read_tokens(options.text, options.tokens, words, imported.config.vocab_size)
     form = memory_form(imported.config, sizes, options, heard)
-    precision = cast(Precision, options.precision)
+    precision = cast(Precision, options.precision or "fp32")
     builder = Builder(imported.config, dialect, sizes, weights, form, precision, options.keep)
     provenance = {
         "source": msgspec.to_builtins(found),

@@ -72,7 +72,8 @@ def test_time_first_and_open_is_no_axis_of_sequences(tmp_path):
     renamed = {"c": {0: "time"}, "y": {0: "time"}}
     axes = of_case(Case(case.make, case.given, case.returned, {}, renamed), tmp_path).axes
     assert axes is not None
-    assert (axes.sequences, axes.segment) == (1, {"c": 0, "y": 0})
+    assert (axes.sequences, axes.segment) == (B, {"c": 0, "y": 0})
+    assert axes.batch == {"c": 1, "h": 1, "d": 1, "y": 1, "p": 1, "q": 1}
 
 
 def test_what_reads_both_ways_has_no_positions_one_after_the_other(tmp_path):
@@ -139,7 +140,7 @@ def test_a_state_that_changes_nothing_is_dead(tmp_path):
 
 def test_a_graph_that_draws_numbers_of_its_own_is_not_judged(tmp_path):
     case = Case(
-        step(lambda self, x, h: (x + torch.randn(B, D), h * 0.5 + x)),
+        step(lambda self, x, h: (x + torch.randn(B, D), h * 0.5 + torch.randn(B, D))),
         {"x": graphs.normal(B, D), "h": graphs.normal(B, D)},
         ("y", "hn"),
         {},
@@ -149,12 +150,11 @@ def test_a_graph_that_draws_numbers_of_its_own_is_not_judged(tmp_path):
     assert facts.states == []
 
 
-def test_what_cannot_be_run_is_told_with_what_the_nodes_say(tmp_path):
-    """Time is over before anything has run; the nodes have been read."""
+def test_what_cannot_be_run_is_told_and_no_command_is_printed(tmp_path):
     facts = described(exported(STATELESS["gru that starts anew"])[0], tmp_path, seconds=0)
     assert "more than 0 s" in facts.stopped
-    assert [found.op for found in facts.recurrences] == ["GRU"]
     assert facts.axes is None
+    assert (facts.command, "no command" in facts.next) == ("", True)
 
 
 def test_numbers_are_the_same_in_every_run(tmp_path):
@@ -163,29 +163,81 @@ def test_numbers_are_the_same_in_every_run(tmp_path):
 
 
 def test_a_graph_without_state_needs_nothing(tmp_path):
-    assert "ONNX Runtime is all" in of_case(STATELESS["classifier"], tmp_path).next
-    said = of_case(STATELESS["gru that starts anew"], tmp_path).next
-    assert "--open carries on what it forgets" in said
-    assert "txl-deploy verify FILE.onnx --module" in said
+    facts = of_case(STATELESS["classifier"], tmp_path)
+    assert (facts.command, "ONNX Runtime is all" in facts.next) == ("", True)
+    facts = of_case(STATELESS["gru that starts anew"], tmp_path)
+    assert facts.command.endswith("--open")
+    assert "--open carries on what it forgets" in facts.next
+    assert "txl-deploy verify FILE.onnx --module" in facts.next
 
 
 SILERO = PACKAGES / "silero_vad" / "data"
 
 
 @pytest.mark.skipif(not SILERO.exists(), reason="make packages installs silero-vad")
-@pytest.mark.parametrize("name", ["silero_vad", "silero_vad_16k_op15"])
+@pytest.mark.parametrize("name", ["silero_vad", "silero_vad_16k_op15", "silero_vad_op18_ifless"])
 def test_silero_vad_keeps_one_state_and_needs_64_samples_in_front(name):
     facts = describe_graph(SILERO / f"{name}.onnx", Silent())
-    assert [(state.input, state.output, state.proof) for state in facts.states] == [("state", "stateN", "recurrent")]
+    assert [(state.input, state.output) for state in facts.states] == [("state", "stateN")]
     state = facts.states[0]
     assert (state.shape[0], state.shape[2], type(state.shape[1])) == (2, 128, str)
     assert facts.axes is not None
     assert (facts.axes.sequences, facts.axes.independent) == (None, True)
     assert (facts.axes.batch["state"], facts.axes.segment) == (1, {"input": 1})
-    assert (64, 128) in {(found.before, found.step) for found in facts.windows if not found.padded}
+    assert [(found.before, found.step) for found in facts.contexts] == [(64, 128)]
     size = "input:1=576" if name == "silero_vad" else "sequence=576"
-    assert facts.command.endswith(f"-o {name}.txl {'--fix sr=16000 ' * (name == 'silero_vad')}--fix {size}")
-    if name == "silero_vad":
-        assert facts.settings == {"sr": [16000]}
-        assert (32, 64) in {(found.before, found.step) for found in facts.windows}  # at 8 kHz
+    fixed = "--fix sr=16000 " * (name != "silero_vad_16k_op15")
+    assert facts.command.endswith(f"-o {name}.txl {fixed}--fix {size}")
+    assert facts.settings == ({"sr": [16000]} if fixed else {})
     assert "sr" in {port.name for port in facts.inputs}
+
+
+def test_outputs_that_chance_reaches_are_left_out_of_the_command(tmp_path):
+    def run(self: Any, x: Tensor, h: Tensor) -> tuple[Tensor, ...]:
+        h = self.cell(x, h)
+        return self.o(h), self.o(h) + torch.randn(B, 3), h
+
+    given = {"x": graphs.normal(B, D), "h": graphs.normal(B, H)}
+    facts = of_case(Case(step(run, **LAYERS), given, ("mean", "drawn", "hn"), {}), tmp_path)
+    assert facts.random == (["RandomNormal"], ["drawn"])
+    assert [state.output for state in facts.states] == ["hn"]
+    assert facts.command.endswith("-o graph.txl --output mean")
+
+
+def test_what_is_undecided_is_answered_in_the_command(tmp_path):
+    facts = of_case(STATEFUL["history of tokens"], tmp_path)
+    assert facts.command.endswith("-o graph.txl --state before=after")
+
+
+def test_an_operator_that_no_bundle_may_have_is_named_and_no_command_is_printed(tmp_path):
+    def run(self: Any, x: Tensor, h: Tensor) -> tuple[Tensor, ...]:
+        h = self.cell(x, h)
+        return self.o(h), torch.linalg.det(h[:, None] * h[:, :, None]), h
+
+    given = {"x": graphs.normal(B, D), "h": graphs.normal(B, H)}
+    facts = of_case(Case(step(run, **LAYERS), given, ("y", "det", "hn"), {}), tmp_path)
+    assert (facts.command, facts.unknown) == ("", ["Det"])
+    assert "No bundle may have Det" in facts.next
+
+
+def test_a_command_that_takes_too_long_to_try_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("txl_export.families.graph.describing.TRIED", 0.0)
+    facts = of_case(STATEFUL["lstm"], tmp_path)
+    assert facts.command.endswith("-o graph.txl")
+    assert "not tried to its end" in facts.tried
+    assert facts.tried in facts.next
+
+
+def test_a_size_that_a_weight_decides_is_taken_from_the_weight(tmp_path):
+    case = STATEFUL["gru"]
+    free = {"x": {0: "time", 2: "features"}, "y": {0: "time"}}
+    facts = of_case(Case(case.make, case.given, case.returned, {}, free), tmp_path)
+    assert facts.sizes["features"] == D
+    assert "--fix" not in facts.command
+
+
+def test_positions_are_those_of_data_and_not_of_a_cache(tmp_path):
+    """As WeNet's encoder: what runs along positions is a convolution with a cache in front."""
+    facts = of_case(STATEFUL["convolutions, a position a call"], tmp_path)
+    assert facts.axes is not None
+    assert (facts.axes.segment["x"], facts.axes.segment["y"], facts.axes.batch["cache_0"]) == (2, 2, 0)

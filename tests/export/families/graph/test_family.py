@@ -532,3 +532,40 @@ def test_an_input_that_nothing_reads_is_not_the_bundles(tmp_path):
     model.graph.input.append(helper.make_tensor_value_info("sr", TensorProto.INT64, []))
     onnx.save(model, path)
     assert [entry.name for entry in txl_export.export(path, tmp_path / "b").manifest.given] == ["x"]
+
+
+def test_a_file_in_half_precision_is_judged_by_fp16_unless_another_precision_is_asked_for(tmp_path):
+    """Its weights are float16; h' = tanh(h + x W)."""
+    weights = numpy_helper.from_array(np.random.default_rng(0).normal(size=(4, 4)).astype(np.float16), "W")
+    nodes = [helper.make_node("MatMul", ["x", "W"], ["seen"]), helper.make_node("Add", ["seen", "h"], ["sum"])]
+    nodes.append(helper.make_node("Tanh", ["sum"], ["h_out"]))
+    sides = [[value(name, [1, 4], TensorProto.FLOAT16) for name in names] for names in (("x", "h"), ("h_out",))]
+    nodes.append(helper.make_node("Identity", ["h_out"], ["y"]))
+    sides[1].append(value("y", [1, 4], TensorProto.FLOAT16))
+    onnx.save(model(nodes, *sides, [weights]), path := tmp_path / "f.onnx")
+    for asked, precision in ((None, "fp16"), ("fp32", "fp32")):
+        out = tmp_path / f"{asked}.txl"
+        manifest = txl_export.export(path, out, precision=asked, verify=False).manifest
+        assert manifest.precision == precision
+    assert txl_export.verify(tmp_path / "None.txl", checkpoint=path).passed
+
+
+def test_windows_and_outputs_that_were_asked_for_are_taken_up_again(tmp_path):
+    """A cache that gains a row in each call, its sum, and noise beside it."""
+    nodes = [
+        helper.make_node("Concat", ["past", "x"], ["present"], axis=1),
+        helper.make_node("ReduceSum", ["present", "rows"], ["sum"], keepdims=0),
+        helper.make_node("RandomNormalLike", ["sum"], ["noise"]),
+    ]
+    given = [value("x", [1, 1, 2]), value("past", [1, "P", 2])]
+    returned = [value("sum", [1, 2]), value("noise", [1, 2]), value("present", [1, "P1", 2])]
+    rows = numpy_helper.from_array(np.array([1], np.int64), "rows")
+    onnx.save(model(nodes, given, returned, [rows]), path := tmp_path / "f.onnx")
+    made = txl_export.export(path, tmp_path / "b", windows={"past": 3}, outputs=["sum"]).manifest
+    assert [one.name for one in made.outputs] == ["sum"]
+    assert (made.family["windows"], made.family["outputs"]) == ({"past": 3}, ["sum"])
+    stream, x = txl_runtime.load(tmp_path / "b", "cpu").stream(), np.random.default_rng(0).normal(size=(6, 1, 1, 2))
+    found = [stream.run({"x": each.astype(np.float32)})["sum"] for each in x]
+    np.testing.assert_allclose(found[-1][0], x[-4:].sum((0, 1, 2)), rtol=1e-5)
+    parity = txl_export.verify(tmp_path / "b", checkpoint=path)
+    assert (parity.passed, parity.reference) == (True, "the file itself")

@@ -1,158 +1,163 @@
-"""Inputs and outputs of a graph that are those of a step: what names tell, what sizes tell, what has to be tried."""
+"""Names that a file shares with a step: equal ones, those that the user says, and one message for all that miss."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
+import onnx_ir as ir
 import pytest
 from torch import nn
 from txl_export import InputSpec, StateSpec, StepSpec
-from txl_export.families.graph.find.naming import kinship
-from txl_export.families.graph.matching import Wiring, way_in, way_out
-from txl_export.families.graph.take.reading import Port
+from txl_export.families.graph.against_module import _step
+from txl_export.families.graph.matching import Said, Wiring, _guess, match
+from txl_export.families.graph.take.reading import Foreign, Port
 from txl_runtime.errors import CheckError, UsageError
 
 SPEC = StepSpec(
     nn.Identity(),
     [InputSpec("x", ("B", "L", 4), lookahead=1), InputSpec("ids", ("B", "L"), tokens=9)],
-    [StateSpec("h", (1, "B", 6)), StateSpec("c", (1, "B", 6)), StateSpec("past", ("B", 5, 3), grows=1)],
+    [StateSpec("h", (1, "B", 6)), StateSpec("past", ("B", 5, 3), grows=1)],
     ["y"],
 )
-FLAG = InputSpec("flag", ("B",), "bool")
-OURS = {"x": ("B", 4, 4), "ids": ("B", 3), "h": (1, "B", 6), "c": (1, "B", 6), "past": ("B", "rows", 3)}
+SIZES = {"x": ("B", 4, 4), "ids": ("B", 3), "h": (1, "B", 6), "past": ("B", "rows", 3)}
+NOTHING = ir.Model(ir.Graph([], [], nodes=[]), ir_version=10)
+GIVEN = ("x", "ids", "h", "past")
+RETURNED = ("y", "h_out", "next_past")
 
 
-def ports(names: tuple[str, ...] = ("x", "ids", "h_in", "c0", "past"), batch: int | str = 2) -> list[Port]:
-    shapes = (tuple(batch if size == "B" else size for size in shape) for shape in OURS.values())
-    dtypes = ("float32", "int64", "float16", "float32", "float32")
-    return [Port(*port) for port in zip(names, dtypes, shapes, strict=True)]
+def ports(*names: str, batch: int | str = 2) -> list[Port]:
+    sizes = [tuple(batch if size == "B" else size for size in shape) for shape in SIZES.values()]
+    return [Port(*one) for one in zip(names, ("float32", "int64", "float16", "float32"), sizes, strict=True)]
 
 
-def matched(inputs: list[Port], spec: StepSpec = SPEC, **more: object) -> Wiring:
-    options = {"optional": (), "pairs": {}, "given": {}, "shown": {}} | more
-    return way_in("a.onnx", spec, inputs, **options)
+def file(inputs: list[Port], outputs: tuple[str, ...] = RETURNED, optional: tuple[Port, ...] = ()) -> Foreign:
+    like = {"h_out": (1, 2, 6), "next_past": (2, "rows", 3), "v.5": (1, 2, 6)}
+    returned = [
+        Port(name, "float16" if name in ("h_out", "v.5") else "float32", like.get(name, ())) for name in outputs
+    ]
+    return Foreign(Path("a.onnx"), b"", NOTHING, tuple(inputs), tuple(returned), 0, optional)
 
 
-def returned(way: Wiring, wanted: dict[str, np.ndarray], found: dict[str, np.ndarray]) -> Wiring:
-    return way_out("a.onnx", way, [(wanted, found)])
+def matched(foreign: Foreign, more: bool = False, **options: Any) -> Wiring:
+    step = _step(SPEC)
+    if more:  # as of a bundle, which need not have the file's states
+        step = type(step)("the bundle", {name: step.takes[name] for name in ("x", "ids")}, ["h"], step.gives, True)
+    return match(foreign, step, Said(**({"rename": {}, "pairs": {}, "given": {}} | options)))
 
 
-def test_names_and_sizes_tell_inputs_states_and_how_many_there_are() -> None:
-    way = matched(ports())
-    assert way.takes == {"x": "x", "ids": "ids", "h": "h_in", "c": "c0", "past": "past"}
-    assert (way.batch, way.length) == (2, 3)
-    way = matched(ports(batch="N"))
-    assert (way.batch, way.length) == (None, 3)
+def test_equal_names_are_one_thing_and_sizes_say_how_many_sequences_and_positions_there_are() -> None:
+    way = matched(file(ports(*GIVEN)))
+    assert way.takes == {name: name for name in GIVEN}
+    assert (way.returns, way.after) == ({"y": "y"}, {"h": "h_out", "past": "next_past"})
+    assert way.fixed == {"B": 2, "L": 3}
+    assert matched(file(ports(*GIVEN, batch="N"))).fixed == {"L": 3}
 
 
-def test_what_names_do_not_tell_has_the_order_of_both_or_what_values_show() -> None:
-    way = matched(nameless := ports(("1", "2", "3", "4", "5")))
-    assert way.takes == {"x": "1", "ids": "2", "h": "3", "c": "4", "past": "5"}
-    assert way.unsure == ["h", "c"], "sizes tell the others"
-    assert matched(ports()).unsure == []
-    way = matched(nameless, shown={("h", "3"): 1, ("h", "4"): 3, ("c", "3"): 2, ("c", "4"): 2})
-    assert (way.takes["h"], way.takes["c"]) == ("4", "3")
+def test_what_the_user_says_comes_before_names() -> None:
+    inputs = ports("input.1", "tokens", "hx", "past")
+    rename = {"input.1": "x", "tokens": "ids", "hx": "h", "logits": "y"}
+    way = matched(file(inputs, ("logits", "12", "next_past")), rename=rename, pairs={"hx": "12"})
+    assert way.takes == {"x": "input.1", "ids": "tokens", "h": "hx", "past": "past"}
+    assert (way.returns["y"], way.after["hx"]) == ("logits", "12")
+    way = matched(file(inputs, ("logits", "12", "next_past")), rename=rename | {"12": "h"})
+    assert way.after["hx"] == "12", "an output that is called like a state is its next value"
 
 
-def test_what_can_be_one_thing_alone_is_not_taken_by_another() -> None:
-    spec = StepSpec(nn.Identity(), [FLAG], [StateSpec("h", ("B", 6)), StateSpec("c", (2, 6))], ["y"])
-    way = matched([Port("1", "float32", ("N", "M")), Port("2", "float32", (3, 6)), Port("flag", "bool", (3,))], spec)
-    assert way.takes == {"flag": "flag", "c": "1", "h": "2"}
+def test_one_message_lists_what_has_no_match_on_both_sides_and_options_that_mend_it() -> None:
+    foreign = file([*ports("input.1", "ids", "h 0", "past"), Port("sr", "int64", ())], ("logits", "v.5", "next_past"))
+    with pytest.raises(UsageError) as refusal:
+        matched(foreign)
+    assert str(refusal.value) == (
+        "a.onnx: takes input.1, h 0, sr and gives logits, v.5 beside what has equal names, and the module has x, h, y, "
+        "expected one name for each thing; give --rename input.1=x --rename 'h 0=h' --rename logits=y "
+        "--state 'h 0=v.5' what is always the same (sr?) by --inputs FILE.npz"
+    )
+    way = matched(
+        foreign,
+        rename={"input.1": "x", "h 0": "h", "logits": "y"},
+        pairs={"h 0": "v.5"},
+        given={"sr": np.array(16000)},
+    )
+    assert way.feeds({name: np.array(at) for at, name in enumerate(GIVEN)}) == {
+        "sr": 16000, "input.1": 0, "ids": 1, "h 0": 2, "past": 3
+    }  # fmt: skip
 
 
-def test_layers_are_counted_from_where_each_side_counts_them() -> None:
-    layers = [StateSpec(f"cache{number}", ("B", 6)) for number in (1, 2, 3)]
-    inputs = [Port(f"cache_{number}", "float32", (2, 6)) for number in (2, 0, 1)]
-    way = matched([Port("flag", "bool", (2,)), *inputs], StepSpec(nn.Identity(), [FLAG], layers, ["y"]))
-    assert way.takes == {"flag": "flag", "cache1": "cache_0", "cache2": "cache_1", "cache3": "cache_2"}
-    wanted = {f"state cache{number}": np.zeros((2, 6)) for number in (1, 2, 3)}
-    way = returned(way, wanted, {f"new_cache_{number}": np.ones((2, 6)) for number in (3, 2, 1)})
-    assert way.returns == {f"state cache{number}": f"new_cache_{number}" for number in (1, 2, 3)}
-    assert not way.unsure
+def test_the_options_to_paste_follow_names_that_are_alike() -> None:
+    with pytest.raises(UsageError, match=r"expected one name for each thing; give --rename h_in=h$"):
+        matched(file(ports("x", "ids", "h_in", "past")))
+    assert _guess(["c_in", "h_in"], ["h", "c"], lambda *_: True) == {"h_in": "h", "c_in": "c"}
 
 
-def test_outputs_have_the_names_and_shapes_of_what_a_step_returns() -> None:
-    way = matched(ports())
-    wanted = {"output y": np.zeros(3), "state h": np.zeros((1, 2)), "state c": np.zeros((1, 2))}
-    found = {
-        "c_next": np.zeros((1, 2)),
-        "99": np.zeros(3, np.float64),
-        "hn": np.zeros((1, 2)),
-        "mask": np.ones(3, bool),
-    }
-    out = returned(way, wanted, found)
-    assert out.returns == {"output y": "99", "state h": "hn", "state c": "c_next"}
-    way = matched(ports(), pairs={"h_in": "c_next"})
-    out = returned(way, wanted, found)
-    assert out.returns["state h"] == "c_next", "the user says it"
-    with pytest.raises(UsageError, match=r"a\.onnx: has no output hn, it gives c_next; check --state"):
-        returned(matched(ports(), pairs={"h_in": "hn"}), wanted, {"c_next": np.zeros(1)})
-    gives = r"gives hn float64 \[1, 2\], expected the module's output y float64 \[3\]; call the inputs"
-    with pytest.raises(CheckError, match=gives):
-        returned(matched(ports()), wanted, {"hn": np.zeros((1, 2))})
-
-
-def test_outputs_that_names_do_not_tell_have_the_nearest_values_of_all_calls() -> None:
-    draws = np.random.default_rng(0)
-    calls = [{key: draws.random((1, 2)) for key in ("output y", "state h", "state c")} for _ in range(3)]
-    calls[0]["state h"][:] = calls[0]["state c"]  # one call alone does not tell them apart
-    found = [{"1": each["state c"], "2": each["output y"] + 0.01, "3": each["state h"]} for each in calls]
-    way = way_out("a.onnx", matched(ports()), [*zip(calls, found, strict=True)])
-    assert way.returns == {"output y": "2", "state h": "3", "state c": "1"}
-    assert way.unsure == ["output y", "state h", "state c"]
-
-
-def test_a_type_that_differs_is_said_and_no_other_name_is_asked_for() -> None:
-    spec = StepSpec(nn.Identity(), [FLAG], [StateSpec("position", ("B",), "int64")], ["y"])
-    expected = r"takes position float32 \[2\], expected the module's position int64 \['B'\]; the types differ, so"
-    with pytest.raises(CheckError, match=expected):
-        matched([Port("flag", "bool", (2,)), Port("position", "float32", (2,))], spec)
-    floats = Port("ids", "float32", (2, 3))
-    with pytest.raises(CheckError, match=r"takes ids float32 \[2, 3\], expected the module's ids int64 \['B', 'L'\]"):
-        matched([ports()[0], floats, *ports()[2:]])
-    gives = r"gives action float32 \[2\], h float32 \[3\], expected the module's output action int32 \[2\]; the types"
-    wanted = {"output action": np.zeros(2, np.int32), "state h": np.zeros(3, np.float32)}
-    with pytest.raises(CheckError, match=gives):
-        returned(matched(ports()), wanted, {"action": np.zeros(2, np.float32), "h": np.zeros(3, np.float32)})
-
-
-def test_an_input_of_the_module_is_no_state() -> None:
-    with pytest.raises(UsageError, match="--state names x, an input of the module's, expected a state; correct"):
-        matched(ports(), pairs={"x": "y"})
-
-
-def test_what_is_missing_is_left_out_and_what_is_too_much_is_refused() -> None:
-    way = matched(ports()[1:])
+def test_a_file_may_lack_what_it_does_not_read_or_change_and_give_more_than_is_asked() -> None:
+    way = matched(file(ports(*GIVEN)[1:], ("y", "attention", "next_past")))
     assert "x" not in way.takes
-    extra = Port("sr", "int64", ())
-    with pytest.raises(CheckError, match=r"takes sr int64 \[\] besides, .*; give constants by --inputs FILE\.npz"):
-        matched([*ports(), extra])
-    way = matched([*ports(), extra], given={"sr": np.array(16000)})
-    assert way.given["sr"] == 16000
-    with pytest.raises(UsageError, match=r"has no input rate, it takes x, ids, h_in, c0, past, sr; check --state"):
-        matched([*ports(), extra], given={"rate": np.array(16000)})
-    other = Port("x", "float32", (2, 4, 7))
-    with pytest.raises(
-        CheckError, match=r"takes x float32 \[2, 4, 7\], expected the module's x float32 \['B', 'L', 4\]"
-    ):
-        matched([other, *ports()[1:]])
-    with pytest.raises(CheckError, match=r"takes x int64 \[2, 4, 4\], expected the module's x"):
-        matched([Port("x", "int64", (2, 4, 4)), *ports()[1:]])
-    fixed = [*ports()[:4], Port("past", "float32", (2, 5, 3))]
-    with pytest.raises(CheckError, match=r"takes past float32 \[2, 5, 3\], expected the module's past"):
-        matched(fixed)  # of a cache that grows the size is open
-    with pytest.raises(CheckError, match=r"takes 2, 3 sequences \(B\) at once, expected one number"):
-        matched([Port("x", "float32", (3, 4, 4)), *ports()[1:]])
-    with pytest.raises(CheckError, match=r"takes 0 positions \(L\) at once, expected one number"):
-        matched([Port("x", "float32", (2, 1, 4)), Port("ids", "int64", (2, "T")), *ports()[2:]])
+    assert "h" not in way.after
+    with pytest.raises(UsageError, match=r"a\.onnx: gives v\.5 beside .*has a next value of h, .* give --state h=v\.5"):
+        matched(file(ports(*GIVEN), ("y", "v.5", "next_past")))
+    with pytest.raises(UsageError, match=r"a\.onnx: has nothing .*the module has y, expected .*; give another file"):
+        matched(file(ports(*GIVEN), ("h_out", "next_past")))
 
 
-def test_an_input_that_has_a_value_in_the_file_is_a_state_where_it_is_called_like_one() -> None:
-    given = ports()
-    way = matched([*given[:2], *given[3:]], optional=[given[2], Port("weight", "float32", (1, 2, 6))])
-    assert way.takes["h"] == "h_in"
+def test_a_file_beside_a_bundle_may_have_states_that_the_bundle_has_not() -> None:
+    inputs = [*ports(*GIVEN)[:2], Port("cell", "float32", (2, 6)), Port("h_in", "float32", (2, 6))]
+    outputs = ("y", "cell_out", "h_out")
+    way = matched(file(inputs, outputs), more=True)
+    assert (way.takes, way.after) == ({"x": "x", "ids": "ids"}, {"cell": "cell_out", "h_in": "h_out"})
+    way = matched(file(inputs, ("y", "cell_out", "12")), more=True, rename={"h_in": "h", "12": "h"})
+    assert way.after["h_in"] == "12"
+    with pytest.raises(UsageError, match=r"takes h_in beside .*the bundle has nothing.*always the same"):
+        matched(file(inputs, ("y", "cell_out")), more=True)
 
 
-def test_names_are_of_one_thing_but_for_words_of_time_and_sides() -> None:
-    alike = [("h", "h"), ("h", "state.h.in"), ("cache_key", "new_cache_key"), ("h", "h0"), ("state", "state_in")]
-    assert [kinship(*pair) for pair in alike] == [3, 2, 2, 1, 2]
-    assert not any(kinship(*pair) for pair in (("h", "c"), ("key", "value"), ("cache_0", "cache_1"), ("x", "h_in")))
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"rename": {"z": "x"}}, "z"),
+        ({"rename": {"x": "z"}}, "=z"),
+        ({"pairs": {"h": "z"}}, "z"),
+        ({"pairs": {"y": "h_out"}}, "y"),
+        ({"given": {"sr": np.array(1)}}, "sr"),
+    ],
+)
+def test_names_that_are_nobodys_are_refused(options: dict[str, Any], name: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        matched(file(ports(*GIVEN)), **options)
+    assert str(refusal.value) == (
+        f"a.onnx: --rename, --state or --inputs name {name}; the file takes x, ids, h, past and gives y, h_out, "
+        "next_past, the module has x, ids, h, past, y; check them"
+    )
+
+
+@pytest.mark.parametrize(
+    ("port", "said"),
+    [
+        (
+            Port("x", "float32", (2, 4, 7)),
+            r"takes x float32 \[2, 4, 7\], expected the module's x float32 \['B', 'L', 4\]",
+        ),
+        (Port("x", "int64", (2, 4, 4)), r"takes x int64 \[2, 4, 4\], expected the module's x"),
+        (Port("x", "float32", (2, 4)), r"takes x float32 \[2, 4\], expected the module's x"),
+        (Port("past", "float32", (2, 5, 3)), r"takes past float32 \[2, 5, 3\], expected the module's past"),
+        (
+            Port("x", "float32", (3, 4, 4)),
+            r"takes ids int64 \[2, 3\], expected the module's ids int64 \['B', 'L'\], B 3, L 3",
+        ),
+        (
+            Port("x", "float32", (2, 1, 4)),
+            r"takes x float32 \[2, 1, 4\], expected the module's x float32 \['B', 'L', 4\], B 2",
+        ),
+    ],
+    ids=str,
+)
+def test_other_types_and_sizes_under_one_name_are_refused(port: Port, said: str) -> None:
+    inputs = [port if one.name == port.name else one for one in ports(*GIVEN)]
+    with pytest.raises(CheckError, match=said):
+        matched(file(inputs))
+
+
+def test_an_input_that_has_a_value_in_the_file_is_a_state_where_it_has_its_name() -> None:
+    x, ids, h, past = ports(*GIVEN)
+    assert matched(file([x, ids, past], optional=(h, Port("weight", "float32", (1, 2, 6))))).takes["h"] == "h"

@@ -35,8 +35,8 @@ SCALES = frozenset(("Mul", "Where", "Clip", "Min", "Max", "Mod"))
 RANDOM = frozenset(
     re.findall(r"\w+", "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli")
 )
-JOINS = frozenset(("Concat", "Add", "MatMul", "Gemm", "Sum"))
-"""Operators that take up a state beside an input."""
+JOINS, PRODUCTS = frozenset(("Concat", "Add", "Sum")), frozenset(("MatMul", "Gemm"))
+"""Operators that join a state to an input, and those that take it up by itself."""
 MOST_ZEROS = 2**16
 """Numbers of a constant that are looked at before it is said to be zeros."""
 
@@ -154,7 +154,8 @@ class _Pass:
         for entered, value in zip(body.inputs, [Value()] * skipped + values[skipped:], strict=False):
             self._values[entered] = _passing([value], [value])
         ends = self._graph(body)
-        self._carried(node.outputs, values[skipped:], [*values, *ends])
+        carried = len(values) - (node.attributes.get_int("num_scan_inputs", 0) or 0)
+        self._carried(node.outputs, values[skipped:carried], [*values, *ends])
 
     def _carried(self, outputs: Sequence[ir.Value], starts: list[Value], inputs: list[Value]) -> None:
         """What a recurrence returns as the last states."""
@@ -177,8 +178,8 @@ class _Pass:
             self._asked(node, *values[:2])
         elif op == "Conv" and values:
             self._context(node, values[0])
-        elif op in JOINS and any(value.reach for value in values):
-            for sizes in map(_zeros, node.inputs):
+        elif op in PRODUCTS or (op in JOINS and any(value.reach for value in values)):
+            for sizes in map(_zeros, node.inputs[:1] if op in PRODUCTS else node.inputs):
                 if sizes:
                     self.found.frozen[name_of(node)] = op, sizes
 
