@@ -29,7 +29,7 @@ from txl_export.families.graph.take.capturing import capturing
 from txl_export.families.graph.take.file_module import Call, FileModule, FileStep, caller
 from txl_export.families.graph.take.fixing import drop_unread, fix, lengthen
 from txl_export.families.graph.take.leapp import is_leapp, read_leapp
-from txl_export.families.graph.take.reading import Foreign, packed, read_foreign
+from txl_export.families.graph.take.reading import Foreign, copied, packed, read_foreign
 from txl_export.families.graph.take.running import Helper, RunError
 from txl_export.families.own_module.family import FOR_CHECKPOINTS, PreparedStep, with_data
 from txl_export.families.own_module.plan import Plan, make_plan
@@ -249,6 +249,12 @@ def planned(taken: Taken, spec: StepSpec, batches: Sequence[int], lengths: Seque
     if more or (fixed is not None and batch != fixed):
         told = ", ".join(map(str, batches))
         raise UsageError(f"--batch-size is {told}, expected {fixed or 'one'}: the file takes {fixed or 'any number'}")
+    positions = taken.step.positions
+    if positions is not None and (wrong := [length for length in lengths if length != positions]):
+        raise UsageError(
+            f"--segment-length is {wrong[0]}, expected {positions}: a call of the file is {positions} position"
+            f"{'s' * (positions > 1)}, as far as its axes show; leave it out, or give --position-axis NAME=N"
+        )
     plan = make_plan(spec, batch, lengths, heard)
     longest = plan.segment_lengths[0]
     if other := [each for each in plan.segment_lengths[1:] if not divisible(plan.spec, batch, longest, each)]:

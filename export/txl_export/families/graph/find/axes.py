@@ -1,34 +1,26 @@
 """Which axes of a graph's inputs and outputs are one, and what its nodes say of them: positions, sequences, sizes.
 
 Each axis of an input is followed forward: x [8, 1, 6] that an LSTM reads has positions on axis 0 and sequences on axis
-1, and so has y [8, 1, 2] behind it. An axis that operators join, as when h [1, 16] is added to what x became, is one
-with the other.
+1, and so has y [8, 1, 2] behind it. Axes that an operator joins, as when h [1, 16] is added to what x became, are one.
 """
 
 from __future__ import annotations
 
 import contextlib
-import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
 import onnx_ir as ir
 
 FEW = 64
 """Numbers of a constant that are looked at: of a larger one its sizes are enough."""
-_OTHERS = frozenset(
-    re.findall(
-        r"\w+",
-        "Shape Size NonZero Range ConstantOfShape Einsum Resize TopK OneHot DepthToSpace SpaceToDepth DFT STFT GatherND "
-        "Tile Compress Unique Loop NonMaxSuppression RoiAlign GridSample Det Upsample ScatterND Attention",
-    )
-)
-"""Operators whose results' axes are not followed."""
 KINDS = ("positions", "sequences")
-Dim = tuple[int | str | None, tuple[int, ...]]
-"""A size, a symbol, or None where it is not known; and the axes that it was made of, as numbers of `_Follow`."""
+Dim = tuple[Any, tuple[int, ...]]
+"""A size, a symbol, or None where it is not known; and the inputs' axes that it was made of, by their numbers."""
+Dims = list[Dim]
 
 
 @dataclass
@@ -36,7 +28,7 @@ class Kinds:
     """What the nodes say of axes, each as the name of an input or output with its number.
 
     Attributes:
-        positions, sequences: where a recurrent operator or a convolution has them.
+        positions, sequences: where a recurrent operator has them, else a convolution.
         sizes: of axes that a weight decides.
         alike: axes that are one have one number.
     """
@@ -53,265 +45,232 @@ def read_axes(graph: ir.Graph, inputs: Sequence[ir.Value]) -> Kinds:
 
 
 class _Follow:
+    """What is known of each value: its axes. The axes of inputs have numbers, and those that are one have one root."""
+
     def __init__(self, graph: ir.Graph, inputs: Sequence[ir.Value]) -> None:
-        self._one, self._own = list[int](), list[int | str | None]()
-        self._labels = defaultdict[str, set[int]](set)
-        self._sizes = dict[int, int]()
-        self._known = dict[ir.Value, list[Dim]]()
+        self._one, self._own, self._sizes = list[int](), list[Any](), dict[int, int]()
+        self._labels, self._known = defaultdict[str, set[int]](set), dict[ir.Value, Dims]()
         for value in inputs:
-            sizes = [size if isinstance(size, int) else size.value for size in value.shape or ()]
-            first = len(self._one)
-            self._one += range(first, first + len(sizes))
-            self._own += sizes
-            self._known[value] = [(size, (first + axis,)) for axis, size in enumerate(sizes)]
+            first = len(self._own)
+            self._own += [size if isinstance(size, int) else size.value for size in value.shape or ()]
+            self._known[value] = [(size, (at,)) for at, size in enumerate(self._own[first:], first)]
+        self._one += range(len(self._own))
         self._ends = [*inputs, *graph.outputs]
         self._graph(graph)
 
     def found(self) -> Kinds:
         """See `read_axes`."""
-        kinds, roots = Kinds(), {label: {self._root(atom) for atom in atoms} for label, atoms in self._labels.items()}
+        kinds, roots = Kinds(), {label: {*map(self._root, axes)} for label, axes in self._labels.items()}
+        strong = {root for kind in KINDS for root in roots.get(kind, ())}
+        weak = {"positions": strong | roots.get("weak sequences", set()), "sequences": strong}
         both = roots.get("positions", set()) & roots.get("sequences", set())
-        sizes = {self._root(atom): size for atom, size in self._sizes.items()}
+        sizes = {self._root(axis): size for axis, size in self._sizes.items()}
         for value in self._ends:
             name, dims = str(value.name), self._known.get(value) or []
-            own = {axis: self._root(atoms[0]) for axis, (_, atoms) in enumerate(dims) if len(atoms) == 1}
-            kinds.alike |= {(name, axis): root for axis, root in own.items()}
-            kinds.sizes |= {(name, axis): sizes[root] for axis, root in own.items() if root in sizes}
-            strong = {axis for axis, root in own.items() if any(root in roots.get(kind, ()) for kind in KINDS)}
+            own = {at: self._root(axes[0]) for at, (_, axes) in enumerate(dims) if len(axes) == 1}
+            kinds.alike |= {(name, at): root for at, root in own.items()}
+            kinds.sizes |= {(name, at): sizes[root] for at, root in own.items() if root in sizes}
             for kind in KINDS:
-                for label, left in ((kind, {*own}), (f"weak {kind}", {*own} - strong)):
-                    axes = [axis for axis in left if own[axis] in roots.get(label, set()) - both]
+                for label, others in ((kind, both), (f"weak {kind}", weak[kind])):
+                    axes = [at for at, root in own.items() if root in roots.get(label, set()) - others]
                     if len(axes) == 1:
                         getattr(kinds, kind).setdefault(name, axes[0])
         return kinds
 
     # ---- axes that are one
 
-    def _root(self, atom: int) -> int:
-        while self._one[atom] != atom:
-            self._one[atom] = atom = self._one[self._one[atom]]
-        return atom
+    def _root(self, axis: int) -> int:
+        while self._one[axis] != axis:
+            self._one[axis] = axis = self._one[self._one[axis]]
+        return axis
 
     def _join(self, one: Dim, two: Dim) -> Dim:
         """What two axes of one size become; where one is repeated along the other, the other."""
         if one[0] == 1 or two[0] == 1:
             return two if one[0] == 1 and (two[0] != 1 or not one[1]) else one
+        if isinstance(one[0], int) and isinstance(two[0], int) and one[0] != two[0]:
+            return None, ()
         if len(one[1]) == len(two[1]):
             for a, b in zip(one[1], two[1], strict=True):
                 self._one[self._root(a)] = self._root(b)
-        size = next((size for size, _ in (one, two) if isinstance(size, int)), one[0] or two[0])
-        return size, one[1] or two[1]
+        return (one[0] if isinstance(one[0], int) else two[0] or one[0]), one[1] or two[1]
 
-    def _label(self, kind: str, dim: Dim, weak: bool = False) -> None:
-        """Note what an axis is of; a convolution says it weakly, which may run over what a call alone has."""
+    def _label(self, kind: str, dim: Dim) -> None:
         if len(dim[1]) == 1:
-            self._labels[f"weak {kind}" if weak else kind].add(dim[1][0])
+            self._labels[kind].add(dim[1][0])
 
-    def _fix(self, dim: Dim, size: int) -> None:
-        if len(dim[1]) == 1 and dim[0] is not None:
+    def _fix(self, dim: Dim, size: Any) -> None:
+        """Note a size that a weight decides, of an axis that is still as long as the input's."""
+        if len(dim[1]) == 1 and dim[0] is not None and isinstance(size, int):
             self._sizes[dim[1][0]] = size
 
     # ---- nodes
 
     def _graph(self, graph: ir.Graph) -> None:
         for node in graph:
-            held = [each.as_graph() for each in node.attributes.values() if each.type == ir.AttributeType.GRAPH]
-            given = [self._of(value) for value in node.inputs]
             if node.op_type == "If":
-                for each in held:
-                    self._graph(each)
-                    for value, end in zip(node.outputs, each.outputs, strict=False):
-                        self._known[value] = self._known.get(value) or self._of(end) or []
-            elif node.op_type == "Scan":
-                self._scan(node, given)
-            elif node.op_type not in _OTHERS and node.outputs:
-                rule = _RULES.get(node.op_type, _Follow._same)
+                for held in (each.as_graph() for each in node.attributes.values()):
+                    self._graph(held)
+                    for value, end in zip(node.outputs, held.outputs, strict=False):
+                        if dims := self._known.get(value) or self._of(end):
+                            self._known[value] = dims
+            elif node.domain in ("", "ai.onnx") and node.op_type not in _OTHERS:
+                given = [self._of(value) for value in node.inputs]
                 with contextlib.suppress(Exception):  # of a node whose parts do not fit together nothing is known
-                    if node.domain in ("", "ai.onnx") and given[0] is not None:
-                        self._known.update(zip(node.outputs, rule(self, node, given), strict=False))
+                    if given[0] is not None:
+                        results = _RULES.get(node.op_type, _Follow._same)(self, node, given)
+                        self._known.update(zip(node.outputs, results, strict=False))
 
-    def _of(self, value: ir.Value | None) -> list[Dim] | None:
+    def _of(self, value: ir.Value | None) -> Dims | None:
         """The axes of a value; None where nothing is known of them."""
         if value is None or value.const_value is None:
             return None if value is None else self._known.get(value)
         return [(size, ()) for size in value.const_value.shape.numpy()]
 
-    def _scan(self, node: ir.Node, given: Sequence[list[Dim] | None]) -> None:
-        count = node.attributes.get_int("num_scan_inputs", 0) or 0
-        firsts = [dims[0] for dims in given[len(given) - count :] if dims]
-        for first in firsts[:1]:
-            self._label("positions", first)
-            for value in node.outputs[len(given) - count :]:
-                self._known[value] = [first, *[(None, ())] * (len(value.shape or (0,)) - 1)]
-
-    def _same(self, node: ir.Node, given: Sequence[list[Dim] | None]) -> list[list[Dim]]:
-        """Operators that work on each number, repeating what is short."""
-        known = [dims for dims in given if dims is not None]
+    def _same(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+        """Operators that work on each number, repeating what is short; the first input has the axes of a norm."""
+        known = [dims for dims in given[: 1 if "Normalization" in node.op_type else None] if dims is not None]
         result = [(1, ())] * max(map(len, known))
         for dims in known:
             for axis in range(1, len(dims) + 1):
                 result[-axis] = self._join(result[-axis], dims[-axis])
         return [result] * len(node.outputs)
 
-    def _first(self, node: ir.Node, given: Sequence[list[Dim] | None]) -> list[list[Dim]]:
-        return [[*(given[0] or [])]] * len(node.outputs)
-
-    def _recurrence(self, node: ir.Node, given: Sequence[list[Dim] | None]) -> list[list[Dim]]:
-        x, w = given[0] or [], (given[1] if len(given) > 1 else None) or []
-        if len(x) != 3:
-            return []
-        late = node.attributes.get_int("layout", 0) or 0
+    def _recurrence(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+        x, weight, late = given[0], given[1] or [(None, ())] * 3, node.attributes.get_int("layout", 0) or 0
         time, batch = x[late], x[1 - late]
-        if len(w) == 3 and isinstance(w[2][0], int):
-            self._fix(x[2], w[2][0])
+        self._fix(x[2], weight[2][0])
+        for start in filter(None, given[5:7]):
+            batch = self._join(batch, start[1 - late])
         if node.attributes.get_string("direction", "forward") == "forward":
             self._label("positions", time)
-        for start in given[5:7]:
-            if start and len(start) == 3:
-                batch = self._join(batch, start[0 if late else 1])
         self._label("sequences", batch)
-        ways, size = (w[0] if w else (None, ())), (node.attributes.get_int("hidden_size", 0) or None, ())
+        ways, size = (weight[0][0], ()), (node.attributes.get_int("hidden_size", 0) or None, ())
         last = [batch, ways, size] if late else [ways, batch, size]
         return [[batch, time, ways, size] if late else [time, ways, batch, size], last, last]
 
-    def _convolution(self, node: ir.Node, given: Sequence[list[Dim] | None]) -> list[list[Dim]]:
-        x, w = given[0] or [], (given[1] if len(given) > 1 else None) or []
+    def _convolution(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+        """A convolution says it weakly: it may run over frames that were made of a call's samples, or over bands."""
+        x, channels = given[0], given[0][1]
         steps = [*node.attributes.get_ints("strides", ())] or [1] * (len(x) - 2)
-        channels: Dim = x[1]
         if node.op_type.startswith("Conv"):
-            ends = [w[0][0], w[1][0]]
-            if not all(isinstance(size, int) for size in ends):
-                return []
             group, turned = node.attributes.get_int("group", 1) or 1, node.op_type == "ConvTranspose"
-            self._fix(x[1], ends[0] if turned else ends[1] * group)
-            channels = (ends[1] * group if turned else ends[0], ())
-            self._label("sequences", x[0], weak=True)
+            ends = given[1][0][0], given[1][1][0] * group
+            self._fix(channels, ends[0] if turned else ends[1])
+            channels = ends[1] if turned else ends[0], ()
+            self._label("weak sequences", x[0])
             if len(x) == 3:
-                self._label("positions", x[2], weak=True)
+                self._label("weak positions", x[2])
         return [
-            [x[0], channels, *((None, dim[1] if step == 1 else ()) for dim, step in zip(x[2:], steps, strict=True))]
+            [x[0], channels, *((None, dim[1] if step == 1 else ()) for dim, step in zip(x[2:], steps, strict=False))]
         ]
 
-    def _product(self, node: ir.Node, given: Sequence[list[Dim] | None]) -> list[list[Dim]]:
-        a, b = [*(given[0] or [])], given[1]
-        if b is None or len(a) < 2 or len(b) < 2:
-            return []
+    def _sum(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+        """A sum over what came before runs along positions."""
+        self._label("weak positions", given[0][(numbers(node.inputs[1]) or [])[0]])
+        return [given[0]]
+
+    def _product(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+        a, b = given[0], given[1]
         if node.op_type == "Gemm":
-            a = a[::-1] if node.attributes.get_int("transA", 0) else a
-            b = b[::-1] if node.attributes.get_int("transB", 0) else b
-        inner, rows, columns = b[-2], a[-2], b[-1]
-        if isinstance(inner[0], int) and node.inputs[1].const_value is not None:
-            self._fix(a[-1], inner[0])
-        elif a[-1][1]:
-            self._join(a[-1], inner)
-        (outer,) = self._same(node, [a[:-2], b[:-2]])[:1]
-        result = [*outer, rows, columns]
-        return self._same(node, [result, given[2]]) if len(given) > 2 else [result]
+            a, b = (
+                dims[::-1] if node.attributes.get_int(turned, 0) else dims
+                for dims, turned in ((a, "transA"), (b, "transB"))
+            )
+        if any(axes for _, axes in b):
+            self._join(a[-1], b[-2])
+        else:
+            self._fix(a[-1], b[-2][0])
+        outer = self._same(node, [a[:-2], b[:-2]])[0] if len(a) + len(b) > 4 else []
+        return [[*outer, a[-2], b[-1]]]
 
-    def _turned(self, node: ir.Node, given: Sequence[list[Dim] | None]) -> list[list[Dim]]:
-        dims = given[0] or []
-        order = [*node.attributes.get_ints("perm", ())] or [*range(len(dims))][::-1]
-        return [[dims[at] for at in order]] if sorted(order) == [*range(len(dims))] else []
+    def _turned(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+        order = [*node.attributes.get_ints("perm", ())] or [*range(len(given[0]))][::-1]
+        return [[given[0][at] for at in order]]
 
-    def _squeezed(self, node: ir.Node, given: Sequence[list[Dim] | None]) -> list[list[Dim]]:
-        dims, axes = [*(given[0] or [])], _axes(node, 1)
+    def _squeezed(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+        dims, axes = [*given[0]], _axes(node)
         if node.op_type == "Unsqueeze":
-            rank = len(dims) + len(axes)
-            for axis in sorted(at % rank for at in axes):
+            for axis in sorted(at % (len(dims) + len(axes)) for at in axes):
                 dims.insert(axis, (1, ()))
             return [dims] if axes else []
         gone = {axis % len(dims) for axis in axes} or {at for at, dim in enumerate(dims) if dim[0] == 1}
         return [[dim for at, dim in enumerate(dims) if at not in gone]]
 
-    def _reduced(self, node: ir.Node, given: Sequence[list[Dim] | None]) -> list[list[Dim]]:
-        dims = [*(given[0] or [])]
-        axes = (
-            _axes(node, 1) or [node.attributes.get_int("axis", 0)] * node.op_type.startswith("Arg") or range(len(dims))
-        )
-        gone, kept = {axis % len(dims) for axis in axes}, node.attributes.get_int("keepdims", 1)
+    def _reduced(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+        dims, kept = given[0], node.attributes.get_int("keepdims", 1)
+        gone = {axis % len(dims) for axis in _axes(node) or range(len(dims))}
         return [[(1, ()) if at in gone else dim for at, dim in enumerate(dims) if kept or at not in gone]]
 
-    def _joined(self, node: ir.Node, given: Sequence[list[Dim] | None]) -> list[list[Dim]]:
+    def _joined(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+        """Along the axis that parts stand on, what was new goes on: it stands behind a cache."""
         known = [dims for dims in given if dims]
-        rank, result = len(known[0]), [*known[0]]
-        along = (node.attributes.get_int("axis", 0) or 0) % rank
-        for dims in known[1:]:
-            for axis, dim in enumerate(dims[:rank]):
-                if axis != along:
-                    result[axis] = self._join(result[axis], dim)
-        ends = {self._root(atoms[0]) for dims in known for _, atoms in [dims[along]] if len(atoms) == 1}
-        # A cache before what is new: the new part's axis goes on, which is read behind the cache.
-        result[along] = (None, known[-1][along][1] if ends else ())
-        return [result]
+        along = (node.attributes.get_int("axis", 0) or 0) % len(known[0])
+        apart = [[dim for at, dim in enumerate(dims) if at != along] for dims in known]
+        (result,) = self._same(node, apart)
+        return [[*result[:along], (None, known[-1][along][1]), *result[along:]]]
 
-    def _cut(self, node: ir.Node, given: Sequence[list[Dim] | None]) -> list[list[Dim]]:
+    def _cut(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
         """Some axes have another size than before."""
-        dims = [*(given[0] or [])]
+        dims, axes = [*given[0]], [node.attributes.get_int("axis", 0) or 0]
         if node.op_type == "Slice":
-            starts, axes = numbers((*node.inputs, None, None)[1]), numbers((*node.inputs, None, None, None)[3])
-            axes = axes if axes is not None else [*range(len(starts or dims))]
-        elif node.op_type == "Split":
-            axes = [node.attributes.get_int("axis", 0) or 0]
-        else:
-            pads = [*node.attributes.get_ints("pads", ())] or numbers((*node.inputs, None)[1]) or [1] * 2 * len(dims)
-            axes = [at for at in range(len(pads) // 2) if pads[at] or pads[at + len(pads) // 2]]
+            starts, axes = (numbers((*node.inputs, None, None, None)[at]) or [] for at in (1, 3))
+            axes = axes or [*range(len(starts or dims))]
+        elif node.op_type == "Pad":
+            pads = numbers((*node.inputs, None)[1]) or [1] * 2 * len(dims)
+            axes = [at for at in range(len(dims)) if pads[at] or pads[at + len(dims)]]
         for axis in axes:
-            if -len(dims) <= axis < len(dims):
-                dims[axis] = (None, dims[axis][1])
+            dims[axis] = None, dims[axis][1]
         return [dims] * len(node.outputs)
 
-    def _gathered(self, node: ir.Node, given: Sequence[list[Dim] | None]) -> list[list[Dim]]:
-        dims, places = given[0] or [], self._of(node.inputs[1]) if len(node.inputs) > 1 else None
-        axis = (node.attributes.get_int("axis", 0) or 0) % max(len(dims), 1)
-        return [] if places is None else [[*dims[:axis], *places, *dims[axis + 1 :]]]
+    def _gathered(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+        dims, places, axis = given[0], given[1], (node.attributes.get_int("axis", 0) or 0) % len(given[0])
+        return [[*dims[:axis], *places, *dims[axis + 1 :]]]
 
-    def _expanded(self, node: ir.Node, given: Sequence[list[Dim] | None]) -> list[list[Dim]]:
-        sizes = numbers((*node.inputs, None)[1])
-        return self._same(node, [given[0], [(size, ()) for size in sizes]]) if sizes else []
+    def _flat(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+        axis = node.attributes.get_int("axis", 1) or 0
+        return [[(_size(part), _axes_of(part)) for part in (given[0][:axis], given[0][axis:])]]
 
-    def _flat(self, node: ir.Node, given: Sequence[list[Dim] | None]) -> list[list[Dim]]:
-        dims, axis = given[0] or [], node.attributes.get_int("axis", 1) or 0
-        parts = dims[:axis], dims[axis:]
-        return [[(_size(part) if part else 1, tuple(atom for _, atoms in part for atom in atoms)) for part in parts]]
-
-    def _reshaped(self, node: ir.Node, given: Sequence[list[Dim] | None]) -> list[list[Dim]]:
-        dims, target = given[0] or [], numbers((*node.inputs, None)[1])
-        if target is None:
-            return []
-        units = [unit for dim in dims for unit in self._units(dim)]
-        wanted = [dims[at][0] if size == 0 and at < len(dims) else size for at, size in enumerate(target)]
-        front = self._taken(wanted, units)
+    def _reshaped(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+        """Example: [8, 1, 10] as [-1, 10] has 8 and 1 in one axis, which [8, 1, 2] behind it parts again."""
+        dims, target = given[0], numbers(node.inputs[1]) or []
+        apart = [[(self._own[axis], (axis,)) for axis in dim[1]] if len(dim[1]) > 1 else [dim] for dim in dims]
+        units = [unit for each in apart for unit in each]
+        wanted = [dims[at][0] if size == 0 else size for at, size in enumerate(target)]
+        front = _taken(wanted, units)
         units.reverse()
-        behind = self._taken(wanted[len(front) :][::-1], units, last=True)[::-1]
-        middle = len(wanted) - len(front) - len(behind)
-        if middle == 1:
-            front.append((None, tuple(atom for _, atoms in units[::-1] for atom in atoms)))
-        return [[*front, *[(None, ())] * (middle if middle > 1 else 0), *behind]]
-
-    def _units(self, dim: Dim) -> list[Dim]:
-        return [(self._own[atom], (atom,)) for atom in dim[1]] if len(dim[1]) > 1 else [dim]
-
-    def _taken(self, wanted: Sequence[int | str | None], units: list[Dim], last: bool = False) -> list[Dim]:
-        """The axes that the first sizes of a Reshape are made of, up to one that cannot be told, and without them."""
-        found = list[Dim]()
-        for size in wanted:
-            count = next((n for n in range(1, len(units) + 1) if _size(units[:n]) == size), 0)
-            if size in (-1, None) or not (count or size == 1):
-                break
-            part, units[:count] = units[:count][:: -1 if last else 1], []
-            found.append((size, tuple(atom for unit, atoms in part for atom in atoms if count == 1 or unit != 1)))
-        return found
+        behind = _taken(wanted[len(front) :][::-1], units)[::-1]
+        left = len(wanted) - len(front) - len(behind)
+        middle = [(None, _axes_of(units[::-1]))] if left == 1 else [(None, ())] * left
+        return [[*front, *middle, *behind]] if target else []
 
 
-def _size(units: Sequence[Dim]) -> int | str | None:
-    """How many numbers axes have together; a symbol where there is one."""
+def _taken(wanted: Sequence[Any], units: Dims) -> Dims:
+    """The axes that the first sizes of a Reshape are made of, up to one that cannot be told; they are taken away."""
+    found = Dims()
+    for size in wanted:
+        count = next((n for n in range(1, len(units) + 1) if _size(units[:n]) == size), 0)
+        if size in (-1, None) or not (count or size == 1):
+            break
+        found.append((size, _axes_of([unit for unit in units[:count] if count == 1 or unit[0] != 1])))
+        del units[:count]
+    return found
+
+
+def _size(units: Sequence[Dim]) -> Any:
+    """How many numbers axes have together; a symbol where there is one alone."""
     sizes = [size for size, _ in units]
     return sizes[0] if len(sizes) == 1 else prod(sizes) if all(isinstance(size, int) for size in sizes) else None
 
 
-def _axes(node: ir.Node, at: int) -> list[int]:
-    """The axes that a node is given as an attribute, or as an input since opset 13."""
-    return [*node.attributes.get_ints("axes", ())] or numbers((*node.inputs, None, None)[at]) or []
+def _axes_of(units: Sequence[Dim]) -> tuple[int, ...]:
+    return tuple(axis for _, axes in units for axis in axes)
+
+
+def _axes(node: ir.Node) -> list[int]:
+    """The axes that a node is given, as attributes or, since opset 13, as an input."""
+    one = node.attributes.get_int("axis", None)
+    return [*node.attributes.get_ints("axes", ())] or numbers((*node.inputs, None)[1]) or ([] if one is None else [one])
 
 
 def numbers(value: ir.Value | None) -> list[int] | None:
@@ -322,27 +281,23 @@ def numbers(value: ir.Value | None) -> list[int] | None:
     return [int(number) for number in tensor.numpy().ravel()]
 
 
-_RULES: Mapping[str, Callable[[_Follow, ir.Node, Sequence[list[Dim] | None]], list[list[Dim]]]] = {
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), _Follow._recurrence),
-    **dict.fromkeys(("Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool"), _Follow._convolution),
-    **dict.fromkeys(("MatMul", "Gemm"), _Follow._product),
-    **dict.fromkeys(("Squeeze", "Unsqueeze"), _Follow._squeezed),
-    **dict.fromkeys(("Slice", "Split", "Pad"), _Follow._cut),
-    **dict.fromkeys(
-        (
-            f"Reduce{kind}"
-            for kind in ("Sum", "Mean", "Max", "Min", "L1", "L2", "Prod", "SumSquare", "LogSum", "LogSumExp")
-        ),
-        _Follow._reduced,
-    ),
-    **dict.fromkeys(("ArgMax", "ArgMin"), _Follow._reduced),
-    **dict.fromkeys(
-        ("BatchNormalization", "LayerNormalization", "InstanceNormalization", "CumSum", "Trilu"), _Follow._first
-    ),
+_OTHERS = frozenset(
+    "Shape Size NonZero Range ConstantOfShape Einsum Resize TopK OneHot DepthToSpace SpaceToDepth DFT STFT GatherND "
+    "Tile Expand Compress Unique Loop Scan NonMaxSuppression RoiAlign GridSample Det Upsample Attention".split()
+)
+"""Operators whose results' axes are not followed."""
+_BY_RULE: Mapping[str, Callable[[_Follow, ir.Node, Sequence[Any]], list[Dims]]] = {
+    "LSTM GRU RNN": _Follow._recurrence,
+    "Conv ConvTranspose MaxPool AveragePool LpPool": _Follow._convolution,
+    "CumSum": _Follow._sum,
+    "MatMul Gemm": _Follow._product,
     "Transpose": _Follow._turned,
+    "Squeeze Unsqueeze": _Follow._squeezed,
+    "ReduceSum ReduceMean ReduceMax ReduceMin ReduceL1 ReduceL2 ReduceSumSquare ArgMax ArgMin": _Follow._reduced,
     "Concat": _Follow._joined,
+    "Slice Split Pad": _Follow._cut,
     "Gather": _Follow._gathered,
-    "Expand": _Follow._expanded,
     "Flatten": _Follow._flat,
     "Reshape": _Follow._reshaped,
 }
+_RULES = {op: rule for ops, rule in _BY_RULE.items() for op in ops.split()}

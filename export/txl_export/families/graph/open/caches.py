@@ -1,15 +1,15 @@
 """Caches that grow in every call, cut to a window: `--window NAME=ROWS`.
 
-Example: of an input past [B, P, 32] that comes back as present [B, P + L, 32], 6 rows are kept: past is [B, 6, 32] then,
-and present its last 6 rows. A stream begins with 6 rows of zeros, which the file's attention reads as rows: that is not
-what it computes of an empty cache. So the reference is the file itself, fed with the cut cache.
+Example: of an input past [B, P, 32] that comes back as present [B, P + L, 32], 6 rows are kept: past is [B, 6, 32]
+then, and present its last 6 rows. A stream begins with 6 rows of zeros, which the file's attention reads as rows: that
+is not what it computes of an empty cache. So the reference is the file itself, fed with the cut cache.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import onnx_ir as ir
@@ -17,7 +17,7 @@ from txl_runtime.errors import UsageError, some
 from txl_runtime.types import Array
 
 from txl_export.families.graph.find.naming import likeness
-from txl_export.families.graph.open.measuring import Fold, measure
+from txl_export.families.graph.open.measuring import Fold, Sizes
 from txl_export.families.graph.take.file_module import Call
 from txl_export.graphs.quantised_matmul import initializer
 
@@ -57,8 +57,11 @@ def window_caches(model: ir.Model, windows: Mapping[str, int], states: Mapping[s
     for name, rows in windows.items():
         found = grown.get(name, {})
         if not found or states.get(name, next(iter(found))) not in found:
-            told = f"an input that comes back longer: {some([*grown], 9)}" if grown else "none, because no cache grows"
-            raise UsageError(f"--window is {name}={rows}, expected {told}; check it")
+            told = f"of {some([*grown], 9)}" if grown else "and none is seen to"
+            raise UsageError(
+                f"--window is {name}={rows}, expected an input that comes back longer, {told}; check it, or give sizes "
+                "that hang together by --fix NAME=SIZE"
+            )
         if not isinstance(rows, int) or isinstance(rows, bool) or rows < 1:
             raise UsageError(f"--window is {name}={rows!r}, expected a whole number of rows from 1; check it")
         scores = {output: likeness(name, output) for output in found}
@@ -66,9 +69,8 @@ def window_caches(model: ir.Model, windows: Mapping[str, int], states: Mapping[s
         if name not in states and len(best) > 1:
             raise UsageError(f"{name} may come back as {' or '.join(best)}; give --state {name}={best[0]}, or another")
         output = states.get(name, best[0])
-        axis, more = found[output]
-        cuts.append(Cut(name, output, axis, rows))
-        _cut(model.graph, cuts[-1], more)
+        cuts.append(Cut(name, output, found[output], rows))
+        _cut(model.graph, cuts[-1])
     return cuts
 
 
@@ -85,61 +87,39 @@ def by_hand(call: Call, cuts: Sequence[Cut]) -> Call:
     return cut if cuts else call
 
 
-def _grown(model: ir.Model, fold: Fold) -> dict[str, dict[str, tuple[int, int | None]]]:
-    """By input, outputs of its type that are longer along one axis, and as long along the others; with that axis and by
-    how much, None where it depends on other sizes.
-    """
-    graph, found = model.graph, dict[str, dict[str, tuple[int, int | None]]]()
-    ends = [*graph.inputs, *graph.outputs]
-    one, two = (measure(model, {}, fold, ends, 1, attempt) for attempt in (0, 1))
-    for given in graph.inputs:
-        for made in graph.outputs if given in one and given in two else ():
-            if made not in one or made not in two or given.dtype != one[made].dtype:
-                continue
-            apart = [_apart(each[given].sizes, each[made].sizes) for each in (one, two)]
-            if [*apart[0]] == [*apart[1]] and len(apart[0]) == 1 and min(*apart[0].values(), *apart[1].values()) > 0:
-                (axis, more), (again,) = next(iter(apart[0].items())), apart[1].values()
-                found.setdefault(str(given.name), {})[str(made.name)] = axis, more if more == again else None
+def _grown(model: ir.Model, fold: Fold) -> dict[str, dict[str, int]]:
+    """By input, outputs of its type that are longer along one axis, and as long along the others; with that axis."""
+    graph, found = model.graph, dict[str, dict[str, int]]()
+    sizes = Sizes(model, {}, fold, [*graph.inputs, *graph.outputs])
+    for given, made in product(graph.inputs, graph.outputs):
+        one, two = sizes.of(given), sizes.of(made)
+        apart = [axis for axis, (a, b) in enumerate(zip(one, two, strict=False)) if a is None or a != b]
+        more = sizes.less(made, given, apart[0]) if len(apart) == 1 and len(one) == len(two) else None
+        if given.dtype == sizes.dtype(made) and more and (isinstance(more, str) or more > 0):
+            found.setdefault(str(given.name), {})[str(made.name)] = apart[0]
     return found
 
 
-def _apart(given: Sequence[int | None], made: Sequence[int | None]) -> dict[int, int]:
-    """By how much sizes differ, by axis; none where ranks do, or one is not known."""
-    if len(given) != len(made) or None in given or None in made:
-        return {}
-    pairs = enumerate(zip(given, made, strict=True))
-    return {axis: b - a for axis, (a, b) in pairs if a is not None and b is not None and a != b}
-
-
-def _cut(graph: ir.Graph, cut: Cut, more: int | None) -> None:
+def _cut(graph: ir.Graph, cut: Cut) -> None:
     given = next(value for value in graph.inputs if value.name == cut.input)
     at, whole = next((at, value) for at, value in enumerate(graph.outputs) if value.name == cut.output)
-    grown, before = (None if one.shape is None else one.shape[cut.axis] for one in (whole, given))
-    for value in graph.inputs:
-        value.shape = ir.Shape(
-            [_now(size, _symbol(before), _symbol(grown), cut.rows, more) for size in (value.shape or ())]
-        )
-    sizes = [*(given.shape or ())]
-    sizes[cut.axis] = cut.rows
-    given.shape = ir.Shape(sizes)
+    before = given.shape and given.shape[cut.axis]
+    for value in graph.inputs:  # a mask has as many columns as the cache has rows with the new ones
+        sizes = [
+            size if isinstance(size, int) else _now(size.value, {str(before): str(cut.rows)})
+            for size in value.shape or ()
+        ]
+        if value is given:
+            sizes[cut.axis] = cut.rows
+        value.shape = value.shape and ir.Shape(sizes)
     whole.name = f"{cut.output}.whole"
     numbers = [initializer(graph, f"cut.is.{n}", np.array([n], np.int64)) for n in (-cut.rows, _END, cut.axis)]
-    node = ir.node("Slice", [whole, *numbers], name=f"cut.{cut.output}")
+    graph.append(node := ir.node("Slice", [whole, *numbers], name=f"cut.{cut.output}"))
     node.outputs[0].name, node.outputs[0].type = cut.output, whole.type
-    graph.append(node)
     graph.outputs[at] = node.outputs[0]
 
 
-def _now(size: int | ir.SymbolicDim, before: str, grown: str, rows: int, more: int | None) -> int | str | None:
-    """A size of an input: of a mask, which has as many columns as the cache has rows, or as it has with the new ones."""
-    if isinstance(size, int) or size.value is None:
-        return size if isinstance(size, int) else None
-    if size.value == grown and more is not None:
-        return rows + more
-    parts = [str(rows) if part == before else part for part in re.split(r"\s*\+\s*", size.value)]
-    return sum(map(int, parts)) if all(part.isdecimal() for part in parts) else " + ".join(parts)
-
-
-def _symbol(size: int | ir.SymbolicDim | None) -> str:
-    """The name of an open size; "" where it is a number, or has none."""
-    return size.value or "" if isinstance(size, ir.SymbolicDim) else ""
+def _now(symbol: str | None, now: Mapping[str, str]) -> int | str | None:
+    """An open size where others got numbers: "past + L" is "6 + L"."""
+    parts = " + ".join(now.get(part.strip(), part.strip()) for part in (symbol or "").split("+")).split(" + ")
+    return sum(map(int, parts)) if all(map(str.isdecimal, parts)) else " + ".join(parts) or None

@@ -81,41 +81,33 @@ def check_opened(
             ) from None
         found = _chained(spec, inputs, states, batch, length)
         for side in step.outputs:
-            apart = _apart(found[side.spec.name], wanted[side.port])
-            if not apart <= LIMIT:
-                raise CheckError(
-                    f"with {opened} carried on, {side.port} of {SEGMENTS} segments of {length} is {apart:.1g} from the "
-                    f"file's own run over all of them, expected at most {LIMIT:g}: something else begins anew in each "
-                    "call, or needs positions that come later; leave out --open, or export the module that it was "
-                    "made of"
-                )
+            name = f"{side.port} of {SEGMENTS} segments of {length}"
+            _check(opened, name, found[side.spec.name], wanted[side.port], "the file's own run over all of them")
 
 
 def _check_alone(spec: StepSpec, step: FileStep, batch: int, whole: Call, opened: Opened) -> None:
-    """Of a file whose call is one position: each recurrence alone over all positions, the rest position by position.
+    """Of a file whose call is one position: run each recurrence alone over all positions that the chain gave it.
 
-    Recurrences are run as the operator is defined, over all positions that the chain gave them at once; what lies around
-    them is the same graph in the chain and in the file.
+    What lies around the recurrences is the same graph in the chain and in the file, whose first call is compared too.
     """
     if others := [one.name for one in opened.hidden if one.op not in RECURRENT]:
         raise UsageError(
             f"--open made {others[0]} explicit, and nothing shows that a chain is right, because a call of the file is "
             "one position; give --position-axis NAME=N where positions stand, or export the module that it was made of"
         )
-    model, names = opened.model.clone(), {one.node for one in opened.hidden}
-    nodes = [node for node in model.graph if node.op_type in RECURRENT and named(node) in names]
-    for node in nodes:
-        for kind, values in (("in", node.inputs), ("out", node.outputs)):
-            for at, value in enumerate(values):
-                if value is not None and value.const_value is None:
-                    value.name = value.name or f"{kind}.{at}.{named(node)}"
-                    shown = ir.node("Identity", [value])
-                    shown.outputs[0].name = _shown(node, kind, at)
-                    model.graph.append(shown)
-                    model.graph.outputs.append(shown.outputs[0])
+    graph, names = (model := opened.model.clone()).graph, {one.node for one in opened.hidden}
+    nodes = {named(node): node for node in graph if node.op_type in RECURRENT and named(node) in names}
+    for name, node in nodes.items():
+        ends = [(f"in.{at}", value) for at, value in enumerate(node.inputs)]
+        for place, value in [*ends, *((f"out.{at}", value) for at, value in enumerate(node.outputs))]:
+            if value is not None and value.const_value is None:
+                value.name = value.name or f"{place} {name}."
+                graph.append(shown := ir.node("Identity", [value]))
+                shown.outputs[0].name = f"{place} {name}"
+                graph.outputs.append(shown.outputs[0])
     draws, after, calls = np.random.default_rng(3), {side.port: output for side, output in step.states}, list[_Found]()
     run, states = opened.start(model), fresh_states(spec, batch)
-    held = first = _feeds(step, {}, states, {*after})
+    held = first = _feeds(step, {}, states, after)
     for _ in range(POSITIONS):
         given = _feeds(step, random_inputs(spec, batch, 1, draws, spec.samples), states, ())
         calls.append(run({**given, **held}))
@@ -124,45 +116,40 @@ def _check_alone(spec: StepSpec, step: FileStep, batch: int, whole: Call, opened
             own = whole({**given, **{name: first[name] for name in step.shown}})
             for side in step.outputs:
                 _check(opened, side.port, calls[0][side.port], own[side.port], "the file's own first call")
-    for node in nodes:
+    for name, node in nodes.items():
         alone = _alone(node)
-        feeds = {value.name: calls[0][_shown(node, "in", int(str(value.name)[3:]))] for value in alone.graph.inputs}
-        feeds["in.0"] = np.concatenate([call[_shown(node, "in", 0)] for call in calls])
-        results = opened.start(alone)(feeds)
-        for at in range(len(node.outputs)):
-            steps = [call[_shown(node, "out", at)] for call in calls]
-            found = steps[-1] if at else np.concatenate(steps)
-            other = f"{node.op_type} {printable(named(node))!r} alone over {POSITIONS} positions"
-            _check(opened, f"its output {at}", found, results[f"out.{at}"], other)
+        feeds = {str(value.name): calls[0][f"{value.name} {name}"] for value in alone.graph.inputs}
+        results = opened.start(alone)({**feeds, "in.0": np.concatenate([call[f"in.0 {name}"] for call in calls])})
+        for place, wanted in results.items():
+            steps = [call[f"{place} {name}"] for call in calls]
+            found = np.concatenate(steps) if place == "out.0" else steps[-1]
+            other = f"{node.op_type} {printable(name)!r} alone over {POSITIONS} positions"
+            _check(opened, place, found, wanted, other)
 
 
-def _shown(node: ir.Node, kind: str, at: int) -> str:
-    return f"{kind}.{at} of {named(node)}"
+def _alone(node: ir.Node) -> ir.Model:
+    """A recurrence alone, whose inputs and outputs are called after their places, as in.0 and out.1."""
+    kind = ir.TensorType(next(value.const_value.dtype for value in node.inputs[1:] if value and value.const_value))
+    taken = [
+        value and ir.Value(name=f"in.{at}", type=kind, const_value=value.const_value)
+        for at, value in enumerate(node.inputs)
+    ]
+    alone = ir.node(node.op_type, taken, dict(node.attributes), num_outputs=len(node.outputs))
+    for at, value in enumerate(alone.outputs):
+        value.name, value.type = f"out.{at}", kind
+    given = [value for value in taken if value is not None]
+    inputs, constants = ([value for value in given if (value.const_value is None) == bare] for bare in (True, False))
+    graph = ir.Graph(inputs, alone.outputs, nodes=[alone], initializers=constants, opset_imports={"": 18}, name="alone")
+    return ir.Model(graph, ir_version=8)
 
 
 def _check(opened: Opened, name: str, found: Array, wanted: Array, other: str) -> None:
     if not (apart := _apart(found, wanted)) <= LIMIT:
         raise CheckError(
-            f"with {opened} carried on, {name} of calls one after another is {apart:.1g} from {other}, expected at most "
-            f"{LIMIT:g}; leave out --open, or export the module that it was made of"
+            f"with {opened} carried on, {name} is {apart:.1g} from {other}, expected at most {LIMIT:g}: something else "
+            "begins anew in each call, or needs positions that come later; leave out --open, or export the module that "
+            "it was made of"
         )
-
-
-def _alone(node: ir.Node) -> ir.Model:
-    """A recurrence alone, whose inputs and outputs are called after their places, as in.0 and out.1."""
-    kind, taken = next(value.dtype for value in node.inputs[1:3] if value is not None), list[ir.Value | None]()
-    for at, value in enumerate(node.inputs):
-        own = None if value is None else ir.Value(name=f"in.{at}", const_value=value.const_value)
-        if own is not None and own.const_value is None:
-            own.type = ir.TensorType(kind or ir.DataType.FLOAT)
-        taken.append(own)
-    alone = ir.node(node.op_type, taken, dict(node.attributes), num_outputs=len(node.outputs))
-    for at, value in enumerate(alone.outputs):
-        value.name, value.type = f"out.{at}", ir.TensorType(kind or ir.DataType.FLOAT)
-    given = [value for value in taken if value is not None]
-    inputs, constants = ([value for value in given if (value.const_value is None) == bare] for bare in (True, False))
-    graph = ir.Graph(inputs, alone.outputs, nodes=[alone], initializers=constants, opset_imports={"": 18}, name="alone")
-    return ir.Model(graph, ir_version=8)
 
 
 def divisible(spec: StepSpec, batch: int, length: int, shorter: int) -> bool:

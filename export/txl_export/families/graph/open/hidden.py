@@ -2,8 +2,8 @@
 
 A recurrence without a first state of its own forgets between calls; so do a convolution with zeros in front of its
 first position, a transposed one whose results overlap, and a sum over positions. Here each takes its state where it
-starts and returns its last one. That the opened graph, called segment by segment, is the same function as the graph over
-the whole sequence has to be proven by running both: other operators forget too, and are not looked for.
+starts and returns its last one. That the opened graph, called segment by segment, is the same function as the graph
+over the whole sequence has to be proven by running both: other operators forget too, and are not looked for.
 
 A convolution with a stride is the same only where segments are multiples of the stride.
 """
@@ -36,6 +36,7 @@ _FIRST = 5
 """The input of a recurrence that is the first of those that it starts from."""
 _SCALES = frozenset(("Add", "Sub", "Mul", "Div", "Cast", "Expand", "Reshape", "Squeeze", "Unsqueeze", "Transpose"))
 """Operators between a sum, the number of what it sums up, and the division of both."""
+_ANEW = "begins with the same numbers in every call"
 _Read = tuple[str, str, Callable[[], None]]
 """Of what forgets: see `Forgets.what` and `Forgets.fault`; and what makes its state explicit."""
 
@@ -175,14 +176,14 @@ class _Opening:
         source, layout = given[0], node.attributes.get_int("layout", 0)
         if not hidden or (self._sizes.follows(source, layout) is False and self._sizes.of(source)[layout] != 1):
             return None
-        what, fault = "begins with the same numbers in every call", ""
+        fault = ""
         if (direction := node.attributes.get_string("direction", "forward")) != "forward":
             fault = f"is {direction}, expected forward: it needs positions that come later"
         elif layout:
             fault = "has layout 1, expected 0; export it with positions as the first axis"
         elif any(first is not None and (first != first[:, :1]).any() for first in starts.values()):
             fault = "begins with other numbers for each sequence, expected the same; make its first state an input"
-        return what, fault, partial(self._open_recurrence, node, {at: starts[at] for at in hidden})
+        return _ANEW, fault, partial(self._open_recurrence, node, {at: starts[at] for at in hidden})
 
     def _open_recurrence(self, node: ir.Node, starts: Mapping[int, NDArray[Any] | None]) -> None:
         given = [*node.inputs, *[None] * 8]
@@ -203,8 +204,10 @@ class _Opening:
         carried = node.inputs[: len(node.inputs) - node.attributes.get_int("num_scan_inputs", 0)]
         if not any((first := self._sizes.constant(value)) is not None and first.dtype.kind == "f" for value in carried):
             return None
-        fault = "carries what begins anew in every call, expected an LSTM, GRU or RNN; make its state an input and an output"
-        return "begins with the same numbers in every call", fault, lambda: None
+        fault = (
+            "carries what begins anew in every call, expected an LSTM, GRU or RNN; make its state an input and output"
+        )
+        return _ANEW, fault, lambda: None
 
     def _convolution(self, node: ir.Node) -> _Read | None:
         """A Conv that reads zeros in front of the first position, along one axis."""
@@ -251,18 +254,11 @@ class _Opening:
         tail, axis, old = window.spans[at] - window.strides[at], at + 2, node if window.cut is None else window.cut
         shape = [tail if each == axis else size for each, size in enumerate(self._sizes.of(node.outputs[0]))]
         state = self._take(node, "tail", shape, self._sizes.dtype(node.outputs[0]))
-        pads = [0 if each == at else number for each, number in enumerate(window.front)]
-        pads += [0 if each == at else number for each, number in enumerate(window.behind)]
-        more = [
-            0 if each == at else number for each, number in enumerate(node.attributes.get_ints("output_padding", ()))
-        ]
-        full = self._add(state, "ConvTranspose", node.inputs[:2])
-        made = full.producer()
-        assert made is not None
-        made.attributes.update({name: value for name, value in node.attributes.items() if name != "output_padding"})
-        made.attributes["pads"] = ir.AttrInt64s("pads", pads)
-        if any(more):
-            made.attributes["output_padding"] = ir.AttrInt64s("output_padding", more)
+        full = self._again(state, node, node.inputs[:2])
+        for name, none in (("pads", [0] * 2 * len(window.spans)), ("output_padding", [0] * len(window.spans))):
+            numbers = [*node.attributes.get_ints(name, none)]
+            numbers[at :: len(window.spans)] = [0] * (len(numbers) // len(window.spans))
+            full.producer().attributes[name] = ir.AttrInt64s(name, numbers)  # type: ignore[union-attr]
         begun = self._add(state, "Add", [self._cut(state, full, 0, tail, axis), state])
         joined = self._add(state, "Concat", [begun, self._cut(state, full, tail, _END, axis)], axis=axis)
         self._give(self._cut(state, joined, -tail, _END, axis), state)
@@ -287,8 +283,7 @@ class _Opening:
         shape = [1 if each == axis else size for each, size in enumerate(self._sizes.of(source))]
         state = self._take(node, "sum", shape, self._sizes.dtype(source))
         joined = self._add(state, "Concat", [state, source], axis=axis)  # so that numbers are added in the file's order
-        sums = self._add(state, "CumSum", [joined, node.inputs[1]])
-        sums.producer().attributes.update(node.attributes)  # type: ignore[union-attr]
+        sums = self._again(state, node, [joined, node.inputs[1]])
         last = self._cut(state, sums, -1, _END, axis)
         if node.attributes.get_int("exclusive", 0):
             last = self._add(state, "Add", [last, self._cut(state, source, -1, _END, axis)])
@@ -305,10 +300,12 @@ class _Opening:
             elif node.op_type == "Range" and self._sizes.follows(made, 0):
                 counts[made] = node
             elif node.op_type in _SCALES:
-                sums |= {made} if sums & {*given} else set()
-                counts |= {made: counts[value] for value in given if value in counts}
-                if made in sums and made in counts and node.op_type in ("Div", "Mul"):
-                    found.add(counts[made])
+                ranges = [counts[value] for value in given if value in counts]
+                if sums & {*given}:
+                    sums.add(made)
+                    found |= {*ranges} if node.op_type in ("Div", "Mul") else set()
+                if ranges:
+                    counts[made] = ranges[0]
         return found
 
     def _count(self, node: ir.Node) -> _Read | None:
@@ -366,7 +363,13 @@ class _Opening:
         self._graph.append(node)
         return node.outputs[0]
 
-    def _cut(self, state: ir.Value, value: ir.Value, start: int, end: int, axis: int) -> ir.Value:
+    def _again(self, state: ir.Value, node: ir.Node, inputs: Sequence[ir.Value | None]) -> ir.Value:
+        """What a node makes of other inputs."""
+        made = self._add(state, node.op_type, inputs)
+        made.producer().attributes.update(node.attributes)  # type: ignore[union-attr]
+        return made
+
+    def _cut(self, state: ir.Value, value: ir.Value | None, start: int, end: int, axis: int) -> ir.Value:
         return self._add(state, "Slice", [value, *(self._numbers(number) for number in (start, end, axis))])
 
     def _replace(self, node: ir.Node, value: ir.Value) -> None:

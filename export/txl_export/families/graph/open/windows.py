@@ -1,4 +1,4 @@
-"""Convolutions along positions: what one reads in front of them, and what a transposed one leaves for those that follow.
+"""Convolutions along positions: what one reads in front of them, and what a transposed one leaves for later ones.
 
 Example: a kernel of 5 over [B, C, L] with 4 zeros in front reads 4 positions that the call before had. A transposed one
 of 8 with a stride of 4 returns [B, C, 4 · L + 4], whose last 4 results are parts of the next call's first ones.
@@ -131,8 +131,7 @@ def _cut(node: ir.Node, sizes: Sizes) -> tuple[int, int, ir.Node] | None:
     if len(users) != 1 or users[0].op_type != "Slice" or users[0].graph is not node.graph or made.is_graph_output():
         return None
     starts, _, axes, steps = (whole_numbers(value) for value in (*users[0].inputs, None, None)[1:5])
-    less = sizes.less(made, users[0].outputs[0])
-    at = axes[0] % len(less) - 2 if less and axes else -1
-    if starts != [0] or at < 0 or steps not in (None, [1]) or not less[at + 2]:
-        return None
-    return at, less[at + 2] or 0, users[0]
+    at = axes[0] % len(sizes.of(made)) if axes and sizes.of(made) else 0
+    dropped = sizes.less(made, users[0].outputs[0], at)
+    right = at >= 2 and starts == [0] and steps in (None, [1])
+    return (at - 2, dropped, users[0]) if right and isinstance(dropped, int) and dropped > 0 else None

@@ -16,8 +16,9 @@ from txl_runtime.errors import UsageError
 from txl_runtime.guard.forms import OPSETS
 
 from txl_export.families.graph.take.file_module import FileStep, Side
-from txl_export.families.graph.take.fixing import copied, forget_sizes
+from txl_export.families.graph.take.fixing import forget_sizes
 from txl_export.families.graph.take.forms import to_forms
+from txl_export.families.graph.take.reading import copied
 from txl_export.families.graph.take.running import Helper, RunError
 from txl_export.families.own_module.capture import Capture, Captured
 from txl_export.families.own_module.network import StepNetwork

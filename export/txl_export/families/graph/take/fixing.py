@@ -16,7 +16,7 @@ from txl_runtime.errors import CheckpointError, UsageError, one_line, some
 from txl_runtime.types import Array
 
 from txl_export.families.graph.find.behaviour import name_of_size
-from txl_export.families.graph.take.reading import Foreign, Port
+from txl_export.families.graph.take.reading import Foreign, Port, copied
 
 _AXIS = re.compile(r"(.+):(\d+)")
 ADVICE = "check --fix"
@@ -112,18 +112,6 @@ def lengthen(model: ir.Model, segment: Mapping[str, int]) -> bool:
 
 def _is_fixed(value: ir.Value, axis: int | None) -> bool:
     return axis is not None and value.shape is not None and isinstance(value.shape[axis], int)
-
-
-def copied(model: ir.Model) -> ir.Model:
-    """A graph of its own, which shares the tensors.
-
-    Raises:
-        CheckpointError: its parts do not fit together.
-    """
-    try:
-        return model.clone()
-    except Exception as error:  # onnx-ir raises what happens to go wrong
-        raise CheckpointError(f"no graph that could be changed ({one_line(error)}); export the file again") from None
 
 
 def _decoded(name: str, text: str) -> Any:

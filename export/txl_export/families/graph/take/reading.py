@@ -16,13 +16,16 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
 from txl_runtime.errors import CheckpointError, brief, one_line, printable
 
+from txl_export.families.graph.take.worker import MOST_PARTS, graphs, parts
 from txl_export.graphs.tracing import quiet
 from txl_export.regular import read_regular
 
 MOST_BYTES = 2**31 - 1
 """What a protocol buffer can have; weights may lie beside it."""
-MOST_NODES, MOST_SIDES = 2**16, 2**10
-"""Nodes with those of nested graphs, and inputs or outputs of the graph."""
+MOST_SIDES = 2**10
+"""Inputs or outputs of a graph."""
+MOST_AXES, MOST_NAME = 64, 2**10
+"""Of an input or output: axes, and characters of its name or of a size's."""
 ADVICE = "expected an ONNX model; check the path"
 Size = int | str
 
@@ -89,13 +92,21 @@ def read_foreign(path: Path) -> Foreign:
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
     model, beside = parse(data, path)
-    found = Foreign(path, data, model, (), (), len(data) + beside).of(model)
-    for ports, side in ((found.inputs, "inputs"), (found.outputs, "outputs")):
-        if len({port.name for port in ports}) != len(ports):
+    for values, side in ((model.graph.inputs, "inputs"), (model.graph.outputs, "outputs")):
+        if len({value.name for value in values}) != len(values):
             raise CheckpointError(f"{path}: two of its {side} have one name, expected a name for each; export it again")
-        if len(ports) > MOST_SIDES:
-            raise CheckpointError(f"{path}: {len(ports)} {side}, expected at most {MOST_SIDES}; no model has so many")
-    return found
+        if len(values) > MOST_SIDES:
+            raise CheckpointError(f"{path}: {len(values)} {side}, expected at most {MOST_SIDES}; no model has so many")
+        for value in values:
+            axes = [*(value.shape or ())]
+            symbols = [size.value or "" for size in axes if isinstance(size, ir.SymbolicDim)]
+            longest = max(map(len, (str(value.name), *symbols)))
+            if len(axes) > MOST_AXES or longest > MOST_NAME:
+                raise CheckpointError(
+                    f"{path}: one of its {side} has {len(axes)} axes and a name of {longest} characters, expected "
+                    f"at most {MOST_AXES} and {MOST_NAME}; no model has so many"
+                )
+    return Foreign(path, data, model, (), (), len(data) + beside).of(model)
 
 
 def parse(data: bytes, path: Path) -> tuple[ir.Model, int]:
@@ -110,24 +121,35 @@ def parse(data: bytes, path: Path) -> tuple[ir.Model, int]:
         raise CheckpointError(f"{path}: {len(data)} bytes that are no ONNX model, {ADVICE}") from None
     if not model.graph.output or not model.opset_import:
         raise CheckpointError(f"{path}: no graph with outputs and an opset in {len(data)} bytes, {ADVICE}")
-    count, texts = 0, [model.producer_name, model.producer_version, *(entry.domain for entry in model.opset_import)]
-    tensors = list[Any]()
-    for graph in _graphs(model.graph):
-        count += len(graph.node)
+    if (count := parts(model)) > MOST_PARTS:
+        raise CheckpointError(f"{path}: {count} nodes and tensors, expected at most {MOST_PARTS}; no step has so many")
+    texts = [model.producer_name, model.producer_version, *(entry.domain for entry in model.opset_import)]
+    for graph in graphs(model.graph):
         texts += _texts(graph)
-        tensors += graph.initializer
-        if count > MOST_NODES:
-            raise CheckpointError(f"{path}: {count} nodes or more, expected at most {MOST_NODES}; no step has so many")
+        if graph.sparse_initializer:  # which onnx-ir would leave out
+            raise CheckpointError(f"{path}: has sparse weights, expected dense ones; export it again")
     if not all(isinstance(text, str) for text in texts):  # onnx has them as bytes
         raise CheckpointError(f"{path}: a name in it is no UTF-8, expected text; export it again")
-    beside = _beside(tensors, path)
+    beside = _beside((tensor for graph in graphs(model.graph, *model.functions) for tensor in _tensors(graph)), path)
     try:
         with quiet():  # what is wrong with the graph is said in one line, by who runs it
             made = ir.from_proto(model)
             ir.external_data.set_base_dir(made.graph, str(path.parent))
     except Exception as error:  # onnx-ir raises what happens to go wrong
-        raise CheckpointError(f"{path}: no graph that could be changed ({one_line(error)}); export it again") from None
+        raise CheckpointError(f"{path}: no graph that could be changed ({_why(error)}); export it again") from None
     return made, beside
+
+
+def copied(model: ir.Model) -> ir.Model:
+    """A graph of its own, which shares the tensors.
+
+    Raises:
+        CheckpointError: its parts do not fit together.
+    """
+    try:
+        return model.clone()
+    except Exception as error:  # as above
+        raise CheckpointError(f"no graph that could be changed ({_why(error)}); export the file again") from None
 
 
 def packed(model: ir.Model) -> bytes:
@@ -139,24 +161,14 @@ def packed(model: ir.Model) -> bytes:
     try:
         return bytes(ir.to_proto(model).SerializeToString())
     except Exception as error:  # as above
-        raise CheckpointError(f"a tensor is not what it says ({one_line(error)}); export the file again") from None
+        raise CheckpointError(f"a tensor is not what it says ({_why(error)}); export the file again") from None
 
 
-def subgraphs(node: Any) -> list[Any]:
-    """The graphs that a node holds, such as the branches of an If."""
-    return [graph for attribute in node.attribute for graph in _held(attribute)]
-
-
-def _held(attribute: Any) -> list[Any]:
-    return [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
-
-
-def _graphs(graph: Any) -> Iterator[Any]:
-    """A graph and those that its nodes hold."""
-    yield graph
-    for node in graph.node:
-        for inner in subgraphs(node):
-            yield from _graphs(inner)
+def _why(error: BaseException) -> str:
+    """What went wrong first: onnx-ir prints whole graphs around it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return one_line(error)
 
 
 def _texts(graph: Any) -> Iterator[Any]:
@@ -170,6 +182,13 @@ def _texts(graph: Any) -> Iterator[Any]:
     for node in graph.node:
         yield from (node.name, node.op_type, *node.input, *node.output)
         yield from (attribute.name for attribute in node.attribute)
+
+
+def _tensors(graph: Any) -> Iterator[Any]:
+    yield from getattr(graph, "initializer", ())
+    for node in graph.node:
+        for attribute in node.attribute:
+            yield from (attribute.t, *attribute.tensors)
 
 
 def _port(value: ir.Value, side: str) -> Port:

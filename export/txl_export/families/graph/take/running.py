@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ from txl_export.families.graph.take.reading import Foreign, packed, parse
 from txl_export.families.graph.take.worker import Answer, Request
 
 SECONDS = 30.0
-"""Of processor time that everything which is run of a file may take together."""
+"""Of processor time that all runs of a file may take together, and as many that what is done between them may take."""
 CLOCK = 20
 """Times as many seconds may pass by the clock: on a machine that does much else a process waits."""
 MEMORY, EACH = 2**31, 8
@@ -34,7 +35,7 @@ class Helper:
 
     Args:
         foreign: the file.
-        seconds: of processor time that all requests may take together.
+        seconds: of processor time that all requests may take together; as many may pass in this thread meanwhile.
 
     Attributes:
         memory: bytes that the process may take.
@@ -43,7 +44,7 @@ class Helper:
 
     def __init__(self, foreign: Foreign, seconds: float = SECONDS) -> None:
         self.memory, self.runs = MEMORY + EACH * foreign.bytes, 0
-        self._path, self._seconds, self._used = foreign.path, seconds, 0.0
+        self._path, self._seconds, self._used, self._began = foreign.path, seconds, 0.0, time.thread_time()
         self._folder = str(foreign.path.parent.absolute()) if foreign.bytes > len(foreign.data) else ""
         bounds = Bounds(self.memory, max(1, math.ceil(seconds)))
         self._process = Bounded(worker.__file__, bounds, most=2 * worker.MOST_ANSWER + EACH * foreign.bytes)
@@ -61,7 +62,7 @@ class Helper:
     @property
     def left(self) -> float:
         """Seconds of processor time that are left."""
-        return self._seconds - self._used
+        return self._seconds - max(self._used, time.thread_time() - self._began)
 
     def check(self) -> None:
         """Go on while there is time left.
@@ -150,5 +151,5 @@ class Runner:
         try:
             answer = self._helper.ask(Request(session=self._session, feeds=worker.packed(feeds)))
             return worker.unpacked(answer.outputs)
-        except (ValueError, EOFError) as error:
+        except (ValueError, TypeError) as error:
             raise RunError(f"outputs that are no plain arrays: {error}") from None

@@ -6,10 +6,9 @@ Whatever the graph does to the engine happens here.
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,14 @@ from txl_runtime.guard.forms import FORMS
 
 MOST_ANSWER = 2**27
 """Bytes of the outputs of a run."""
+MOST_PARTS = 2**16
+"""Nodes, initializers and functions of a model, with those of nested graphs."""
 OPSET = 18
 """To which a folded graph of an older opset is converted: the oldest that a bundle's graphs may have."""
 FOLDED = "folded.onnx"
 """What ONNX Runtime writes where it folds."""
+Numbers = tuple[str, tuple[int, ...], bytes]
+"""An array: its type as NumPy writes it, its shape, its bytes."""
 OPENED: dict[int, Any] = {}
 """Sessions by number."""
 
@@ -44,7 +47,7 @@ class Request(Struct, frozen=True):
     folder: str = ""
     place: str = ""
     session: int = 0
-    feeds: dict[str, bytes] | None = None
+    feeds: dict[str, Numbers] | None = None
 
 
 class Answer(Struct):
@@ -61,29 +64,53 @@ class Answer(Struct):
     error: str = ""
     session: int = 0
     graph: bytes = b""
-    outputs: dict[str, bytes] = {}
+    outputs: dict[str, Numbers] = {}
     seconds: float = 0.0
 
 
-def packed(arrays: Mapping[str, Any]) -> dict[str, bytes]:
-    """Arrays as files of NumPy.
+def graphs(*given: Any) -> Iterator[Any]:
+    """Graphs and functions of onnx, and the graphs that their nodes hold."""
+    for graph in given:
+        yield graph
+        for node in graph.node:
+            for attribute in node.attribute:
+                yield from graphs(*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs)
+
+
+def parts(model: Any) -> int:
+    """How many nodes, initializers and functions a model of onnx has; no more are counted beyond `MOST_PARTS`."""
+    count = len(model.functions)
+    for graph in graphs(model.graph, *model.functions):
+        count += len(graph.node) + len(getattr(graph, "initializer", ()))
+        if count > MOST_PARTS:
+            break
+    return count
+
+
+def packed(arrays: Mapping[str, Any]) -> dict[str, Numbers]:
+    """Arrays as they are sent.
 
     Raises:
-        ValueError: one holds objects.
+        ValueError: one holds no numbers.
     """
-    files = {name: io.BytesIO() for name in arrays}
-    for name, array in arrays.items():
-        np.save(files[name], array, allow_pickle=False)
-    return {name: file.getvalue() for name, file in files.items()}
+    given = {name: np.asarray(array) for name, array in arrays.items()}
+    return {name: (_kind(one.dtype).str, one.shape, one.tobytes()) for name, one in given.items()}
 
 
-def unpacked(files: Mapping[str, bytes]) -> dict[str, Any]:
+def unpacked(arrays: Mapping[str, Numbers]) -> dict[str, Any]:
     """Arrays that `packed` wrote.
 
     Raises:
-        ValueError, EOFError: bytes are no array of numbers.
+        ValueError, TypeError: bytes are no array of numbers.
     """
-    return {name: np.load(io.BytesIO(data), allow_pickle=False) for name, data in files.items()}
+    return {name: np.frombuffer(data, _kind(kind)).reshape(shape).copy() for name, (kind, shape, data) in arrays.items()}
+
+
+def _kind(dtype: Any) -> np.dtype[Any]:
+    found: np.dtype[Any] = np.dtype(dtype)
+    if found.kind not in "biufc":
+        raise ValueError(f"{found}, expected numbers")
+    return found
 
 
 def answer(request: bytes) -> bytes:
@@ -155,6 +182,8 @@ def _fold(data: bytes, place: Path, folder: str) -> Answer:
     other = {(node.domain, node.op_type) for node in graph.graph.node if node.op_type not in FORMS[""]}
     if other:  # what the standard defines by other operators is taken apart
         graph = onnx.inliner.inline_selected_functions(graph, sorted(other), inline_schema_functions=True)
+    if (count := parts(graph)) > MOST_PARTS:
+        return Answer(error=f"becomes {count} nodes and tensors, expected at most {MOST_PARTS}")
     return Answer(graph=graph.SerializeToString())
 
 

@@ -17,9 +17,9 @@ B, D = 2, 3
 
 
 def attention(
-    names: tuple[str, ...] = ("past.k", "past.v", "present.k", "present.v"), masked: bool = False, rows: str = "past"
+    names: tuple[str, ...] = ("past.k", "past.v", "present.k", "present.v"), masked: str = ""
 ) -> onnx.ModelProto:
-    """x [B, L, D] looks at its own rows and at those of a cache, a mask [B, P + L] hides some."""
+    """x [B, L, D] looks at its own rows and at those of a cache; a mask, whose columns have a name, hides some."""
     past_k, past_v, present_k, present_v = names
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["k"]),
@@ -32,8 +32,8 @@ def attention(
         helper.make_node("Softmax", ["scores" if masked else "all"], ["chances"]),
         helper.make_node("MatMul", ["chances", present_v], ["y"]),
     ]
-    inputs = [value("x", ["B", "L", D]), *(value(name, ["B", rows, D]) for name in names[:2])]
-    inputs += [value("mask", ["B", 1, f"{rows} + L"])] if masked else []
+    inputs = [value("x", ["B", "L", D]), *(value(name, ["B", "past", D]) for name in names[:2])]
+    inputs += [value("mask", ["B", 1, masked])] if masked else []
     outputs = [value("y", ["B", "L", D]), *(value(name, ["B", "total", D]) for name in names[2:])]
     weights = numpy_helper.from_array(np.random.default_rng(0).normal(size=(D, D)).astype(np.float32), "w")
     return model(nodes, inputs, outputs, [weights])
@@ -68,11 +68,22 @@ def test_the_cut_graph_is_the_file_fed_with_the_cut_cache(length):
 
 
 def test_a_mask_has_as_many_columns_as_the_cut_cache_and_the_new_rows():
-    graph = ir.from_proto(attention(masked=True))
+    graph = ir.from_proto(attention(masked="past + L"))
     window_caches(graph, {"past.k": 5}, {}, fold)
     shapes = {given.name: [str(size) for size in given.shape] for given in graph.graph.inputs}
     assert shapes["mask"] == ["B", "1", "5 + L"]
     assert shapes["past.v"] == ["B", "5", str(D)]
+
+
+def test_sizes_that_hang_together_without_saying_so_are_given():
+    """A mask over "total" columns is one over past + L, which only the user knows."""
+    with pytest.raises(UsageError, match="give sizes that hang together by --fix"):
+        window_caches(ir.from_proto(attention(masked="total")), {"past.k": 5}, {}, fold)
+    proto = attention(masked="total")
+    for size in [size for given in proto.graph.input for size in given.type.tensor_type.shape.dim]:
+        if size.dim_param in ("past", "L", "total"):
+            size.dim_value = {"past": 5, "L": 1, "total": 6}[size.dim_param]
+    assert window_caches(ir.from_proto(proto), {"past.k": 5}, {}, fold) == [Cut("past.k", "present.k", 1, 5)]
 
 
 def test_of_outputs_that_are_called_alike_the_user_says_which():
@@ -103,5 +114,5 @@ def test_of_a_graph_whose_states_stay_as_long_nothing_is_cut():
         [value("y", ["B", D], TensorProto.FLOAT)],
     )
     assert window_caches(ir.from_proto(proto), {}, {}, fold) == []
-    with pytest.raises(UsageError, match="expected none, because no cache grows"):
+    with pytest.raises(UsageError, match="and none is seen to"):
         window_caches(ir.from_proto(proto), {"h": 3}, {}, fold)

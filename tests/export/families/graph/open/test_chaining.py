@@ -135,9 +135,9 @@ def elsewhere(graph: ir.Model) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (crossed, r"output \d of calls one after another is .* from LSTM 'upper' alone over 12 positions"),
-        (forgotten, r"output \d of calls one after another is .* from LSTM 'lower' alone over 12 positions"),
-        (elsewhere, r"y of calls one after another is .* from the file's own first call"),
+        (crossed, r"out.\d is .* from LSTM 'upper' alone over 12 positions"),
+        (forgotten, r"out.\d is .* from LSTM 'lower' alone over 12 positions"),
+        (elsewhere, r"y is .* from the file's own first call"),
     ],
 )
 def test_a_state_that_is_carried_wrongly_is_told_by_the_recurrence_alone(spoil, said):
@@ -152,3 +152,17 @@ def test_a_convolution_of_one_position_a_call_is_shown_by_nothing():
     hidden = [Hidden("conv.window", "conv", "Conv", "conv.window", "new_conv.window", (1, D, 2), None)]
     with pytest.raises(UsageError, match=r"nothing shows that a chain is right, .* give --position-axis NAME=N"):
         check(graph, hidden, policy())
+
+
+def test_a_file_that_does_not_run_over_several_segments_is_refused_with_the_engines_reason():
+    graph, hidden = opened(policy())
+    sides = Side("x", "float32", InputSpec("x", (1, "L", D))), Side("y", "float32", OutputSpec("y", (1, "L", D)))
+    states = tuple((Side(one.input, "float32", StateSpec(one.name, one.shape)), one.output) for one in hidden)
+    step = FileStep(sides[:1], sides[1:], states, 1, None, frozenset())
+    spec = step.spec(FileModule(step, started(graph), graph.graph, 0))
+
+    def whole(_):
+        raise UsageError("f.onnx: does not run with x [1, 48, 6]: Reshape node")
+
+    with pytest.raises(UsageError, match=r"does not run with 48 positions at once \(.*Reshape node\)"):
+        check_opened(spec, step, 1, (8,), whole, Opened(graph, hidden, started))

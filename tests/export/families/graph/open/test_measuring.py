@@ -9,7 +9,7 @@ import pytest
 from folding import fold
 from onnx import TensorProto, helper, numpy_helper
 from small_graphs import model, value
-from txl_export.families.graph.open.measuring import Sizes, measure
+from txl_export.families.graph.open.measuring import Sizes
 
 
 def sizes_of(proto: onnx.ModelProto, segment: dict[str, int] | None):
@@ -81,7 +81,7 @@ def test_sizes_that_are_computed_of_shapes_are_known_and_how_much_is_cut_off():
         helper.make_node("Slice", ["y", "none", "end", "two"], ["z"]),
     ]
     sizes, found = sizes_of(turned(("T", "B", 6), [numbers("two", 2), numbers("none", 0)], *nodes), {"x": 0})
-    assert sizes.less(found["y"], found["z"]) == [0, 0, 2]
+    assert [sizes.less(found["y"], found["z"], axis) for axis in range(3)] == [0, 0, 2]
 
 
 def test_what_is_always_the_same_is_known_with_its_type():
@@ -98,14 +98,21 @@ def test_what_is_always_the_same_is_known_with_its_type():
     assert sizes.constant(found["y"]) is None
 
 
-def test_an_open_size_that_is_a_sum_is_one():
-    """A mask over a cache and one more row."""
-    inputs = [value("past", ["B", "P", 3]), value("mask", ["B", "P + 1"])]
-    rows = helper.make_node("Concat", ["past", "past"], ["twice"], axis=1)
-    graph = ir.from_proto(model([rows], inputs, [value("twice", None)]))
-    found = measure(graph, {}, fold, graph.graph.inputs, 1, 0)
-    (batch, past, _), mask = (found[each].sizes for each in graph.graph.inputs)
-    assert mask == (batch, past + 1)
+def test_what_two_sizes_differ_by_is_a_number_or_an_open_size():
+    """A cache that grows by one row and one that grows by L; a mask over a cache and one more row goes with it."""
+    inputs = [value("past", ["B", "P", 3]), value("x", ["B", "L", 3]), value("mask", ["B", "P + 1", 1])]
+    nodes = [
+        helper.make_node("Slice", ["x", "zero", "one", "one"], ["new"]),
+        helper.make_node("Concat", ["past", "new"], ["longer"], axis=1),
+        helper.make_node("Add", ["longer", "mask"], ["hidden"]),
+        helper.make_node("Concat", ["past", "x"], ["long"], axis=1),
+    ]
+    proto = model(nodes, inputs, [value("hidden", None), value("long", None)], [numbers("zero", 0), numbers("one", 1)])
+    graph = ir.from_proto(proto)
+    ends = past, *_, one, many = [*graph.graph.inputs, *graph.graph.outputs]
+    sizes = Sizes(graph, {}, fold, ends)
+    assert (sizes.less(one, past, 1), sizes.less(many, past, 1), sizes.less(past, past, 1)) == (1, "L", 0)
+    assert sizes.of(past) == ("B", "P", 3)
 
 
 def test_sizes_that_do_not_go_together_leave_everything_unknown():

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
-from txl_export.families.graph.take import reading
-from txl_export.families.graph.take.reading import Port, read_foreign
+from txl_export.families.graph.take import reading, worker
+from txl_export.families.graph.take.reading import Port, copied, read_foreign
 from txl_runtime.errors import CheckpointError
 
 
@@ -57,13 +58,46 @@ def test_names_that_are_no_text_are_refused(old, tmp_path):
         read_foreign(tmp_path / "m.onnx")
 
 
-def test_too_many_nodes_are_refused_wherever_they_stand(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "MOST_NODES", 3)
+def test_too_many_nodes_and_tensors_are_refused_wherever_they_stand(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker, "MOST_PARTS", 3)
+    monkeypatch.setattr(reading, "MOST_PARTS", 3)
     inner = helper.make_graph([helper.make_node("Identity", ["x"], [f"{at}"]) for at in range(3)], "inner", [], [])
     node = helper.make_node("If", ["x"], ["y"], then_branch=inner, else_branch=inner)
-    (tmp_path / "m.onnx").write_bytes(model(nodes=[node]).SerializeToString())
-    with pytest.raises(CheckpointError, match="4 nodes or more, expected at most 3"):
+    full = model()
+    full.graph.initializer.extend([TensorProto(name=f"{at}") for at in range(3)])
+    called = model()
+    called.functions.extend([onnx.FunctionProto(name=f"{at}") for at in range(3)])
+    for made in (model(nodes=[node]), full, called):
+        (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
+        with pytest.raises(CheckpointError, match="4 nodes and tensors, expected at most 3"):
+            read_foreign(tmp_path / "m.onnx")
+
+
+def test_names_and_axes_without_end_are_refused_before_anything_is_made_of_them(tmp_path):
+    long, many, symbol = (model() for _ in range(3))
+    long.graph.input[0].name = "x" * 2000
+    many.graph.input[0].type.tensor_type.shape.dim.extend([onnx.TensorShapeProto.Dimension()] * 2000)
+    symbol.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "input " * 400
+    for made, said in ((long, "a name of 2000"), (many, "2003 axes"), (symbol, "a name of 2400")):
+        (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
+        with pytest.raises(CheckpointError, match=said):
+            read_foreign(tmp_path / "m.onnx")
+
+
+def test_what_does_not_fit_together_is_refused_in_one_line(tmp_path):
+    twice = [helper.make_node("Identity", ["x"], ["y"])] * 2
+    (tmp_path / "m.onnx").write_bytes(model(nodes=twice).SerializeToString())
+    with pytest.raises(CheckpointError, match=r"no graph that could be changed \(Output 'y' is redeclared"):
         read_foreign(tmp_path / "m.onnx")
+
+
+def test_a_graph_made_of_the_file_has_its_own_ports(tmp_path):
+    (tmp_path / "m.onnx").write_bytes(model().SerializeToString())
+    foreign = read_foreign(tmp_path / "m.onnx")
+    other = copied(foreign.model)
+    other.graph.inputs[0].shape = ir.Shape([2, 5, 3])
+    assert foreign.of(other).inputs == (Port("x", "float32", (2, 5, 3)),)
+    assert foreign.of(foreign.model) == foreign
 
 
 def test_a_pipe_is_not_waited_for(tmp_path):
@@ -82,14 +116,23 @@ def test_a_pipe_is_not_waited_for(tmp_path):
     ],
 )
 def test_weights_lie_beside_the_graph_and_are_counted_or_the_file_is_refused(place, said, tmp_path):
-    made = model()
-    tensor = made.graph.initializer.add(name="w", data_type=TensorProto.FLOAT, dims=[1])
-    tensor.data_location = TensorProto.EXTERNAL
+    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[1], data_location=TensorProto.EXTERNAL)
     tensor.external_data.add(key="location", value=place)
-    (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
     (tmp_path / "weights").write_bytes(b"\0" * 1000)
-    if said is None:
-        assert read_foreign(tmp_path / "m.onnx").bytes == 1000 + len(made.SerializeToString())
-        return
-    with pytest.raises(CheckpointError, match=said):
+    constant, held = model(nodes=[helper.make_node("Constant", [], ["y"], value=tensor)]), model()
+    held.graph.initializer.append(tensor)
+    for made in (constant, held):
+        (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
+        if said is None:
+            assert read_foreign(tmp_path / "m.onnx").bytes == 1000 + len(made.SerializeToString())
+            continue
+        with pytest.raises(CheckpointError, match=said):
+            read_foreign(tmp_path / "m.onnx")
+
+
+def test_sparse_weights_are_refused_and_not_left_out(tmp_path):
+    made = model()
+    made.graph.sparse_initializer.add().values.name = "w"
+    (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
+    with pytest.raises(CheckpointError, match="has sparse weights, expected dense ones"):
         read_foreign(tmp_path / "m.onnx")

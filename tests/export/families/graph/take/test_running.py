@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -14,6 +15,7 @@ import pytest
 from foreign_graphs import STATEFUL, exported
 from onnx import TensorProto, helper, numpy_helper
 from small_graphs import model, value
+from txl_export.families.graph.take import worker
 from txl_export.families.graph.take.reading import Foreign, read_foreign
 from txl_export.families.graph.take.running import SECONDS, Helper, RunError
 from txl_runtime.sandbox.process import EndedError
@@ -136,6 +138,7 @@ def test_a_graph_that_does_not_end_is_ended_by_its_processor_time(tmp_path):
 
 
 def test_requests_share_their_seconds_and_the_clock_has_more_of_them(cell, monkeypatch):
+    monkeypatch.setattr("time.thread_time", lambda: 0.0)
     with Helper(cell, 3) as helper:
         asked, right = list[float](), helper._process.ask
         monkeypatch.setattr(helper._process, "ask", lambda data, seconds: asked.append(seconds) or right(data, seconds))
@@ -157,3 +160,31 @@ def test_a_graph_that_asks_for_more_memory_than_it_may_is_refused(tmp_path):
         process.open(foreign.data).run({"x": np.zeros(1, np.float32)})
     assert str(refused.value).isprintable()
     assert gone(process)
+
+
+@pytest.mark.parametrize("kind", ["<f4", ">f4", "<f2", "|b1", "<i8", "|u1"])
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
+def test_arrays_are_sent_as_they_are(kind, shape):
+    array = np.arange(6).astype(kind)[: int(np.prod(shape))].reshape(shape)
+    (found,) = worker.unpacked(msgspec.msgpack.decode(msgspec.msgpack.encode(worker.packed({"a": array.T})))).values()
+    np.testing.assert_array_equal(found, array.T, strict=True)
+
+
+@pytest.mark.parametrize(
+    "sent", [("O", (1,), b"\0" * 8), ("<f4", (2,), b"\0" * 4), ("<f4", (-2, -1), b""), ("no", (), b"")]
+)
+def test_what_is_no_array_of_numbers_is_refused(sent):
+    with pytest.raises((ValueError, TypeError)):
+        worker.unpacked({"a": sent})
+    with pytest.raises(ValueError, match="expected numbers"):
+        worker.packed({"a": np.array(["text"])})
+
+
+def test_what_is_done_between_runs_has_its_bound_too(cell, monkeypatch):
+    with Helper(cell, 3) as helper:
+        began = helper._began
+        monkeypatch.setattr("time.thread_time", lambda: began + 2)
+        assert 0 < helper.left <= 1
+        monkeypatch.setattr("time.thread_time", lambda: began + 4)
+        with pytest.raises(EndedError, match="took more than 3 s of processor time"):
+            helper.open(cell.data)
