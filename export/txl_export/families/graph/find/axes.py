@@ -7,6 +7,7 @@ Each axis of an input is followed forward: x [8, 1, 6] that an LSTM reads has po
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -130,7 +131,7 @@ class _Follow:
     def _same(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
         """Operators that work on each number, repeating what is short; the first input has the axes of a norm."""
         known = [dims for dims in given[: 1 if "Normalization" in node.op_type else None] if dims is not None]
-        result = [(1, ())] * max(map(len, known))
+        result: Dims = [(1, ())] * max(map(len, known))
         for dims in known:
             for axis in range(1, len(dims) + 1):
                 result[-axis] = self._join(result[-axis], dims[-axis])
@@ -282,8 +283,11 @@ def numbers(value: ir.Value | None) -> list[int] | None:
 
 
 _OTHERS = frozenset(
-    "Shape Size NonZero Range ConstantOfShape Einsum Resize TopK OneHot DepthToSpace SpaceToDepth DFT STFT GatherND "
-    "Tile Expand Compress Unique Loop Scan NonMaxSuppression RoiAlign GridSample Det Upsample Attention".split()
+    re.findall(
+        r"\w+",
+        "Shape Size NonZero Range ConstantOfShape Einsum Resize TopK OneHot DepthToSpace SpaceToDepth DFT STFT "
+        "GatherND Tile Expand Compress Unique Loop Scan NonMaxSuppression RoiAlign GridSample Det Upsample Attention",
+    )
 )
 """Operators whose results' axes are not followed."""
 _BY_RULE: Mapping[str, Callable[[_Follow, ir.Node, Sequence[Any]], list[Dims]]] = {

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -149,7 +150,7 @@ class _Opening:
         values += [output for node in self._graph.all_nodes() for output in node.outputs]
         self._names = {value.name for value in values}
         self._windows: dict[tuple[object, ...], ir.Value] = {}
-        self._counts, self._numbered = self._counting(), count()
+        self._counts, self._numbers_of = self._counting(), defaultdict[str, Iterator[int]](count)
 
     def forgets(self) -> Iterator[tuple[Forgets, Callable[[], None]]]:
         """What begins anew, in the order of the nodes, each with what makes its state explicit."""
@@ -341,7 +342,7 @@ class _Opening:
             )
         stem = re.sub(r"\W+", "_", named(node), flags=re.ASCII).strip("_")
         stem = stem if stem.isidentifier() else f"{node.op_type}_{stem}"
-        names = (f"{stem}{f'_{number}' if number else ''}.{kind}" for number in count())
+        names = (f"{stem}{f'_{number}' if number else ''}.{kind}" for number in self._numbers_of[f"{stem}.{kind}"])
         name = next(name for name in names if not self._names & {name, f"new_{name}"})
         self._names |= {name, f"new_{name}"}
         self.found.append(Hidden(name, named(node), node.op_type, name, f"new_{name}", sizes, initial))
@@ -358,7 +359,7 @@ class _Opening:
 
     def _add(self, state: ir.Value, op: str, inputs: Sequence[ir.Value | None], **attributes: int) -> ir.Value:
         """What another node makes, for a state."""
-        node = ir.node(op, inputs, attributes, name=f"{op}.{next(self._numbered)}.{state.name}")
+        node = ir.node(op, inputs, attributes, name=f"{op}.{next(self._numbers_of[op])}.{state.name}")
         node.outputs[0].name = f"{state.name}.{node.name}"
         self._graph.append(node)
         return node.outputs[0]
@@ -384,23 +385,10 @@ def _inside(holders: Sequence[ir.Node]) -> str:
     """Why what stands in another node's graph cannot be opened; "" where it does not."""
     if not holders:
         return ""
-    conditions = [holder.inputs[0] for holder in holders if holder.op_type == "If"]
-    fixes = [f"{value.name}=VALUE" for value in conditions for value in _reaching(value)] or ["NAME=SIZE"]
-    advice = f"choose one branch by --fix {fixes[0]}" if conditions else "export a model without it"
+    branches = any(holder.op_type == "If" for holder in holders)
+    advice = "choose one branch by --fix NAME=VALUE" if branches else "export a model without it"
     held = f"{holders[-1].op_type} {printable(named(holders[-1]))!r}"
     return f"begins anew inside {held}, expected it outside of branches and loops; {advice}"
-
-
-def _reaching(value: ir.Value | None) -> list[ir.Value]:
-    """Inputs of graphs whose numbers, and not their sizes alone, reach a value."""
-    left, seen = [value], set[ir.Value]()
-    while left:
-        each = left.pop()
-        if each is not None and each not in seen:
-            seen.add(each)
-            node = each.producer()
-            left += () if node is None or node.op_type in ("Shape", "Size") else node.inputs
-    return [each for each in seen if each.is_graph_input()]
 
 
 def named(node: ir.Node) -> str:

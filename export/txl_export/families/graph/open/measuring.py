@@ -147,7 +147,7 @@ def _measured(
         )
     for name, value in list(graph.initializers.items()):
         if value.const_value is not None and value.const_value.size > _SMALL:
-            value.type, value.shape = ir.TensorType(value.const_value.dtype), ir.Shape(value.const_value.shape)
+            value.type, value.shape = ir.TensorType(value.const_value.dtype), ir.Shape(value.const_value.shape.numpy())
             del graph.initializers[name]
             value.const_value = None
             graph.inputs.append(value)

@@ -735,12 +735,12 @@ REFUSED = {
     "a branch": (
         onnx.load_from_string(graphs.branched()),
         0,
-        r"GRU 'b' begins anew inside If 'if', .*--fix rate=VALUE",
+        r"GRU 'b' begins anew inside If 'if', .*--fix NAME=VALUE",
     ),
     "a branch that a size decides": (
         decided_by_size(),
         0,
-        r"GRU 'b' begins anew inside If 'if', .*choose one branch by --fix NAME=SIZE",
+        r"GRU 'b' begins anew inside If 'if', .*choose one branch by --fix NAME=VALUE",
     ),
     "the body of a loop": (inside_loop(), 0, r"GRU 'cell' begins anew inside Loop 'loop', .*export a model without it"),
     "a Scan": (looped("Scan"), 0, r"Scan 'loop' carries what begins anew in every call"),
