@@ -51,7 +51,6 @@ def try_bundle(path: Path, manifest: Manifest, bounds: Bounds, heard: Listener) 
     length. Of a softmax the last positions are computed, so other numbers of rows stay untried.
 
     Args:
-        path, manifest: of the bundle.
         bounds: of each trial.
         heard: gets a stage for each number of sequences.
 

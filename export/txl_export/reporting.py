@@ -25,10 +25,7 @@ def add_page(folder: Path, name: str, options: ExportOptions, heard: Listener) -
     that does not take it ends the export, because what follows would not fit either.
 
     Args:
-        folder: of the bundle.
-        name: that it will have.
         options: of the export; on its text the page's losses are measured.
-        heard: hears of the stages.
 
     Returns:
         Whether there is a page.

@@ -49,7 +49,6 @@ class Results:
     """A file of results that is open for writing, locked against a second run.
 
     Args:
-        path: the file.
         header: what the results will be of.
         resume: go on with a file that is there.
         force: replace a file that is there.

@@ -123,10 +123,8 @@ def write_graph(
     """Trace a network and write it as the program's file.
 
     Args:
-        network: what to trace.
         program: names, shapes and dtypes of its inputs and outputs.
         weights: the file that its parameters are in.
-        path: where to write.
         opset: of the standard.
         parts: the parameters as the weight file has them, some quantised.
     """

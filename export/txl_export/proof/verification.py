@@ -74,7 +74,6 @@ def verify_model(
         source: where the reference came from, for the report.
         samples: real inputs by name; random ones without.
         segments: of the longest chain; None for enough that every state is long full.
-        listener: hears of progress.
         stand_in_for: the precision to judge by, where what is loaded is a float32 copy that rounds to it.
         idle: states that are known to change no output.
         others: each loads it for another update rule, which runs brief chains alone. One model is open at a time,

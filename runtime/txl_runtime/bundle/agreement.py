@@ -40,7 +40,6 @@ def contradictions(tables: Tables, used: Sequence[str], files: Collection[str]) 
     The time that it takes grows as the manifest does, whatever stands in it.
 
     Args:
-        tables: of the manifest.
         used: the files that it names.
         files: those that it lists.
     """

@@ -72,7 +72,6 @@ class DevicePlacement(Placement):
         tail: the loop's.
         states: of the bundle's table.
         initial: what they start as, from `initial_values`.
-        counters: of the loop.
 
     Attributes:
         sides: how many blocks there are.

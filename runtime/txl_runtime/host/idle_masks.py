@@ -29,7 +29,6 @@ def without_idle_masks(graph: bytes, found: Walk, manifest: Manifest) -> tuple[b
     Args:
         graph: an ONNX file.
         found: what its check found.
-        manifest: of its bundle.
     """
     states = manifest.states_of("replace")
     valid = next((entry.name for entry in manifest.inputs if entry.role == "valid"), "")

@@ -28,7 +28,6 @@ class HostPlacement(Placement):
     Args:
         states: of the bundle's table.
         initial: what they start as, from `initial_values`.
-        counters: of the loop.
 
     Attributes:
         shapes: on either side, of states whose shapes decide which program runs.

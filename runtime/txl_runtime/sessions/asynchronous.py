@@ -273,7 +273,6 @@ async def save_beside(front: AsyncSessions, checkpoint: Checkpoint) -> int:
     only then, so that another save may begin.
 
     Args:
-        front: of the sessions.
         checkpoint: where to. One save at a time.
 
     Returns:

@@ -61,7 +61,6 @@ def write_private(path: Path, data: bytes) -> None:
 
     Args:
         path: where nothing is yet.
-        data: all of it.
 
     Raises:
         OSError: it cannot be written; nothing is left of it, as far as it can be removed.

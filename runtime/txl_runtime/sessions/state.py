@@ -90,7 +90,6 @@ class SessionState:
         """Read what `to_bytes` gave, or the bytes of any saved state of one sequence. Its arrays are copies.
 
         Args:
-            data: the bytes.
             source: what they are, for messages.
 
         Raises:

@@ -22,11 +22,7 @@ LONG = 1024
 
 
 class Cuts:
-    """How a request is cut into segments, by itself: as `Stream.feed` cuts it, whatever the neighbours do.
-
-    Args:
-        manifest: of the bundle.
-    """
+    """How a request is cut into segments, by itself: as `Stream.feed` cuts it, whatever the neighbours do."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._lengths, self._ragged = manifest.segment_lengths, manifest.can.run_ragged
@@ -53,7 +49,6 @@ class Turns:
     the same ones until their prompts are read or their slices are over.
 
     Args:
-        cuts: of the model.
         alone: whether each session needs a segment of its own, because the model reads something that all share.
         leading: whether sequences behind the last one that runs are not computed.
     """

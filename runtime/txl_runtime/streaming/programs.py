@@ -62,7 +62,6 @@ class Programs:
     """The programs of one update rule and one B. Those of `WHOLE` kinds serve every call; the others are shortcuts.
 
     Args:
-        manifest: of the bundle.
         programs: of segments.
         backend: its name, for messages.
     """

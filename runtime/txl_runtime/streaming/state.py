@@ -52,7 +52,6 @@ class SequenceCounters:
     with the others, because their graph returned their state unchanged on the other side.
 
     Args:
-        manifest: of the bundle.
         states: those of the loop.
 
     Attributes:

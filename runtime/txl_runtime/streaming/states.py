@@ -207,8 +207,6 @@ def _check_tensors(
     """Hold tensors against the states of the table that they are of.
 
     Args:
-        tensors: by name.
-        manifest: of the bundle.
         table: those states.
         batch_size: of how many sequences they are; None for those of one sequence, which have no axis for it.
         rows: how many memory rows there are.

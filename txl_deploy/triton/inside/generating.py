@@ -37,7 +37,6 @@ def open_model(bundle: Path, parameters: Mapping[str, str], server: Any) -> Gene
     """Load a bundle and serve it.
 
     Args:
-        bundle: its folder.
         parameters: of the model's configuration.
         server: the module `triton_python_backend_utils`.
 
@@ -79,7 +78,6 @@ class Generating:
     """Requests of one model, all of which go on at the same time.
 
     Args:
-        sessions: of the model.
         server: the module `triton_python_backend_utils`.
         boundary: the token that an empty prompt of a new session stands for; None where there is none.
     """

@@ -36,7 +36,6 @@ def open_model(bundle: Path, parameters: Mapping[str, str], server: Any) -> Step
     """Load a bundle and serve it.
 
     Args:
-        bundle: its folder.
         parameters: of the model's configuration.
         server: the module `triton_python_backend_utils`.
 

@@ -88,11 +88,9 @@ def write_step(
     """Capture a step's graphs and write them, with their weights, into a folder.
 
     Args:
-        folder: of the bundle.
         plan: what the step is.
         precision: fp32, fp16 or bf16.
         growth: one of `GROWTHS`.
-        heard: hears of each graph.
         make: what makes graphs.
 
     Raises:

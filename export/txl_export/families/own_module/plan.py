@@ -133,11 +133,8 @@ def make_plan(spec: StepSpec, batch_size: int, segment_lengths: Sequence[int], h
     """Run the module in every way that a bundle will, and refuse what no bundle can hold.
 
     Args:
-        spec: the user's.
-        batch_size: B.
         segment_lengths: L's asked for; none for those of the specification, else 64 and 1, as far as the module takes
             them.
-        heard: hears of what is being tried, and of warnings.
 
     Raises:
         UsageError: the specification and the module do not agree, or the module does what a step must not.

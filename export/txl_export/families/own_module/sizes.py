@@ -113,8 +113,6 @@ def fresh_states(spec: StepSpec, batch_size: int, dtype: torch.dtype = torch.flo
     """The states before the first step: no rows where one grows, None where it is absent.
 
     Args:
-        spec: whose states.
-        batch_size: B.
         dtype: of floating states.
     """
     return {entry.name: _fresh(spec, entry, batch_size, dtype) for entry in spec.states}
@@ -143,9 +141,6 @@ def random_inputs(
     """Inputs of one segment as a bundle takes them: from anywhere in the samples where there are some, else random.
 
     Args:
-        spec: whose inputs.
-        batch_size: B.
-        length: L.
         generator: draws them.
         samples: real inputs by name, as `StepSpec.samples`.
     """

@@ -53,9 +53,6 @@ def reached(
     """Every transition that segments of these lengths can reach from the start, in the order they are found.
 
     Args:
-        eager: the module.
-        batch_size: B.
-        segment_lengths: every L.
         most: how many transitions there may be.
 
     Raises:
