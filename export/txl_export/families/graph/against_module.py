@@ -91,9 +91,7 @@ def verify_file(
             wiring = _matched(file, plan, first, by)
             _tell(wiring, plan, heard)
             model = FileModel(plan, file, wiring)
-            found = verify_model(
-                lambda: model, ModuleReference(plan), name, spec.samples, segments, heard, idle=plan.idle, odd=False
-            )
+            found = verify_model(lambda: model, ModuleReference(plan), name, spec.samples, segments, heard, odd=False)
     defaults = {tensor.name: tensor for tensor in foreign.model.graph.initializer}
     starts = {one: defaults[port] for one, port in wiring.takes.items() if port in defaults}
     found = replace(found, gates=(*found.gates, *_first_states(plan, starts)))

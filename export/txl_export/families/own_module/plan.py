@@ -41,7 +41,6 @@ class Plan:
         streams: whether sequences are independent of one another, or all run or none.
         reason: why they are not; "" for independent ones.
         joint: whether sequences influence one another, so that a batch has to be complete.
-        idle: states that change no output, or that no step changes.
         warnings: what was found besides; the listener has heard it.
     """
 
@@ -53,7 +52,6 @@ class Plan:
     streams: Literal["independent", "lockstep"]
     reason: str
     joint: bool
-    idle: frozenset[str]
     warnings: tuple[str, ...]
 
     @property
@@ -176,10 +174,9 @@ def _found(
         spec = tidied(spec, left, {path: kept.values[path] for path in left if path in kept.values})
         tries = Tries(Eager(spec), batch_size)
     to_fill = len({transition.stage.number for transition in transitions}) + 1
-    constant, idle = constant_states(tries, lengths, to_fill), idle_states(tries, lengths[0], to_fill)
-    for name in constant:
+    for name in constant_states(tries, lengths, to_fill):
         warnings.append(f"state {name} comes back as it went in: did the module forget to return the new one?")
-    for name in idle:
+    for name in idle_states(tries, lengths[0], to_fill):
         warnings.append(f"state {name} changes no output of the segments that were tried; look whether it is needed")
     reason = next((found for length in lengths if (found := dependence(tries, length))), "")
     if reason:
@@ -197,7 +194,6 @@ def _found(
         streams,
         reason,
         joint,
-        frozenset((*constant, *idle)),
         tuple(warnings),
     )
 
