@@ -44,7 +44,6 @@ def stepping_config(manifest: Manifest, sequences: int, idle_seconds: float, bac
     Args:
         sequences: how many may be at once; those beyond wait for a place.
         idle_seconds: after which a sequence loses its place.
-        backend: of the runtime.
     """
     given = manifest.given
     outputs = [_tensor(output, manifest) for output in manifest.outputs]

@@ -62,7 +62,6 @@ class WeightFile:
     """The bundle's weight file as graphs refer to it: their parameters are byte ranges of it, not copies.
 
     Args:
-        path: a safetensors file.
         parts: further tensors that are rows [first, last) of one of the file's: name → (that one, first, last).
     """
 

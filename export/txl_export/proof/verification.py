@@ -67,7 +67,6 @@ def verify_model(
     """Run all chains, compare bits, and judge both by the ladder.
 
     Args:
-        open_model: loads the bundle as users get it.
         reference: what it should be equal to.
         source: where the reference came from, for the report.
         samples: real inputs by name; random ones without.

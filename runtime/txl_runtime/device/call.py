@@ -22,7 +22,6 @@ class DeviceCall:
     """An executable tied to its inputs, its results and one side of a loop's memory.
 
     Args:
-        queue: where.
         inputs, results: what it reads and returns beside the memory.
         memory: where the states are that it reads and writes, by the names of its inputs and of its outputs.
 

@@ -125,7 +125,6 @@ class DeviceLoop(LoopState):
 
     Args:
         device, queue, lock: where it runs, the one order of its work, and whose turn it is to add to it.
-        backend: its name, for messages.
         executables: the programs of the manifest's B.
         initial: what states are before anything was seen.
         settled: called when a program has run twice: engines compile what they compile at first use by then.

@@ -69,8 +69,6 @@ class DevicePlacement(Placement):
 
     Args:
         device, queue: where the blocks lie, and the order of all work on them.
-        tail: the loop's.
-        states: of the bundle's table.
         initial: what they start as, from `initial_values`.
 
     Attributes:

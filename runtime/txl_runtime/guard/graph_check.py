@@ -75,9 +75,7 @@ def check_graph(
     """Check a program's graph.
 
     Args:
-        where: its path, for the message.
         manifest: of its bundle, which says what file the parameters lie in.
-        advice: what to do about a graph that is refused.
 
     Returns:
         What was found in it.

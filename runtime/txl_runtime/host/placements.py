@@ -26,7 +26,6 @@ class HostPlacement(Placement):
     """See `streaming.state.Placement`; what the loop on the CPU asks besides.
 
     Args:
-        states: of the bundle's table.
         initial: what they start as, from `initial_values`.
 
     Attributes:

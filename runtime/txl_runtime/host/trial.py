@@ -44,7 +44,6 @@ class Tried(Engine):
     Args:
         lean, forms: see `txl_runtime.load`.
         bounds: of the trial; True for the defaults.
-        opener: opens some of the programs here.
 
     Attributes:
         opened, tried: how the trial of opening went, and that of each combination.

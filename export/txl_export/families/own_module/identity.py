@@ -34,7 +34,6 @@ def model_id(spec: StepSpec, inputs: Sequence[Input], outputs: Sequence[Output],
 
     Args:
         inputs, outputs: its tables, with "B" and "L" in their shapes; `valid` does not count.
-        graphs: in float32.
     """
     facts = {
         "inputs": [_row(entry) for entry in inputs if entry.role != "valid"],

@@ -27,7 +27,6 @@ class StepNetwork(nn.Module):
     """One program before it is a graph.
 
     Args:
-        transition: the shapes that it takes and returns.
         open_rows: leave the rows of growing states open; they are inputs then even where there are none.
 
     Attributes:

@@ -238,7 +238,6 @@ class _Touching(TorchFunctionMode):
 
     Args:
         watched: by name; a view of one counts as that one.
-        found: takes the names.
     """
 
     def __init__(self, watched: Mapping[str, Tensor], found: set[str]) -> None:

@@ -52,9 +52,6 @@ def reached(
 ) -> tuple[Transition, ...]:
     """Every transition that segments of these lengths can reach from the start, in the order they are found.
 
-    Args:
-        most: how many transitions there may be.
-
     Raises:
         UsageError: there are too many, or a state takes a shape that was not declared.
         OwnCodeError: the module cannot take a length.

@@ -17,7 +17,6 @@ class SharedWeights:
     """All that a bundle's engines are given, in one block of the device; on the host one weight at a time.
 
     Args:
-        given: those of all engines.
         device, queue: where they go, and whose turn it is then.
 
     Attributes:
