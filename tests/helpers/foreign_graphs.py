@@ -21,7 +21,7 @@ from torch.nn import functional
 from txl_export.families.graph.find.pairing import Paired, pair
 from txl_export.families.graph.find.structure import Structure, read_structure
 from txl_export.families.graph.find.trying import Inputs
-from txl_export.families.graph.take.reading import parse, read_foreign
+from txl_export.families.graph.take.reading import read_foreign
 from txl_export.families.graph.take.running import RunError
 
 B, D, H, T = 2, 6, 8, 4
@@ -648,6 +648,6 @@ def paired(data: bytes, folder: Path) -> tuple[Paired, Structure]:
     path = folder / "graph.onnx"
     path.write_bytes(data)
     foreign, runner = read_foreign(path), Here(path, folder)
-    structure = read_structure(parse(runner.folded, "graph"), foreign.inputs)
+    structure = read_structure(onnx.load_model_from_string(runner.folded), foreign.inputs)
     inputs = Inputs(foreign, structure)
     return pair(inputs, runner, inputs.find(runner)), structure  # type: ignore[arg-type]

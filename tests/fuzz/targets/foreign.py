@@ -7,13 +7,14 @@ from functools import cache
 
 import foreign_graphs as graphs
 import msgspec
+import onnx_ir as ir
 from foreign_graphs import STATEFUL, STATELESS, exported
 from txl_export.families.graph.find.naming import likeness
 from txl_export.families.graph.find.structure import PASSED, read_structure
 from txl_export.families.graph.find.trying import Inputs
 from txl_export.families.graph.open.hidden import open_hidden
-from txl_export.families.graph.take.fixing import fix, save
-from txl_export.families.graph.take.reading import read_foreign
+from txl_export.families.graph.take.fixing import fix
+from txl_export.families.graph.take.reading import packed, read_foreign
 from txl_export.families.graph.take.running import RunError
 from txl_runtime.bundle.encoding import utf8
 
@@ -32,7 +33,7 @@ def one_input(data: bytes) -> None:
     file = choices.rest() if choices.number(7) == 7 else encoded(edited_message(base, choices))
     foreign = read_foreign(written("foreign.onnx", file))
     names = [port.name for port in foreign.inputs]
-    structure = read_structure(foreign.model, foreign.inputs)
+    structure = read_structure(ir.to_proto(foreign.model), foreign.inputs)
     every = (1 << len(names)) - 1
     for port in foreign.outputs:
         for kind in ("reach", "gated", *PASSED):
@@ -50,7 +51,7 @@ def one_input(data: bytes) -> None:
             return
         assert drawn.keys() == set(names)
     model, _ = fix(foreign, dict.fromkeys(names[:1], "1"))
-    save(model, foreign.path.with_name("fixed.onnx"))
+    packed(model)
     open_hidden(model)
 
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from onnx import numpy_helper
 from txl_report.schema.verification import Gate
 from txl_runtime.errors import CheckError, TxlError, UsageError, some
 from txl_runtime.ladder import float32_limit
@@ -92,8 +91,8 @@ def verify_file(
             _tell(wiring, plan, heard)
             model = FileModel(plan, file, wiring)
             found = verify_model(lambda: model, ModuleReference(plan), name, spec.samples, segments, heard, odd=False)
-    defaults = {tensor.name: tensor for tensor in foreign.model.graph.initializer}
-    starts = {one: defaults[port] for one, port in wiring.takes.items() if port in defaults}
+    defaults = foreign.model.graph.initializers
+    starts = {one: defaults[port].const_value for one, port in wiring.takes.items() if port in defaults}
     found = replace(found, gates=(*found.gates, *_first_states(plan, starts)))
     both = {**wiring.takes, **wiring.returns}
     if not found.passed and (order := [f"{both[name]} for {name}" for name in wiring.unsure if name in both]):
@@ -173,7 +172,7 @@ def _first_states(plan: Plan, starts: Mapping[str, Any]) -> list[Gate]:
     fresh, limit, worst = _arrays(fresh_states(plan.spec, plan.batch_size)), float32_limit(), 0.0
     for name, tensor in starts.items():
         if name in fresh:
-            own = np.broadcast_to(numpy_helper.to_array(tensor), fresh[name].shape)
+            own = np.broadcast_to(tensor.numpy(), fresh[name].shape)
             worst = max(worst, relative_difference(own, fresh[name]))
     return [Gate("first state of the file max abs (relative)", worst, limit, worst <= limit)] if starts else []
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import onnx_ir as ir
 from txl_runtime.errors import CheckpointError, brief, printable
 from txl_runtime.listener import Listener
 from txl_runtime.sandbox.process import EndedError
@@ -17,8 +17,8 @@ from txl_export.families.graph.find.behaviour import Axes, Behaviour, Lasting, o
 from txl_export.families.graph.find.pairing import State, Undecided, pair
 from txl_export.families.graph.find.structure import Recurrence, Structure, Window, read_structure
 from txl_export.families.graph.find.trying import Inputs
-from txl_export.families.graph.take.reading import Foreign, Port, parse, read_foreign
-from txl_export.families.graph.take.running import SECONDS, RunError, Runner
+from txl_export.families.graph.take.reading import Foreign, Port, read_foreign
+from txl_export.families.graph.take.running import SECONDS, Helper, RunError, Runner
 
 
 @dataclass
@@ -86,42 +86,40 @@ def describe_graph(path: Path, heard: Listener, seconds: float = SECONDS, asked:
         "onnx",
         path.name,
         foreign.bytes,
-        brief(printable(f"{model.producer_name} {model.producer_version}".strip())),
-        model.ir_version,
-        {printable(entry.domain) or "ai.onnx": entry.version for entry in model.opset_import},
+        brief(printable(f"{model.producer_name or ''} {model.producer_version or ''}".strip())),
+        model.ir_version or 0,
+        {printable(domain) or "ai.onnx": version for domain, version in model.opset_imports.items()},
         foreign.inputs,
         foreign.outputs,
         seconds=seconds,
     )
     _nodes(model, facts)
     heard.stage("open the graph in a helper process")
-    runner = Runner(foreign, seconds)
-    facts.memory, sizes = runner.memory, dict[str, int]()
+    helper = Helper(foreign, seconds)
+    facts.memory, sizes = helper.memory, dict[str, int]()
     try:
-        with runner:
-            sizes = _run(Inputs(foreign, _folded(foreign, runner, facts)), runner, facts, heard)
+        with helper:
+            runner = helper.open(foreign.data)
+            sizes = _run(Inputs(foreign, _folded(foreign, helper, facts)), runner, facts, heard)
     except RunError as error:
         facts.stopped = f"ONNX Runtime does not run it: {error}"
     except EndedError as error:
         facts.stopped = str(error)
     if facts.states or facts.undecided or facts.stopped or _forgets(facts):
         facts.command = _command(facts, sizes, asked or str(path))
-    facts.runs, facts.next = runner.runs, what_next(facts)
+    facts.runs, facts.next = helper.runs, what_next(facts)
     return facts
 
 
-def _folded(foreign: Foreign, runner: Runner, facts: GraphFacts) -> Structure:
+def _folded(foreign: Foreign, helper: Helper, facts: GraphFacts) -> Structure:
     """The structure of the graph with constants computed, else of the file's."""
-    with (
-        contextlib.suppress(RunError, CheckpointError, KeyError),
-        tempfile.TemporaryDirectory(prefix="txl-deploy-inspect-") as place,
-    ):
-        return _nodes(parse(runner.fold(foreign.path, Path(place)).read_bytes(), "the graph"), facts)
+    with contextlib.suppress(RunError, CheckpointError, KeyError):
+        return _nodes(helper.fold(foreign.model), facts)
     return _nodes(foreign.model, facts)
 
 
-def _nodes(model: object, facts: GraphFacts) -> Structure:
-    structure = read_structure(model, facts.inputs)
+def _nodes(model: ir.Model, facts: GraphFacts) -> Structure:
+    structure = read_structure(ir.to_proto(model), facts.inputs)
     facts.recurrences, facts.windows = structure.recurrences, structure.windows
     facts.settings = {name: sorted({*structure.compared.get(name, ())}) for name in sorted(structure.branching)}
     return structure

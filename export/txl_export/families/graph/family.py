@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import shutil
-import tempfile
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +15,7 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
+import onnx_ir as ir
 from txl_runtime.bundle.tables import Precision
 from txl_runtime.errors import BackendError, UsageError, some
 from txl_runtime.listener import Listener
@@ -29,10 +27,10 @@ from txl_export.families.graph.open.chaining import check_opened, divisible
 from txl_export.families.graph.open.hidden import Hidden, open_hidden
 from txl_export.families.graph.take.capturing import capturing
 from txl_export.families.graph.take.file_module import Call, FileModule, FileStep, caller
-from txl_export.families.graph.take.fixing import drop_unread, fix, lengthen, load, save
+from txl_export.families.graph.take.fixing import copied, drop_unread, fix, lengthen
 from txl_export.families.graph.take.leapp import is_leapp, read_leapp
-from txl_export.families.graph.take.reading import Foreign, read_foreign
-from txl_export.families.graph.take.running import RunError, Runner
+from txl_export.families.graph.take.reading import Foreign, packed, read_foreign
+from txl_export.families.graph.take.running import Helper, RunError
 from txl_export.families.own_module.family import FOR_CHECKPOINTS, PreparedStep, with_data
 from txl_export.families.own_module.plan import Plan, make_plan
 from txl_export.families.own_module.spec import StepSpec
@@ -59,19 +57,19 @@ class Taken:
 
     Attributes:
         foreign: the file.
-        path: of its graph with settings fixed, constants folded and hidden states open.
+        graph: of it, with settings fixed, constants folded and hidden states open.
         step: what that takes and returns.
         module: that stands for it.
-        runner: folds graphs.
+        helper: folds graphs.
         whole: runs the file itself; of one with hidden states, over any number of positions.
         opened: the states that were hidden.
     """
 
     foreign: Foreign
-    path: Path
+    graph: ir.Model
     step: FileStep
     module: FileModule
-    runner: Runner
+    helper: Helper
     whole: Call
     opened: tuple[str, ...]
 
@@ -101,7 +99,7 @@ def prepare(source: str | Path, options: ExportOptions, heard: Listener) -> Prep
     family = {
         "name": "graph",
         "file": taken.foreign.path.name,
-        "sha256": hashlib.sha256(taken.foreign.path.read_bytes()).hexdigest(),
+        "sha256": hashlib.sha256(taken.foreign.data).hexdigest(),
         "states": {
             **{name: output for name, output in states.items() if not output},
             **{side.port: output for side, output in taken.step.states if side.port in taken.step.shown},
@@ -124,7 +122,7 @@ def prepare(source: str | Path, options: ExportOptions, heard: Listener) -> Prep
         vocabulary,
         {"source": {"name": taken.foreign.path.name, "weights": None}},
         SOURCE,
-        capturing(taken.path, taken.step, plan, taken.runner),
+        capturing(taken.graph, taken.step, plan, taken.helper),
     )
 
 
@@ -163,37 +161,12 @@ def take(path: Path, choices: Choices, heard: Listener) -> Taken:
         TxlError: it cannot be read, run, or made a step.
     """
     foreign = read_foreign(path)
-    place = Path(tempfile.mkdtemp(prefix="txl-deploy-file-"))
+    heard.stage("open the file in a helper process")
+    helper = Helper(foreign, SECONDS)
     try:
-        model, constants = fix(foreign, choices.fix)
-        heard.stage("open the file in a helper process")
-        runner = Runner(foreign, SECONDS).__enter__()
-        graph, hidden, segment = runner.fold(save(model, place / "fixed.onnx"), place), list[Hidden](), dict[str, int]()
-        if unread := drop_unread(folded := load(graph), choices.states):
-            heard.warn(f"nothing reads {some([*unread])}, so that the bundle does not take it")
-            graph, constants = save(folded, place / "read.onnx"), constants | unread
-        whole = caller(runner, path, constants)
-        if choices.open:
-            segment = _segment(graph, foreign, choices, place)
-            opened = load(graph)
-            given = {str(value.name) for value in opened.graph.inputs}
-            hidden = open_hidden(opened, {name: axis for name, axis in segment.items() if name in given} or None)
-            if not hidden:
-                raise UsageError(f"{path}: --open is given, and no state is hidden in the graph; leave it out")
-            graph = save(opened, place / "opened.onnx")
-            if lengthen(model, segment):
-                longer = save(model, place / "longer.onnx")
-                whole = caller(Runner(read_foreign(longer), SECONDS).__enter__(), path, {})
-        inner = Runner(read_foreign(graph), SECONDS).__enter__()
-        initial = {one.input: one.initial for one in hidden if one.initial is not None}
-        pairs = {one.input: one.output for one in hidden}
-        known = replace(choices, initial={**initial, **choices.initial})
-        step = find_step(graph, known, pairs, segment, inner, heard)
-        call = caller(inner, path, {}) if hidden else whole
-        number = int(hashlib.sha256(graph.read_bytes()).hexdigest()[:12], 16)
-        module = FileModule(step, call, load(graph).graph, number)
+        return _taken(foreign, choices, helper, heard)
     except BaseException as error:
-        shutil.rmtree(place, ignore_errors=True)
+        helper.close()
         if isinstance(error, RunError):
             told = ", ".join(f"{name} = {value}" for name, value in choices.fix.items())
             todo = (
@@ -203,24 +176,47 @@ def take(path: Path, choices: Choices, heard: Listener) -> Taken:
         if isinstance(error, EndedError):
             raise BackendError(f"{path}: {error}") from None
         raise
-    weakref.finalize(module, shutil.rmtree, place, ignore_errors=True)
-    return Taken(foreign, graph, step, module, runner, whole, tuple(one.name for one in hidden))
 
 
-def _segment(graph: Path, foreign: Foreign, choices: Choices, place: Path) -> dict[str, int]:
+def _taken(foreign: Foreign, choices: Choices, helper: Helper, heard: Listener) -> Taken:
+    path, hidden, segment = foreign.path, list[Hidden](), dict[str, int]()
+    runner = helper.open(foreign.data)
+    fixed, constants = fix(foreign, choices.fix)
+    graph = helper.fold(fixed)
+    if unread := drop_unread(graph, choices.states):
+        heard.warn(f"nothing reads {some([*unread])}, so that the bundle does not take it")
+    whole = caller(runner, path, constants | unread)
+    if choices.open:
+        segment = _segment(foreign, fixed, graph, helper)
+        given = {str(value.name) for value in graph.graph.inputs}
+        hidden = open_hidden(graph, {name: axis for name, axis in segment.items() if name in given} or None)
+        if not hidden:
+            raise UsageError(f"{path}: --open is given, and no state is hidden in the graph; leave it out")
+        if lengthen(fixed, segment):
+            whole = caller(helper.open(fixed), path, {})
+    inner = helper.open(graph)
+    initial = {one.input: one.initial for one in hidden if one.initial is not None}
+    pairs = {one.input: one.output for one in hidden}
+    known = replace(choices, initial={**initial, **choices.initial})
+    step = find_step(foreign.of(graph), known, pairs, segment, inner, heard)
+    call = caller(inner, path, {}) if hidden else whole
+    number = int(hashlib.sha256(packed(graph)).hexdigest()[:12], 16)
+    module = FileModule(step, call, graph.graph, number)
+    return Taken(foreign, graph, step, module, helper, whole, tuple(one.name for one in hidden))
+
+
+def _segment(foreign: Foreign, fixed: ir.Model, graph: ir.Model, helper: Helper) -> dict[str, int]:
     """Where positions stand: in the graph as it is, else, of one position a call, where it also runs with several."""
-    with Runner(read_foreign(graph), SECONDS) as runner:
-        if found := segment_axes(graph, runner):
+    with helper.open(graph) as runner:
+        if found := segment_axes(foreign.of(graph), runner):
             return found
     ones = [(port.name, axis) for port in foreign.inputs for axis, size in enumerate(port.shape) if size == 1]
     for name, axis in sorted(ones, key=lambda one: one[1] == 0)[:FEW]:  # the first axis is of sequences as a rule
-        model, _ = fix(foreign, choices.fix)
-        lengthen(model, {name: axis})
-        with contextlib.suppress(RunError):
-            longer = save(model, place / "longer.onnx")
-            with Runner(read_foreign(longer), SECONDS) as runner:
-                if found := segment_axes(longer, runner):
-                    return found
+        longer = copied(fixed)
+        lengthen(longer, {name: axis})
+        with contextlib.suppress(RunError), helper.open(longer) as runner:
+            if found := segment_axes(foreign.of(longer), runner):
+                return found
     return {}
 
 

@@ -23,7 +23,7 @@ from txl_runtime.types import Array, Arrays, Call
 
 from txl_export.families.graph.matching import Wiring
 from txl_export.families.graph.take.reading import Foreign
-from txl_export.families.graph.take.running import RunError, Runner
+from txl_export.families.graph.take.running import Helper, RunError, Runner
 from txl_export.families.own_module.identity import parameter_count
 from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.plan import Plan
@@ -81,8 +81,8 @@ def wired(foreign: Foreign) -> Iterator[Wired]:
         BackendError: its process died, or its time is over.
     """
     try:
-        with Runner(foreign, SECONDS) as runner:
-            yield Wired(foreign, runner)
+        with Helper(foreign, SECONDS) as helper:
+            yield Wired(foreign, helper.open(foreign.data))
     except RunError as error:
         raise UsageError(f"{foreign.path}: ONNX Runtime does not open it: {error}; export it again") from None
     except EndedError as error:

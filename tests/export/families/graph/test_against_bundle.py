@@ -174,7 +174,7 @@ def test_a_file_that_takes_too_long_is_refused_in_one_line(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(standing_in, "SECONDS", 0.0)
-    with pytest.raises(BackendError, match=r"a\.onnx: took more than 0 s; try fewer --segments"):
+    with pytest.raises(BackendError, match=r"a\.onnx: took more than 0 s of processor time; try fewer --segments"):
         txl_export.verify(made, against=outside(tmp_path / "a.onnx"))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
@@ -444,7 +445,9 @@ def test_a_failed_gate_leaves_no_bundle(tmp_path, monkeypatch):
     from txl_export.families.graph import family
 
     right = family.capturing
-    monkeypatch.setattr(family, "capturing", lambda path, *rest: right(leaky(tmp_path / "other.onnx", kept=0.4), *rest))
+    monkeypatch.setattr(
+        family, "capturing", lambda graph, *rest: right(ir.load(leaky(tmp_path / "other.onnx", kept=0.4)), *rest)
+    )
     with pytest.raises((CheckError, UsageError)):
         txl_export.export(leaky(tmp_path / "f.onnx"), tmp_path / "b")
     assert not (tmp_path / "b").exists()

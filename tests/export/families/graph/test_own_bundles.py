@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
 import pytest
 from foreign_graphs import Here
 from support import FIXTURES
 from txl_export.families.graph.find.pairing import pair
 from txl_export.families.graph.find.structure import read_structure
 from txl_export.families.graph.find.trying import Inputs
-from txl_export.families.graph.take.reading import parse, read_foreign
+from txl_export.families.graph.take.reading import read_foreign
 from txl_runtime.bundle.reading import MANIFEST, open_bundle
 
 BUNDLES = [path.parent for path in sorted((FIXTURES / "release_0_8").glob(f"*/{MANIFEST}"))]
@@ -31,7 +32,7 @@ def test_pairs_are_those_of_the_manifest(folder: Path, tmp_path: Path) -> None:
             continue  # what one graph of stages returns is for the next graph
         foreign = read_foreign(bundle.file(program.file))
         runner = Here(bundle.file(program.file), tmp_path)
-        inputs = Inputs(foreign, read_structure(parse(runner.folded, program.file), foreign.inputs))
+        inputs = Inputs(foreign, read_structure(onnx.load_model_from_string(runner.folded), foreign.inputs))
         found = pair(inputs, runner, inputs.find(runner))  # type: ignore[arg-type]
         assert {state.input: state.output for state in found.states} == wanted, program.file
         judged += len(wanted)

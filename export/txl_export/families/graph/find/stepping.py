@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import torch
 from torch import Tensor
 from txl_runtime.errors import UsageError, brief, printable, some
@@ -20,7 +20,7 @@ from txl_export.families.graph.find.pairing import DECIDES, EXACT, PROOFS, State
 from txl_export.families.graph.find.structure import read_structure
 from txl_export.families.graph.find.trying import Inputs
 from txl_export.families.graph.take.file_module import FileStep, Side, kind_of
-from txl_export.families.graph.take.reading import Foreign, Port, read_foreign
+from txl_export.families.graph.take.reading import Foreign, Port
 from txl_export.families.graph.take.running import Runner
 from txl_export.families.own_module.sizes import in_bundle
 from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec
@@ -46,7 +46,7 @@ class Choices:
 
 
 def find_step(
-    path: Path,
+    foreign: Foreign,
     choices: Choices,
     hidden: Mapping[str, str],
     segment: Mapping[str, int],
@@ -56,7 +56,7 @@ def find_step(
     """What a graph takes, returns and remembers.
 
     Args:
-        path: of the graph, whose settings are fixed and whose hidden states are open.
+        foreign: the graph, whose settings are fixed and whose hidden states are open.
         choices: what the user knows of it.
         hidden: inputs and outputs of states that were opened.
         segment: where positions stand, as far as that is known; see `segment_axes`.
@@ -67,8 +67,7 @@ def find_step(
         UsageError: something is undecided, open without end, or of a type that no bundle has.
         RunError, EndedError: see `Runner.run`.
     """
-    foreign = read_foreign(path)
-    inputs = Inputs(foreign, read_structure(foreign.model, foreign.inputs))
+    inputs = Inputs(foreign, read_structure(ir.to_proto(foreign.model), foreign.inputs))
     if settings := sorted(inputs.structure.branching):
         name = settings[0]
         such = some([*map(str, inputs.structure.compared.get(name) or [0, 1])])
@@ -91,15 +90,14 @@ def find_step(
     return _Tables(foreign, inputs, states, axes, first, choices, frozenset(hidden), segment).step()
 
 
-def segment_axes(path: Path, runner: Runner) -> dict[str, int]:
+def segment_axes(foreign: Foreign, runner: Runner) -> dict[str, int]:
     """Where positions stand in what a graph takes and returns, whose hidden states need not be open; nothing where none
     do.
 
     Raises:
         RunError, EndedError: see `Runner.run`.
     """
-    foreign = read_foreign(path)
-    inputs = Inputs(foreign, read_structure(foreign.model, foreign.inputs))
+    inputs = Inputs(foreign, read_structure(ir.to_proto(foreign.model), foreign.inputs))
     first = inputs.find(runner)
     states = pair(inputs, runner, first).states
     return positions(inputs, states, Behaviour(inputs, runner, states).axes(), first)

@@ -7,10 +7,8 @@ logits, and states of idle sequences that stay as they are.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import onnx_ir as ir
 from onnx_ir.passes.common import TopologicalSortPass
@@ -18,9 +16,9 @@ from txl_runtime.errors import UsageError
 from txl_runtime.guard.forms import OPSETS
 
 from txl_export.families.graph.take.file_module import FileStep, Side
-from txl_export.families.graph.take.fixing import forget_sizes, load, save
+from txl_export.families.graph.take.fixing import copied, forget_sizes
 from txl_export.families.graph.take.forms import to_forms
-from txl_export.families.graph.take.running import RunError, Runner
+from txl_export.families.graph.take.running import Helper, RunError
 from txl_export.families.own_module.capture import Capture, Captured
 from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.plan import Plan
@@ -36,25 +34,22 @@ _TYPES = {
 }
 
 
-def capturing(path: Path, step: FileStep, plan: Plan, runner: Runner) -> Capture:
+def capturing(graph: ir.Model, step: FileStep, plan: Plan, helper: Helper) -> Capture:
     """What makes the graphs of a file's programs.
 
     Args:
-        path: of the graph.
+        graph: of the file, which stays as it is.
         step: what it takes and returns.
         plan: of the bundle.
-        runner: folds graphs.
+        helper: folds graphs.
     """
 
     def again(name: str, network: StepNetwork, _: Example) -> ir.Model:
-        with tempfile.TemporaryDirectory(prefix="txl-deploy-fold-") as place:
-            model = _sized(path, step, network)
-            try:
-                folded = runner.fold(save(model, Path(place) / "sized.onnx"), Path(place))
-            except RunError as error:
-                raise UsageError(f"{name} cannot be made of the file: {error}") from None
-            model = load(folded)
-            ir.external_data.load_to_model(model)
+        try:
+            model = helper.fold(_sized(graph, step, network))
+        except RunError as error:
+            raise UsageError(f"{name} cannot be made of the file: {error}") from None
+        ir.external_data.load_to_model(model)
         to_forms(model)
         _Around(model.graph, step, plan, network).put()
         TopologicalSortPass()(model)
@@ -75,9 +70,9 @@ def capturing(path: Path, step: FileStep, plan: Plan, runner: Runner) -> Capture
     return make
 
 
-def _sized(path: Path, step: FileStep, network: StepNetwork) -> ir.Model:
+def _sized(graph: ir.Model, step: FileStep, network: StepNetwork) -> ir.Model:
     """The graph with a program's sizes as its own."""
-    model = load(path)
+    model = copied(graph)
     sizes = {spec.name: spec.shape for spec in network.inputs}
     taken = {side.port: sizes[side.spec.name] for side in step.inputs}
     taken |= {side.port: sizes[f"state.{side.spec.name}.in"] for side, _ in step.states}

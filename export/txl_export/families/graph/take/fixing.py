@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,7 +17,6 @@ from txl_runtime.types import Array
 
 from txl_export.families.graph.find.behaviour import name_of_size
 from txl_export.families.graph.take.reading import Foreign, Port
-from txl_export.graphs.tracing import quiet
 
 _AXIS = re.compile(r"(.+):(\d+)")
 ADVICE = "check --fix"
@@ -32,13 +30,13 @@ def fix(foreign: Foreign, values: Mapping[str, Any]) -> tuple[ir.Model, dict[str
         values: what to fix, by name: numbers, arrays, or JSON of them; of a size a whole number.
 
     Returns:
-        The graph, its constants still in the file; and the values of the inputs that it no longer has.
+        A graph of its own, and the values of the inputs that it no longer has.
 
     Raises:
         UsageError: a name is none of the file's, or a value is none for it.
-        CheckpointError: as `load`.
+        CheckpointError: as `copied`.
     """
-    model, constants = load(foreign.path), dict[str, Array]()
+    model, constants = copied(foreign.model), dict[str, Array]()
     ports = {port.name: port for port in (*foreign.inputs, *foreign.optional)}
     inputs = {str(value.name): value for value in model.graph.inputs}
     for name, value in values.items():
@@ -116,32 +114,16 @@ def _is_fixed(value: ir.Value, axis: int | None) -> bool:
     return axis is not None and value.shape is not None and isinstance(value.shape[axis], int)
 
 
-def load(path: Path) -> ir.Model:
-    """A graph that can be changed; its larger tensors stay in their file.
+def copied(model: ir.Model) -> ir.Model:
+    """A graph of its own, which shares the tensors.
 
     Raises:
         CheckpointError: its parts do not fit together.
     """
     try:
-        with quiet():  # what is wrong with the graph is said in one line, by who runs it
-            return ir.load(path)
+        return model.clone()
     except Exception as error:  # onnx-ir raises what happens to go wrong
-        raise CheckpointError(f"{path}: no graph that could be changed ({one_line(error)}); export it again") from None
-
-
-def save(model: ir.Model, path: Path) -> Path:
-    """Write a graph, with larger tensors beside it.
-
-    Raises:
-        CheckpointError: a tensor of it is not what it says.
-    """
-    try:
-        ir.save(model, path, external_data=f"{path.stem}.data")
-    except OSError:
-        raise
-    except Exception as error:  # as above
-        raise CheckpointError(f"a tensor is not what it says ({one_line(error)}); export the file again") from None
-    return path
+        raise CheckpointError(f"no graph that could be changed ({one_line(error)}); export the file again") from None
 
 
 def _decoded(name: str, text: str) -> Any:

@@ -1,20 +1,22 @@
-"""An ONNX file from outside, read as plain tables: nothing in it is run, of what it points to the size is looked at.
+"""An ONNX file from outside as one model in memory: nothing in it is run, of what it points to the size is looked at.
 
-The bytes are parsed by onnx. What is kept of them is bounded: a file with more nodes, inputs or nested graphs than any
-model has is refused in one line.
+The bytes are parsed by onnx, once. What is kept of them is bounded: a file with more nodes, inputs or nested graphs
+than any model has is refused in one line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
-from txl_runtime.errors import CheckpointError, brief, printable
+from txl_runtime.errors import CheckpointError, brief, one_line, printable
 
+from txl_export.graphs.tracing import quiet
 from txl_export.regular import read_regular
 
 MOST_BYTES = 2**31 - 1
@@ -46,18 +48,32 @@ class Foreign:
 
     Attributes:
         path: of the file.
-        model: as onnx has it.
+        data: the file's own bytes, which a proof runs.
+        model: the graph; its larger tensors stay in the files beside it.
         inputs, outputs: without inputs that have a value in the file.
         optional: inputs that have one, which is taken where a call does not give another.
         bytes: of the file, and of the weights beside it.
     """
 
     path: Path
-    model: Any
+    data: bytes
+    model: ir.Model
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     bytes: int
     optional: tuple[Port, ...] = ()
+
+    def of(self, model: ir.Model) -> Foreign:
+        """Another graph that was made of this file, whose weights stay where they are."""
+        given = model.graph.initializers
+        inputs = [(str(value.name) in given, _port(value, "input")) for value in model.graph.inputs]
+        return replace(
+            self,
+            model=model,
+            inputs=tuple(port for optional, port in inputs if not optional),
+            outputs=tuple(_port(value, "output") for value in model.graph.outputs),
+            optional=tuple(port for optional, port in inputs if optional),
+        )
 
 
 def read_foreign(path: Path) -> Foreign:
@@ -72,41 +88,58 @@ def read_foreign(path: Path) -> Foreign:
         raise CheckpointError(f"{path}: {error.strerror}, {ADVICE}") from None
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
-    model = parse(data, str(path))
-    graph = model.graph
-    given = {tensor.name for tensor in graph.initializer} | {tensor.values.name for tensor in graph.sparse_initializer}
-    inputs = tuple(_port(value, "input") for value in graph.input if value.name not in given)
-    optional = tuple(_port(value, "input") for value in graph.input if value.name in given)
-    outputs = tuple(_port(value, "output") for value in graph.output)
-    for ports, side in ((inputs, "inputs"), (outputs, "outputs")):
+    model, beside = parse(data, path)
+    found = Foreign(path, data, model, (), (), len(data) + beside).of(model)
+    for ports, side in ((found.inputs, "inputs"), (found.outputs, "outputs")):
         if len({port.name for port in ports}) != len(ports):
             raise CheckpointError(f"{path}: two of its {side} have one name, expected a name for each; export it again")
         if len(ports) > MOST_SIDES:
             raise CheckpointError(f"{path}: {len(ports)} {side}, expected at most {MOST_SIDES}; no model has so many")
-    return Foreign(path, model, inputs, outputs, len(data) + _beside(model, path), optional)
+    return found
 
 
-def parse(data: bytes, where: str) -> Any:
-    """A model's bytes as onnx has them; `where` is for messages.
+def parse(data: bytes, path: Path) -> tuple[ir.Model, int]:
+    """A model's bytes as a graph that can be changed, and how many bytes its weights have in files beside `path`.
 
     Raises:
-        CheckpointError: they are no ONNX model, or it has more nodes than it may.
+        CheckpointError: they are no ONNX model, it has more nodes than it may, or its parts do not fit together.
     """
     try:
         model = onnx.load_model_from_string(data)
     except (DecodeError, ValueError):
-        raise CheckpointError(f"{where}: {len(data)} bytes that are no ONNX model, {ADVICE}") from None
+        raise CheckpointError(f"{path}: {len(data)} bytes that are no ONNX model, {ADVICE}") from None
     if not model.graph.output or not model.opset_import:
-        raise CheckpointError(f"{where}: no graph with outputs and an opset in {len(data)} bytes, {ADVICE}")
+        raise CheckpointError(f"{path}: no graph with outputs and an opset in {len(data)} bytes, {ADVICE}")
     count, texts = 0, [model.producer_name, model.producer_version, *(entry.domain for entry in model.opset_import)]
+    tensors = list[Any]()
     for graph in _graphs(model.graph):
         count += len(graph.node)
         texts += _texts(graph)
+        tensors += graph.initializer
         if count > MOST_NODES:
-            raise CheckpointError(f"{where}: {count} nodes or more, expected at most {MOST_NODES}; no step has so many")
+            raise CheckpointError(f"{path}: {count} nodes or more, expected at most {MOST_NODES}; no step has so many")
     if not all(isinstance(text, str) for text in texts):  # onnx has them as bytes
-        raise CheckpointError(f"{where}: a name in it is no UTF-8, expected text; export it again")
-    return model
+        raise CheckpointError(f"{path}: a name in it is no UTF-8, expected text; export it again")
+    beside = _beside(tensors, path)
+    try:
+        with quiet():  # what is wrong with the graph is said in one line, by who runs it
+            made = ir.from_proto(model)
+            ir.external_data.set_base_dir(made.graph, str(path.parent))
+    except Exception as error:  # onnx-ir raises what happens to go wrong
+        raise CheckpointError(f"{path}: no graph that could be changed ({one_line(error)}); export it again") from None
+    return made, beside
+
+
+def packed(model: ir.Model) -> bytes:
+    """A model's bytes, without the weights that lie in files.
+
+    Raises:
+        CheckpointError: a tensor of it is not what it says.
+    """
+    try:
+        return bytes(ir.to_proto(model).SerializeToString())
+    except Exception as error:  # as above
+        raise CheckpointError(f"a tensor is not what it says ({one_line(error)}); export the file again") from None
 
 
 def subgraphs(node: Any) -> list[Any]:
@@ -139,47 +172,42 @@ def _texts(graph: Any) -> Iterator[Any]:
         yield from (attribute.name for attribute in node.attribute)
 
 
-def _port(value: Any, side: str) -> Port:
-    kind = value.type.tensor_type
-    if not value.type.HasField("tensor_type"):
-        return Port(value.name, "", ())
+def _port(value: ir.Value, side: str) -> Port:
+    name = str(value.name)
+    if not isinstance(value.type, ir.TensorType):
+        return Port(name, "", ())
     try:
-        dtype = str(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).name)
-    except KeyError:
+        dtype = str(value.type.dtype.numpy().name)
+    except TypeError:
         dtype = ""
-    shape = tuple(
-        max(size.dim_value, 0) if size.HasField("dim_value") else size.dim_param or f"{side} {value.name} axis {axis}"
-        for axis, size in enumerate(kind.shape.dim)
+    sizes = [size.value if isinstance(size, ir.SymbolicDim) else max(size, 0) for size in value.shape or ()]
+    return Port(
+        name,
+        dtype,
+        tuple(f"{side} {name} axis {axis}" if size in (None, "") else size for axis, size in enumerate(sizes)),
     )
-    return Port(value.name, dtype, shape)
 
 
-def _location(tensor: Any) -> str:
-    """The file that a tensor lies in, or ""."""
-    return next((str(entry.value) for entry in tensor.external_data if entry.key == "location"), "")
-
-
-def _beside(model: Any, path: Path) -> int:
+def _beside(tensors: Iterable[Any], path: Path) -> int:
     """Bytes of the files that weights lie in; each has to be there, beside the graph.
 
     Raises:
         CheckpointError: one is not, or lies elsewhere.
     """
     found: dict[str, int] = {}
-    for tensor in model.graph.initializer:
-        for entry in tensor.external_data:
-            if entry.key != "location" or entry.value in found:
-                continue
-            plain = PurePosixPath(entry.value)
-            beside = path.parent / entry.value
-            inside = not (plain.is_absolute() or ".." in plain.parts or "\\" in entry.value or "\0" in entry.value)
+    for tensor in tensors:
+        said = {entry.key: entry.value for entry in tensor.external_data}
+        if (place := said.get("location")) is None:
+            continue
+        if place not in found:
+            plain, beside = PurePosixPath(place), path.parent / place
+            inside = not (plain.is_absolute() or ".." in plain.parts or "\\" in place or "\0" in place)
             if not inside or not beside.is_file():
-                told = brief(printable(entry.value))
+                told = brief(printable(place))
                 raise CheckpointError(f"{path}: its weights lie in {told!r}, expected a file beside it; copy it too")
-            found[entry.value] = beside.stat().st_size
-        said = {entry.key: int(entry.value) for entry in tensor.external_data if entry.value.isdecimal()}
-        place, ends = _location(tensor), said.get("offset", 0) + said.get("length", 0)
-        if place in found and ends > found[place]:
+            found[place] = beside.stat().st_size
+        ends = sum(int(said[key]) for key in ("offset", "length") if said.get(key, "").isdecimal())
+        if ends > found[place]:
             told = f"{printable(place)} has {found[place]} bytes, of which its weights take {ends} or more"
             raise CheckpointError(f"{path}: {told}, expected all of them; copy it again")
     return sum(found.values())

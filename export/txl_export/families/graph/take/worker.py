@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,41 +20,49 @@ from txl_runtime.errors import one_line
 from txl_runtime.guard.forms import FORMS
 
 MOST_ANSWER = 2**27
-"""Bytes of an answer."""
+"""Bytes of the outputs of a run."""
 OPSET = 18
 """To which a folded graph of an older opset is converted: the oldest that a bundle's graphs may have."""
-FOLDED, DATA = "folded.onnx", "folded.data"
-"""What folding writes: the graph, and beside it its larger tensors."""
-OPENED: dict[str, Any] = {}
-"""The one session that this process has."""
+FOLDED = "folded.onnx"
+"""What ONNX Runtime writes where it folds."""
+OPENED: dict[int, Any] = {}
+"""Sessions by number."""
 
 
 class Request(Struct, frozen=True):
-    """A request: to open a graph, to run the one that is open, or to fold one.
+    """A request: to open a graph, to fold one, to run the one that is open as a session, or to close that.
 
     Attributes:
-        opened: the path of the graph to open; "" for a run or a folding.
-        feeds: of a run, inputs by name, as `packed` writes them.
-        graph: of folding, the path of the graph; "" for a run.
-        place: of folding, the folder that is written into.
+        graph: its bytes, to open or fold; b"" for a session.
+        folder: where its larger tensors lie; "" where they are in the bytes.
+        place: of folding, an empty folder.
+        session: its number.
+        feeds: inputs by name, as `packed` writes them; None to close the session.
     """
 
-    opened: str = ""
-    feeds: dict[str, bytes] = {}
-    graph: str = ""
+    graph: bytes = b""
+    folder: str = ""
     place: str = ""
+    session: int = 0
+    feeds: dict[str, bytes] | None = None
 
 
-class Answer(Struct, frozen=True):
+class Answer(Struct):
     """How a request ended.
 
     Attributes:
         error: what ONNX Runtime said; "" where it did what was asked.
+        session: number of the session that was opened.
+        graph: what was folded; its larger tensors may still lie in the folder.
         outputs: of a run, by name, as `packed` writes them.
+        seconds: of processor time that the process took so far.
     """
 
     error: str = ""
+    session: int = 0
+    graph: bytes = b""
     outputs: dict[str, bytes] = {}
+    seconds: float = 0.0
 
 
 def packed(arrays: Mapping[str, Any]) -> dict[str, bytes]:
@@ -80,38 +90,47 @@ def answer(request: bytes) -> bytes:
     """Do one request of `sandbox.process.Bounded`: a `Request` as MessagePack gives an `Answer`."""
     asked = msgspec.msgpack.decode(request, type=Request)
     try:
-        if asked.opened:
-            OPENED["session"] = _session(asked.opened)
-            found = Answer()
-        elif asked.graph:
-            found = _fold(Path(asked.graph), Path(asked.place))
-        else:
-            found = _run(OPENED["session"], unpacked(asked.feeds))
+        found = _answer(asked)
     except Exception as error:  # ONNX Runtime raises its own kinds, one per status code; ONNX and NumPy theirs
         found = Answer(error=one_line(error))
+    found.seconds = time.process_time()
     return msgspec.msgpack.encode(found)
 
 
-def _session(path: str, optimised: Path | None = None) -> Any:
+def _answer(asked: Request) -> Answer:
+    if asked.graph and asked.place:
+        return _fold(asked.graph, Path(asked.place), asked.folder)
+    if asked.graph:
+        number = max(OPENED, default=0) + 1
+        OPENED[number] = _session(asked.graph, asked.folder)
+        return Answer(session=number)
+    if asked.feeds is None:
+        del OPENED[asked.session]
+        return Answer()
+    return _run(OPENED[asked.session], unpacked(asked.feeds))
+
+
+def _session(graph: bytes, folder: str, optimised: Path | None = None) -> Any:
     import onnxruntime
 
+    if folder:
+        os.chdir(folder)  # where ONNX Runtime looks for the tensors of a graph that is no file
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     if optimised is not None:
         options.optimized_model_filepath = str(optimised)
-        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", DATA)
     return onnxruntime.InferenceSession(
-        path,
+        graph,
         options,
         providers=["CPUExecutionProvider"],
         disabled_optimizers=["EliminateDropout"],  # it takes away what was left in training mode, too
     )
 
 
-def _fold(path: Path, place: Path) -> Answer:
-    """Write the graph with everything computed that is always the same, and without an If that always goes one way.
+def _fold(data: bytes, place: Path, folder: str) -> Answer:
+    """Compute what is always the same, and take away an If that always goes one way.
 
     onnxscript resolves an If that holds others, which ONNX Runtime stumbles over; ONNX Runtime follows sizes further.
     """
@@ -120,23 +139,23 @@ def _fold(path: Path, place: Path) -> Answer:
     import onnx.version_converter
     import onnx_ir as ir
 
-    between, folded = place / "between.onnx", place / FOLDED
-    model = ir.load(path)
-    if any(node.op_type == "If" for node in model.graph):
+    graph = onnx.load_model_from_string(data)
+    if any(node.op_type == "If" for node in graph.graph.node):
         from onnxscript import optimizer
 
         with contextlib.suppress(Exception):  # then ONNX Runtime alone has to do
+            model = ir.from_proto(graph)
+            ir.external_data.set_base_dir(model.graph, folder)
             optimizer.fold_constants(model)
-    ir.save(model, between, external_data="between.data")
-    _session(str(between), folded)
-    graph = onnx.load(folded, load_external_data=False)
+            data = ir.to_proto(model).SerializeToString()
+    _session(data, folder, place / FOLDED)
+    graph = onnx.load(place / FOLDED, load_external_data=False)
     if next((entry.version for entry in graph.opset_import if entry.domain == ""), OPSET) < OPSET:
         graph = onnx.version_converter.convert_version(graph, OPSET)
     other = {(node.domain, node.op_type) for node in graph.graph.node if node.op_type not in FORMS[""]}
     if other:  # what the standard defines by other operators is taken apart
         graph = onnx.inliner.inline_selected_functions(graph, sorted(other), inline_schema_functions=True)
-    folded.write_bytes(graph.SerializeToString())
-    return Answer()
+    return Answer(graph=graph.SerializeToString())
 
 
 def _run(session: Any, feeds: dict[str, Any]) -> Answer:

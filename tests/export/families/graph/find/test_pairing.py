@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import foreign_graphs as graphs
+import onnx_ir as ir
 import pytest
 import torch
 from foreign_graphs import STATEFUL, STATELESS, Case, exported, paired, step
@@ -84,7 +85,7 @@ def test_without_the_names_that_are_needed_nothing_wrong_is_said(name: str, tmp_
 def test_names_that_agree_come_before_a_pair_that_alone_is_shown(tmp_path: Path) -> None:
     (tmp_path / "graph.onnx").write_bytes(exported(STATEFUL["window of keys and values"])[0])
     foreign, runner = read_foreign(tmp_path / "graph.onnx"), graphs.Here(tmp_path / "graph.onnx", tmp_path)
-    inputs = Inputs(foreign, read_structure(foreign.model, foreign.inputs))
+    inputs = Inputs(foreign, read_structure(ir.to_proto(foreign.model), foreign.inputs))
     pairing = _Pairing(inputs, runner, inputs.find(runner))  # type: ignore[arg-type]
     for shown in pairing._proofs.values():
         shown.clear()

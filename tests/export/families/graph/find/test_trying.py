@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import foreign_graphs as graphs
 import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
 from foreign_graphs import STATEFUL, Case, exported, step
@@ -20,7 +21,7 @@ def inputs_of(tmp_path):
     def make(data: bytes) -> Inputs:
         (tmp_path / "graph.onnx").write_bytes(data)
         foreign = read_foreign(tmp_path / "graph.onnx")
-        return Inputs(foreign, read_structure(foreign.model, foreign.inputs))
+        return Inputs(foreign, read_structure(ir.to_proto(foreign.model), foreign.inputs))
 
     return make
 

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional
 from txl_export.families.graph.open.hidden import Hidden, open_hidden
 from txl_export.families.graph.take.reading import read_foreign
-from txl_export.families.graph.take.running import Runner
+from txl_export.families.graph.take.running import Helper
 from txl_runtime.errors import CheckpointError, UsageError
 
 TOTAL, UNEVEN = 28, (1, 7, 3, 17)
@@ -395,8 +395,8 @@ def test_what_torch_exports_is_opened(tmp_path):
     axes = {"x": {0: "B", 2: "T"}}
     path = tmp_path / "model.onnx"
     path.write_bytes(graphs.exported(Case(step(run, **layers), {"x": torch.randn(B, D, TOTAL)}, ("y",), {}, axes))[0])
-    with Runner(read_foreign(path)) as runner:
-        folded = onnx.load(runner.fold(path, tmp_path))
+    with Helper(foreign := read_foreign(path)) as helper:
+        folded = ir.to_proto(helper.fold(foreign.model))
     found = proven(folded, drawn(B, D, TOTAL), 2)
     assert [state.op for state in found] == ["Conv", "Conv", *["LSTM"] * 4, "GRU", "Conv"]
     assert [state.initial is not None for state in found] == [False] * 6 + [True, False]

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import time
+import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from foreign_graphs import STATEFUL, exported
 from onnx import TensorProto, helper, numpy_helper
 from small_graphs import model, value
 from txl_export.families.graph.take.reading import Foreign, read_foreign
-from txl_export.families.graph.take.running import RunError, Runner
+from txl_export.families.graph.take.running import SECONDS, Helper, RunError
 from txl_runtime.sandbox.process import EndedError
 
 
@@ -33,43 +34,78 @@ def feeds(cell: Foreign) -> dict[str, np.ndarray]:
     }
 
 
-def gone(runner: Runner) -> bool:
+def gone(helper: Helper) -> bool:
     """Whether the helper is no process any more."""
-    return runner._process._process.poll() is not None
+    return helper._process._process.poll() is not None
 
 
 def test_runs_return_what_the_graph_computes_and_the_helper_ends_with_them(cell):
-    with Runner(cell) as runner:
+    with Helper(cell) as helper:
+        runner = helper.open(cell.data)
         first, second = runner.run(feeds(cell)), runner.run(feeds(cell))
         assert {name: array.shape for name, array in first.items()} == {"y": (2, 3), "new_h_0": (2, 8)}
         assert all(np.array_equal(first[name], second[name]) for name in first)
-        assert runner.runs == 2
-        assert not gone(runner)
-    assert gone(runner)
+        assert helper.runs == 2
+        assert 0 < helper.left < SECONDS
+        assert not gone(helper)
+    assert gone(helper)
+
+
+def test_several_graphs_are_open_in_one_helper_until_each_is_closed(cell, tmp_path):
+    onnx.save(model([helper.make_node("Neg", ["x"], ["y"])], [value("x", [1])], [value("y", [1])]), tmp_path / "n.onnx")
+    with Helper(cell) as process:
+        one = process.open(cell.model)
+        with process.open(read_foreign(tmp_path / "n.onnx").model) as other:
+            assert other.run({"x": np.ones(1, np.float32)})["y"] == -1
+            assert {*one.run(feeds(cell))} == {"y", "new_h_0"}
+        with pytest.raises(RunError):
+            other.run({"x": np.ones(1, np.float32)})
+        assert {*one.run(feeds(cell))} == {"y", "new_h_0"}
+
+
+def test_weights_beside_a_graph_are_found_and_stay_there_when_it_is_folded(tmp_path):
+    numbers = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+    nodes = [helper.make_node("Add", ["v", "v"], ["twice"]), helper.make_node("MatMul", ["x", "w"], ["a"])]
+    nodes.append(helper.make_node("MatMul", ["a", "twice"], ["y"]))
+    weights = [numpy_helper.from_array(numbers, name) for name in "vw"]
+    graph = model(nodes, [value("x", [1, 64])], [value("y", [1, 64])], weights)
+    onnx.save(graph, tmp_path / "f.onnx", save_as_external_data=True, location="f.data", size_threshold=0)
+    foreign, given = read_foreign(tmp_path / "f.onnx"), np.ones((1, 64), np.float32)
+    with Helper(foreign) as process:
+        folded = process.fold(foreign.model)
+        found = [process.open(graph).run({"x": given})["y"] for graph in (foreign.data, foreign.model, folded)]
+    for y in found:
+        np.testing.assert_allclose(y, given @ numbers @ (2 * numbers), rtol=1e-4)
+    assert [node.op_type for node in folded.graph] == ["MatMul", "MatMul"]
+    assert [isinstance(value.const_value, ir.ExternalTensor) for value in folded.graph.initializers.values()] == [
+        name == "w" for name in folded.graph.initializers
+    ]
 
 
 def test_what_onnx_runtime_refuses_is_one_line_and_the_next_run_goes_on(cell):
-    with Runner(cell) as runner:
+    with Helper(cell) as helper:
+        runner = helper.open(cell.data)
         with pytest.raises(RunError) as refused:
             runner.run({name: array[:, :3] for name, array in feeds(cell).items()})
         assert str(refused.value).isprintable()
         assert runner.run(feeds(cell))
 
 
-def test_a_graph_that_does_not_open_is_refused_and_the_helper_ends(tmp_path):
+def test_a_graph_that_does_not_open_is_refused_and_the_helper_goes_on(cell, tmp_path):
     unknown = helper.make_node("Nothing", ["x"], ["y"], domain="of.nobody")
     graph = model([unknown], [value("x", [1])], [value("y", [1])])
     graph.opset_import.append(helper.make_opsetid("of.nobody", 1))
-    onnx.save(graph, tmp_path / "unknown.onnx")
-    runner = Runner(read_foreign(tmp_path / "unknown.onnx"))
-    with pytest.raises(RunError, match="Nothing"), runner:
-        pass
-    assert gone(runner)
+    with Helper(cell) as process:
+        for ask in (process.open, process.fold):
+            with pytest.raises(RunError, match="Nothing"):
+                ask(ir.from_proto(graph))
+        assert process.open(cell.data).run(feeds(cell))
 
 
 def test_a_helper_that_dies_is_told_with_its_signal(cell):
-    with Runner(cell) as runner:
-        os.kill(runner._process._process.pid, signal.SIGSEGV)
+    with Helper(cell) as helper:
+        runner = helper.open(cell.data)
+        os.kill(helper._process._process.pid, signal.SIGSEGV)
         with pytest.raises(EndedError, match=r"ONNX Runtime's process died of SIGSEGV"):
             runner.run(feeds(cell))
 
@@ -88,21 +124,36 @@ def looping(folder: Path, turns: int) -> Foreign:
     return read_foreign(folder / "loop.onnx")
 
 
-def test_a_graph_that_does_not_end_is_ended(tmp_path):
-    with Runner(looping(tmp_path, 2**40)) as runner:  # it opens however busy the machine is
-        runner._seconds, runner._until = 2, time.monotonic() + 2
-        with pytest.raises(EndedError, match="more than 2 s"):
-            runner.run({"x": np.zeros((64, 64), np.float32)})
-        with pytest.raises(EndedError, match="more than 2 s"):
-            runner.run({"x": np.zeros((64, 64), np.float32)})
-    assert gone(runner)
+@pytest.mark.skipif(sys.platform != "linux", reason="processor time is bounded on Linux alone")
+def test_a_graph_that_does_not_end_is_ended_by_its_processor_time(tmp_path):
+    foreign = looping(tmp_path, 2**40)
+    with Helper(foreign, 3) as helper:
+        runner = helper.open(foreign.data)
+        for _ in range(2):
+            with pytest.raises(EndedError, match="more than 3 s of processor time"):
+                runner.run({"x": np.zeros((64, 64), np.float32)})
+    assert gone(helper)
+
+
+def test_requests_share_their_seconds_and_the_clock_has_more_of_them(cell, monkeypatch):
+    with Helper(cell, 3) as helper:
+        asked, right = list[float](), helper._process.ask
+        monkeypatch.setattr(helper._process, "ask", lambda data, seconds: asked.append(seconds) or right(data, seconds))
+        runner = helper.open(cell.data)
+        runner.run(feeds(cell))
+        assert asked[0] == 60
+        assert asked[1] < 60 - 20 * 0.05, "processor time of the first request"
+        helper._used = 3.0
+        with pytest.raises(EndedError, match="took more than 3 s of processor time"):
+            runner.run(feeds(cell))
 
 
 def test_a_graph_that_asks_for_more_memory_than_it_may_is_refused(tmp_path):
     nodes = [helper.make_node("Expand", ["x", "shape"], ["y"]), helper.make_node("ReduceSum", ["y"], ["z"])]
     shape = numpy_helper.from_array(np.array([2**32]), "shape")
     onnx.save(model(nodes, [value("x", [1])], [value("z", None)], [shape]), tmp_path / "large.onnx")
-    with Runner(read_foreign(tmp_path / "large.onnx")) as runner, pytest.raises((RunError, EndedError)) as refused:
-        runner.run({"x": np.zeros(1, np.float32)})
+    foreign = read_foreign(tmp_path / "large.onnx")
+    with Helper(foreign) as process, pytest.raises((RunError, EndedError)) as refused:
+        process.open(foreign.data).run({"x": np.zeros(1, np.float32)})
     assert str(refused.value).isprintable()
-    assert gone(runner)
+    assert gone(process)
