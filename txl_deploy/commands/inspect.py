@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -102,17 +103,20 @@ def run(
         return
     if check:
         raise UsageError(f"{path}: is no bundle, --check is for bundles; leave it out")
+    said = dict[str, str]()
     if path.suffix not in (".engine", ".onnx") and find_spec("torch") is not None:
         from txl_export.families.graph.take.leapp import is_leapp, read_leapp
 
-        path = read_leapp(path).path if is_leapp(path) else path
+        if is_leapp(path):
+            leapp = read_leapp(path)
+            path, said = leapp.path, leapp.states
     if path.suffix == ".onnx" and not _is_engine(path):
         if family != "auto" or config is not None or aliases or skeleton:
             raise UsageError(
                 f"{path}: is an ONNX file, --family, --config, --alias and --skeleton are for checkpoints; "
                 "leave them out"
             )
-        _describe_graph(path, json, place)
+        _describe_graph(path, json, place, said)
         return
     if path.suffix in (".engine", ".onnx"):
         document = describe_engine(path)
@@ -187,14 +191,14 @@ def _is_engine(path: Path) -> bool:
     return False
 
 
-def _describe_graph(path: Path, json: bool, asked: str) -> None:
+def _describe_graph(path: Path, json: bool, asked: str, said: Mapping[str, str]) -> None:
     require("inspect of an ONNX file", "export", "onnx", "onnx_ir", "onnxruntime")
     from txl_export.families.graph.describing import describe_graph
 
     from txl_deploy.graph_tables import print_graph
 
     with Display() as display:
-        facts = describe_graph(path, display, asked=asked)
+        facts = describe_graph(path, display, asked=asked, said=said)
     if json:
         print_json(facts)
     else:

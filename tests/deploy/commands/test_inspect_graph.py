@@ -56,7 +56,10 @@ def test_a_state_is_shown_with_what_proves_it_on_sixty_columns(run, here, monkey
         ("gru", ("forgets after each call: GRU ", "no state: x is the one input with data", "-o gru.txl --open")),
         ("both", ("forgets after each call: LSTM ", "it cannot be opened: is bidirectional")),
         ("history", ("undecided, because their shapes alone say it: before → after", "--state before=after")),
-        ("cache", ("past_key_values.0.key → present.0.key not followed, it grows", "--window past_key_values.0.key=ROWS")),
+        (
+            "cache",
+            ("past_key_values.0.key → present.0.key not followed, it grows", "--window past_key_values.0.key=ROWS"),
+        ),
         ("if", ("setting rate", "compares with 16000; here 16000", "h → hn", "--fix rate=16000")),
     ],
 )

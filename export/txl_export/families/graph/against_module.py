@@ -100,10 +100,12 @@ def _step(spec: StepSpec) -> Step:
 
 def _tell(wiring: Wiring, spec: StepSpec, heard: Listener) -> None:
     """Say what the file lacks."""
-    for name in [one.name for one in spec.states if wiring.takes.get(one.name) not in wiring.after]:
-        heard.warn(f"the file {'returns' if name in wiring.takes else 'takes'} nothing for state {name}")
-    for name in [one.name for one in spec.inputs if one.name not in wiring.takes]:
-        heard.warn(f"the file takes nothing for {name}")
+    for one in (*spec.inputs, *spec.states):
+        if one.name not in wiring.takes:
+            heard.warn(f"the file takes nothing for {one.name}")
+    for one in spec.states:
+        if wiring.takes.get(one.name, one.name) not in wiring.after:
+            heard.warn(f"the file returns nothing for state {one.name}")
 
 
 def _first_states(plan: Plan, starts: Mapping[str, Any], limit: float) -> list[Gate]:

@@ -1,4 +1,4 @@
-"""What a foreign ONNX file is and remembers, for `inspect`: its tables, its nodes, what runs of it show, and what to type.
+"""What a foreign ONNX file is and remembers, for `inspect`: its tables, nodes and runs, and what to type.
 
 The command is one that was tried: `export` begins with the same function.
 """
@@ -129,17 +129,15 @@ def describe_graph(
         facts.runs = helper.runs
     if not facts.stopped and (facts.states or facts.undecided or facts.forgets):
         heard.stage("try the export")
-        _try(path, choices, asked or str(path), facts)
+        _try(path, choices, asked or str(path), facts, said or {})
     facts.next = what_next(facts)
     return facts
 
 
 def _look(foreign: Foreign, choices: Choices, helper: Helper, facts: GraphFacts, heard: Listener) -> Choices:
     """Find out everything about a file; what an export has to be told."""
-    structure = _nodes(foreign, facts)
-    facts.frozen = structure.frozen
     folded = _folded(foreign, helper)
-    structure = _nodes(folded, facts)
+    facts.frozen, structure = _nodes(foreign, facts).frozen, _nodes(folded, facts)
     facts.settings = {name: sorted({*structure.compared.get(name, ())}) for name in sorted(structure.branching)}
     if facts.settings:  # what a setting decides is found for the number that the command has
         facts.fixed = {name: (numbers or [1])[0] for name, numbers in facts.settings.items()}
@@ -198,14 +196,15 @@ def _unknown(graph: ir.Graph) -> list[str]:
     return sorted(left - {"Dropout"})
 
 
-def _try(path: Path, choices: Choices, source: str, facts: GraphFacts) -> None:
+def _try(path: Path, choices: Choices, source: str, facts: GraphFacts, said: Mapping[str, str]) -> None:
     """Begin with the export as `export` does, in each way that may be right, and keep the first that works."""
     from txl_export.families.graph.family import begun  # which imports PyTorch, and takes its time
 
     opened = bool(facts.forgets) and not any(found.fault for found in facts.forgets)
     shown = bool(facts.states or facts.undecided)
     for way in [replace(choices, open=True)] * opened + [choices] * shown:
-        facts.command = shlex.join(_command(way, source))
+        untold = {name: output for name, output in way.states.items() if name not in said}
+        facts.command = shlex.join(_command(replace(way, states=untold), source))
         try:
             facts.unknown = _unknown(begun(path, way, Silent(), TRIED).graph.graph)
         except BackendError as error:
@@ -243,7 +242,7 @@ def what_next(facts: GraphFacts) -> str:
     if not (facts.states or facts.undecided or facts.forgets):
         return (
             "No state to carry from call to call was found: where the model has none, ONNX Runtime is all that this "
-            "file needs. Whether the exporter left one out, txl-deploy verify FILE.onnx --module FILE.py:FUNCTION tells."
+            "file needs. Whether an exporter lost one, txl-deploy verify FILE.onnx --module FILE.py:FUNCTION tells."
         )
     if not facts.command:
         return f"An export was tried and refused: {facts.tried}"

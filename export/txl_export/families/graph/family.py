@@ -29,7 +29,7 @@ from txl_export.families.graph.take.capturing import capturing
 from txl_export.families.graph.take.file_module import Call, FileModule, FileStep, caller
 from txl_export.families.graph.take.fixing import drop_unread, fix, lengthen
 from txl_export.families.graph.take.leapp import is_leapp, read_leapp
-from txl_export.families.graph.take.reading import Foreign, copied, packed, read_foreign
+from txl_export.families.graph.take.reading import Foreign, packed, read_foreign
 from txl_export.families.graph.take.running import Helper, RunError
 from txl_export.families.own_module.family import FOR_CHECKPOINTS, PreparedStep, with_data
 from txl_export.families.own_module.plan import Plan, make_plan

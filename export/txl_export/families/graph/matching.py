@@ -62,7 +62,8 @@ class Wiring:
 
     Attributes:
         takes, returns: the file's names of a step's inputs and states, and of its outputs, by the step's names.
-        after: outputs of the file that are next values, by the inputs of the file that they are fed back to.
+        after: outputs of the file that are next values, by the inputs of the file that they are fed back to; where the
+            file has no such input, by the name of the step's state.
         given: see `Said`.
         fixed: how many sequences ("B") and positions ("L") the file takes, where that is one number.
     """
@@ -93,8 +94,8 @@ def match(foreign: Foreign, step: Step, said: Said) -> Wiring:
     takes = {called[port]: port for port in ports if called[port] in step.takes and port not in said.given}
     returns = {called[port]: port for port in results if called[port] in step.gives}
     after, used = dict(said.pairs), {*returns.values(), *said.pairs.values()}
-    for port in ports:
-        name = called[port]
+    lacked = {} if step.more else {name: name for name in step.states if name not in takes}
+    for port, name in {**lacked, **{port: called[port] for port in ports}}.items():
         if port not in after and (name in step.states or (step.more and port not in takes.values())):
             alike = {one: 3 if called[one] == name else likeness(port, one) for one in results if one not in used}
             most = max(alike.values(), default=0)
@@ -154,7 +155,8 @@ def _check_complete(foreign: Foreign, step: Step, ports: Mapping[str, Port], fou
     named = _guess(left, asked, lambda port, name: _fixed(*step.takes[name], ports[port]) is not None)
     named |= _guess(free, lacking, lambda *_: True)
     loose = [port for name, port in found.takes.items() if name in step.states and port not in found.after]
-    loose += [port for port in left if (named[port] in step.states if port in named else step.more)]
+    stray = {*step.states} - {*found.after}
+    loose += [port for port in left if (named[port] in stray if port in named else step.more)]
     others = [one for one in free if one not in named]
     fed = _guess(others, loose, lambda one, port: _form(ports[port]) == _form(free[one]))
     if not (left or lacking or fed):

@@ -100,7 +100,9 @@ class FileEngine(Engine):
     def __init__(self, file: Wired, wiring: Wiring, manifest: Manifest) -> None:
         self._file, self._wiring, self._manifest = file, wiring, manifest
         self._ports = {one.name: wiring.returns[one.name] for one in manifest.outputs}
-        self._ports |= {one.output: wiring.after.get(wiring.takes.get(one.name, ""), "") for one in manifest.states}
+        self._ports |= {
+            one.output: wiring.after.get(wiring.takes.get(one.name, one.name), "") for one in manifest.states
+        }
         self.description = f"{file.path.name}, by ONNX Runtime on the CPU"
         self.still = {state.name for state in manifest.states}
 

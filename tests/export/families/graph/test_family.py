@@ -84,7 +84,8 @@ def beside(path: Path, bundle: Path, **options: Any) -> float:
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_a_bundle_computes_what_the_file_computes_with_its_states_fed_back(name, tmp_path):
-    assert beside(written(STATEFUL[name], tmp_path), tmp_path / "bundle") <= 1e-5
+    asked = {"before": "after"} if name == "history of tokens" else {}
+    assert beside(written(STATEFUL[name], tmp_path), tmp_path / "bundle", states=asked) <= 1e-5
 
 
 def test_an_open_batch_stays_open_and_takes_what_is_asked_for(tmp_path):
@@ -253,7 +254,7 @@ def test_what_is_not_certain_is_asked_for(tmp_path):
         {"w": eye, "u": eye, "w1": 2.0},
     )
     with pytest.raises(
-        UsageError, match=r"x may be a state that comes back as b or c: .*give --state x=b, or --state x="
+        UsageError, match=r"which neither a node nor a name says: a as b or c\. .*give --state a=b, with other outputs"
     ):
         txl_export.export(path, tmp_path / "b")
     assert txl_export.export(path, tmp_path / "b", states={"x": "", "a": "b"}).manifest.states[0].name == "a"
@@ -520,7 +521,7 @@ def test_a_file_of_one_position_a_call_is_proven_over_several_of_them(tmp_path):
     model = Forgets("GRU", 1, 0)
     path = forgetful(tmp_path / "f.onnx", model, fixed=True, positions=1)
     manifest = txl_export.export(path, tmp_path / "b", open=True).manifest
-    assert (manifest.segment_lengths, manifest.given[0].shape) == ((1,), ("B", "L", 4))
+    assert manifest.segment_lengths == (1,)
     stream, x = txl_runtime.load(tmp_path / "b", "cpu").stream(), torch.randn(1, 12, 4)
     found = np.concatenate([stream.run({"x": part.numpy()})["y"] for part in x.split(1, 1)], 1)
     np.testing.assert_allclose(found, model(x).detach().numpy(), atol=1e-5)

@@ -95,6 +95,8 @@ def test_a_file_may_lack_what_it_does_not_read_or_change_and_give_more_than_is_a
     way = matched(file(ports(*GIVEN)[1:], ("y", "attention", "next_past")))
     assert "x" not in way.takes
     assert "h" not in way.after
+    _, ids, _, past = ports(*GIVEN)
+    assert matched(file([ids, past])).after == {"h": "h_out", "past": "next_past"}, "h is returned, but not taken"
     with pytest.raises(UsageError, match=r"a\.onnx: gives v\.5 beside .*has a next value of h, .* give --state h=v\.5"):
         matched(file(ports(*GIVEN), ("y", "v.5", "next_past")))
     with pytest.raises(UsageError, match=r"a\.onnx: has nothing .*the module has y, expected .*; give another file"):

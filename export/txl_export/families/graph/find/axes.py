@@ -7,6 +7,7 @@ Each axis of an input is followed forward: x [8, 1, 6] that an LSTM reads has po
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -130,7 +131,7 @@ class _Follow:
     def _same(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
         """Operators that work on each number, repeating what is short; the first input has the axes of a norm."""
         known = [dims for dims in given[: 1 if "Normalization" in node.op_type else None] if dims is not None]
-        result = [(1, ())] * max(map(len, known))
+        result: Dims = [(1, ())] * max(map(len, known))
         for dims in known:
             for axis in range(1, len(dims) + 1):
                 result[-axis] = self._join(result[-axis], dims[-axis])
@@ -164,6 +165,11 @@ class _Follow:
         return [
             [x[0], channels, *((None, dim[1] if step == 1 else ()) for dim, step in zip(x[2:], steps, strict=False))]
         ]
+
+    def _sum(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+        """A sum over what came before runs along positions."""
+        self._label("weak positions", given[0][(numbers(node.inputs[1]) or [])[0]])
+        return [given[0]]
 
     def _product(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
         a, b = given[0], given[1]
@@ -277,13 +283,17 @@ def numbers(value: ir.Value | None) -> list[int] | None:
 
 
 _OTHERS = frozenset(
-    "Shape Size NonZero Range ConstantOfShape Einsum Resize TopK OneHot DepthToSpace SpaceToDepth DFT STFT GatherND "
-    "Tile Expand Compress Unique Loop Scan NonMaxSuppression RoiAlign GridSample Det Upsample Attention".split()
+    re.findall(
+        r"\w+",
+        "Shape Size NonZero Range ConstantOfShape Einsum Resize TopK OneHot DepthToSpace SpaceToDepth DFT STFT "
+        "GatherND Tile Expand Compress Unique Loop Scan NonMaxSuppression RoiAlign GridSample Det Upsample Attention",
+    )
 )
 """Operators whose results' axes are not followed."""
 _BY_RULE: Mapping[str, Callable[[_Follow, ir.Node, Sequence[Any]], list[Dims]]] = {
     "LSTM GRU RNN": _Follow._recurrence,
     "Conv ConvTranspose MaxPool AveragePool LpPool": _Follow._convolution,
+    "CumSum": _Follow._sum,
     "MatMul Gemm": _Follow._product,
     "Transpose": _Follow._turned,
     "Squeeze Unsqueeze": _Follow._squeezed,

@@ -93,15 +93,16 @@ class Behaviour:
             moving = {n: self._moving(segment, n) for n in sorted({1, length, length + 1, 2 * length})}
             found.lengths = [n for n, axes in moving.items() if axes is not None]
             found.segment = moving[length + 1] or moving[2 * length] or {}
-        kinds = self._inputs.structure.kinds
+        kinds, shapes = self._inputs.structure.kinds, self._shapes()
         found.segment = (found.segment or self._fixed(kinds.positions)) | dict(self._inputs.told)
-        spread = {} if batch else self._fixed(kinds.sequences)
-        counts = {self._shape(name)[axis] for name, axis in spread.items()}
-        count = sizes[batch[0]] if batch else counts.pop() if len(counts) == 1 else self._common(found.segment)
         if batch:
+            count = sizes[batch[0]]
             found.batch = self._moving(batch, count + 1) or {}
-        elif count > 1:
-            found.batch = spread or {name: 0 for name in self._data() if found.segment.get(name) != 0}
+        else:
+            spread = self._fixed(kinds.sequences)
+            count = next((shapes[name][axis] for name, axis in spread.items()), 0) or self._common(found.segment)
+            if count > 1:
+                found.batch = spread or {name: 0 for name in self._data() if found.segment.get(name) != 0}
         found.sequences = None if batch and found.batch else count
         if count > 1 and found.batch:
             self._sequences(found, count)
@@ -127,14 +128,16 @@ class Behaviour:
         states = {state.input for state in self._states}
         return [name for name in self._given if name not in states and self._inputs.varies(name)]
 
-    def _shape(self, name: str) -> tuple[int, ...]:
-        return (self._given[name] if name in self._given else self._first[name]).shape
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of data, and of results that are no state."""
+        results = {name: array.shape for name, array in self._first.items() if name not in self._returned}
+        return {name: self._given[name].shape for name in self._data()} | results
 
     def _fixed(self, places: Mapping[str, int]) -> dict[str, int]:
         """Those axes of data and of results that are no state, where they have one size."""
-        names = [*self._data(), *(name for name in self._first if name not in self._returned)]
-        found = {name: places[name] for name in names if name in places}
-        return found if len({self._shape(name)[axis] for name, axis in found.items()}) == 1 else {}
+        shapes = self._shapes()
+        found = {name: places[name] for name in shapes if name in places}
+        return found if len({shapes[name][axis] for name, axis in found.items()}) == 1 else {}
 
     def _common(self, segment: Mapping[str, int]) -> int:
         """How many sequences there are where neither a node nor a name says it: what all data and all other results
@@ -142,9 +145,7 @@ class Behaviour:
 
         States have as many somewhere; of positions along the first axis, or frames, they have not.
         """
-        names = [*self._data(), *(name for name in self._first if name not in self._returned)]
-        shapes = {name: self._shape(name) for name in names}
-        firsts = {shape[0] if shape and segment.get(name) != 0 else 1 for name, shape in shapes.items()}
+        firsts = {shape[0] if shape and segment.get(name) != 0 else 1 for name, shape in self._shapes().items()}
         held = [self._given[state.input].shape for state in self._states]
         common = firsts.pop() if len(firsts) == 1 and self._data() else 1
         return common if not held or any(common in sizes for sizes in held) else 1
@@ -160,9 +161,9 @@ class Behaviour:
         unlike = {name: [axis for axis, (now, then) in axes if now != then] for name, axes in sizes.items()}
         return {name: axes[0] for name, axes in unlike.items() if axes}
 
-    def _changed(self, name: str, axis: int, place: int) -> Arrays:
-        """Results where an input is another at one place of an axis; none where the graph does not run then."""
-        feeds, at = {**self._given, name: self._given[name].copy()}, (slice(None),) * axis + (place,)
+    def _changed(self, name: str, axis: int) -> Arrays:
+        """Results where an input is another at the first place of an axis; none where the graph does not run then."""
+        feeds, at = {**self._given, name: self._given[name].copy()}, (slice(None),) * axis + (0,)
         feeds[name][at] = self._inputs.draw(1)[name][at]
         with contextlib.suppress(RunError):
             return self._runner.run(feeds)
@@ -175,20 +176,18 @@ class Behaviour:
 
     def _sequences(self, found: Axes, count: int) -> None:
         """Whether the first sequence reaches the others, and through which inputs."""
-        alike, roots = self._inputs.structure.kinds.alike, set[int]()
+        alike = self._inputs.structure.kinds.alike
         roots = {alike[place] for place in found.batch.items() if place in alike}
         for state in self._states:
             places = [axis for axis, size in enumerate(self._given[state.input].shape) if size == count]
             if places and state.input not in found.batch:
                 own = [axis for axis in places if alike.get((state.input, axis)) in roots]
                 found.batch[state.input] = found.batch[state.output] = [*own, *places][0]
-        for name, array in self._first.items():
-            if name not in self._returned and array.ndim and array.shape[0] == count and found.segment.get(name) != 0:
+        for name, shape in self._shapes().items():
+            if name in self._first and shape[:1] == (count,) and found.segment.get(name) != 0:
                 found.batch.setdefault(name, 0)
         fed = {state.input for state in self._states} | {*self._data()}
-        tried = {
-            name: self._changed(name, found.batch[name], 0) for name in self._given if name in found.batch.keys() & fed
-        }
+        tried = {name: self._changed(name, axis) for name, axis in found.batch.items() if name in fed}
         found.reaching = [
             name
             for name, after in tried.items()

@@ -101,10 +101,9 @@ class _Pairing:
         alike = defaultdict[tuple[str, int], list[str]](list)
         for name, array in first.items():
             alike[array.dtype.name, array.ndim].append(name)
-        kinds = {name: (array.dtype.name, array.ndim) for name, array in self._given.items()}
-        if (count := sum(len(alike[kind]) for kind in kinds.values())) > MOST_PAIRS:
-            raise RunError(f"{count} pairs of inputs and outputs fit, expected at most {MOST_PAIRS}")
-        pairs = [(name, output) for name, kind in kinds.items() for output in alike[kind]]
+        pairs = [(name, end) for name, one in self._given.items() for end in alike[one.dtype.name, one.ndim]]
+        if len(pairs) > MOST_PAIRS:
+            raise RunError(f"{len(pairs)} pairs of inputs and outputs fit, expected at most {MOST_PAIRS}")
         self._grown = {pair: axes for pair in pairs if (axes := self._fits(*pair)) is not None}
         self._taken = {name: output for name, output in said.items() if output}
 
@@ -121,16 +120,19 @@ class _Pairing:
         result = Paired()
         for name, port in self._ports.items():
             if name in found:
-                grown = self._grown.get((name, self._taken[name])) or [None]
-                state = State(name, self._taken[name], port.shape, port.dtype, found[name], grown[0])
-                result.states.append(state)
+                grows = next(iter(self._grown.get((name, self._taken[name]), [])), None)
+                result.states.append(State(name, self._taken[name], port.shape, port.dtype, found[name], grows))
         left = defaultdict[str, list[str]](list)
         for name, output in self._free(self._grown):
             left[name].append(output)
         result.data = {name: why for name, outputs in left.items() if (why := self._no_state(name, outputs))}
-        asked = {name: outputs for name, outputs in left.items() if name not in result.data and self._may_be(name)}
-        suggested = self._suggested(asked)
-        result.undecided = [Undecided(name, tuple(left[name]), suggested.get(name, "")) for name in asked]
+        asked = {
+            name: outputs
+            for name, outputs in left.items()
+            if name not in result.data and not (self._inputs.stretches(name) or means_data(name))
+        }
+        tried = self._suggested(asked)
+        result.undecided = [Undecided(name, tuple(outputs), tried.get(name, "")) for name, outputs in asked.items()]
         return result
 
     def _fits(self, given: str, returned: str) -> list[int] | None:
@@ -175,15 +177,12 @@ class _Pairing:
             return "if it were a state, too, the graph would return nothing else"
         return ""
 
-    def _may_be(self, name: str) -> bool:
-        return not (self._inputs.stretches(name) or means_data(name))
-
     def _suggested(self, asked: Mapping[str, Collection[str]]) -> dict[str, str]:
         """Outputs to try, for the last inputs first, because data is given before states as a rule."""
         found = dict[str, str]()
-        for name, outputs in reversed(asked.items()):
+        for name in reversed([*asked]):
             taken = self._taken | found
-            free = [output for output in outputs if output not in taken.values()]
+            free = [output for output in asked[name] if output not in taken.values()]
             if free and self._data({**taken, name: free[0]}) and {*self._first} - {*taken.values(), free[0]}:
                 found[name] = free[0]
         return found

@@ -9,6 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -32,30 +35,25 @@ GENTLE = frozenset(("Add", "Sub", "Mul", "Div", "Sum"))
 """Operators that may add to a number, or multiply it by, what is no data at all."""
 SCALES = frozenset(("Mul", "Where", "Clip", "Min", "Max", "Mod"))
 """Operators that a state passes which a flag resets, and an index that is kept in range."""
-RANDOM = frozenset(
-    re.findall(r"\w+", "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli")
-)
+RANDOM = re.compile(r"Random(Normal|Uniform)(Like)?|Multinomial|Bernoulli")
 JOINS, PRODUCTS = frozenset(("Concat", "Add", "Sum")), frozenset(("MatMul", "Gemm"))
 """Operators that join a state to an input, and those that take it up by itself."""
 MOST_ZEROS = 2**16
 """Numbers of a constant that are looked at before it is said to be zeros."""
 
 
-@dataclass(slots=True, eq=False)
-class Value:
-    """How inputs reach a value, each as bits; results of one node share it.
+class Ways(NamedTuple):
+    """How inputs reach a value, each as bits.
 
     Attributes:
         reach: at all, by value and not by size.
         moved: its numbers are theirs, at other places, or changed by `SCALES`.
         recurrent: they are the first state of a recurrent operator, and this its last one.
-        raw: whether its numbers are those of one input and nothing else.
     """
 
     reach: int = 0
     moved: int = 0
     recurrent: int = 0
-    raw: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,107 +117,92 @@ class _Pass:
     """The one pass, and what it knows of each value."""
 
     def __init__(self, graph: ir.Graph, inputs: Sequence[Port]) -> None:
-        ports = {str(value.name): value for value in graph.inputs}
-        self._values = {ports[port.name]: Value(1 << at, 1 << at, 0, True) for at, port in enumerate(inputs)}
-        self._floats = sum(1 << at for at, port in enumerate(inputs) if port.dtype.startswith("float"))
-        self._chance, self._ops = 1 << len(inputs), dict[str, None]()
-        names = tuple(port.name for port in inputs)
+        ports, names = {str(value.name): value for value in graph.inputs}, tuple(port.name for port in inputs)
         self.found = found = Structure(names, read_axes(graph, [ports[name] for name in names]))
+        self._ways = {ports[name]: Ways(1 << at, 1 << at) for at, name in enumerate(names)}
+        self._floats = sum(1 << at for at, port in enumerate(inputs) if port.dtype.startswith("float"))
+        self._chance, self._drawn = 1 << len(inputs), dict[str, None]()
         ends = {str(value.name): end for value, end in zip(graph.outputs, self._graph(graph), strict=True)}
         found.carried = {name: found.among(end.recurrent) for name, end in ends.items() if end.recurrent}
-        found.random = [*self._ops], [name for name, end in ends.items() if end.reach & self._chance]
+        found.random = [*self._drawn], [name for name, end in ends.items() if end.reach & self._chance]
 
-    def _of(self, values: Iterable[ir.Value | None]) -> list[Value]:
-        return [(self._values.get(value) if value is not None else None) or Value() for value in values]
+    def _of(self, values: Iterable[ir.Value | None]) -> list[Ways]:
+        return [Ways() if value is None else self._ways.get(value, Ways()) for value in values]
 
-    def _graph(self, graph: ir.Graph) -> list[Value]:
+    def _graph(self, graph: ir.Graph) -> list[Ways]:
         """Go through a graph, and return its results."""
         for node in graph:
-            values, held = self._of(node.inputs), subgraphs(node)
+            given, held = self._of(node.inputs), subgraphs(node)
             if node.op_type in ("Loop", "Scan") and held:
-                self._loop(node, values, held[0])
+                self._loop(node, given, held[0])
             elif held:  # an If: what it returns is what either branch does
-                results = [self._graph(each) for each in held]
-                for at, output in enumerate(node.outputs):
-                    ends = [result[at] for result in results if at < len(result)]
-                    self._values[output] = _passing([*ends, *values], ends)
-                self.found.branching.update(self.found.among(_any(values, "reach")))
+                for output, *ends in zip(node.outputs, *map(self._graph, held), strict=False):
+                    self._ways[output] = _passing([*ends, *given], ends)
+                self.found.branching.update(self.found.among(_any(given, "reach")))
             else:
-                self._step(node, values)
+                self._step(node, given)
         return self._of(graph.outputs)
 
-    def _loop(self, node: ir.Node, values: list[Value], body: ir.Graph) -> None:
+    def _loop(self, node: ir.Node, given: list[Ways], body: ir.Graph) -> None:
         """A Loop or Scan: what is carried enters the body, and what the body returns leaves it."""
         skipped = 2 if node.op_type == "Loop" else 0  # of the node and of its body: the count and the condition
-        for entered, value in zip(body.inputs, [Value()] * skipped + values[skipped:], strict=False):
-            self._values[entered] = _passing([value], [value])
-        ends = self._graph(body)
-        carried = len(values) - (node.attributes.get_int("num_scan_inputs", 0) or 0)
-        self._carried(node.outputs, values[skipped:carried], [*values, *ends])
+        for entered, ways in zip(body.inputs, [Ways()] * skipped + given[skipped:], strict=False):
+            self._ways[entered] = ways._replace(recurrent=0)
+        ends, carried = self._graph(body), len(given) - (node.attributes.get_int("num_scan_inputs", 0) or 0)
+        self._carry(node.outputs, given[skipped:carried], [*given, *ends])
 
-    def _carried(self, outputs: Sequence[ir.Value], starts: list[Value], inputs: list[Value]) -> None:
+    def _carry(self, outputs: Sequence[ir.Value], starts: list[Ways], given: list[Ways]) -> None:
         """What a recurrence returns as the last states."""
         for at, output in enumerate(outputs):
-            self._values[output] = Value(_any(inputs, "reach"), 0, _any(starts[at : at + 1], "moved"))
+            self._ways[output] = Ways(_any(given, "reach"), 0, _any(starts[at : at + 1], "moved"))
 
-    def _step(self, node: ir.Node, values: list[Value]) -> None:
-        op = node.op_type
-        result = _passing([] if op in SIZES else values, self._passed(op, values))
+    def _step(self, node: ir.Node, given: list[Ways]) -> None:
+        op, found = node.op_type, self.found
+        result = _passing([] if op in SIZES else given, self._passed(op, given))
         if op in SCALES:
-            result.moved |= _any(values, "moved")
-        elif op in RANDOM:
-            result.reach |= self._chance
-            self._ops[op] = None
-        self._values.update(dict.fromkeys(node.outputs, result))
+            result = result._replace(moved=result.moved | _any(given, "moved"))
+        elif RANDOM.fullmatch(op):
+            result, self._drawn[op] = result._replace(reach=result.reach | self._chance), None
+        self._ways.update(dict.fromkeys(node.outputs, result))
         if op in RECURRENT:
-            count = RECURRENT[op]
-            self._carried(node.outputs[1 : 1 + count], values[5 : 5 + count], values)
-        elif op in ("Gather", "Equal") and len(values) > 1:
-            self._asked(node, *values[:2])
-        elif op == "Conv" and values:
-            self._context(node, values[0])
-        elif op in PRODUCTS or (op in JOINS and any(value.reach for value in values)):
-            for sizes in map(_zeros, node.inputs[:1] if op in PRODUCTS else node.inputs):
-                if sizes:
-                    self.found.frozen[name_of(node)] = op, sizes
+            self._carry(node.outputs[1 : 1 + RECURRENT[op]], given[5 : 5 + RECURRENT[op]], given)
+        elif op == "Gather" and len(given) > 1:
+            sizes, axis = _sizes(node.inputs[0]), node.attributes.get_int("axis", 0) or 0
+            for name in found.among(given[1].moved) if -len(sizes) <= axis < len(sizes) else ():
+                found.rows[name] = min(found.rows.get(name, sizes[axis]), sizes[axis])
+        elif op == "Equal" and len(given) > 1:
+            for ways, other in zip(given, node.inputs[::-1], strict=True):
+                for name in found.among(ways.moved):
+                    found.compared.setdefault(name, []).extend((numbers(other) or [])[:8])
+        elif op == "Conv" and len(given) > 1:
+            self._context(node, given[0])
+        elif op in PRODUCTS or (op in JOINS and any(ways.reach for ways in given)):
+            for zeros in filter(None, map(_zeros, node.inputs[:1] if op in PRODUCTS else node.inputs)):
+                found.frozen[name_of(node)] = op, zeros
 
-    def _passed(self, op: str, values: list[Value]) -> list[Value]:
+    def _passed(self, op: str, given: list[Ways]) -> list[Ways]:
         """Those of a node's inputs whose numbers are the result's."""
         if op in MOVES:
-            return values[:1]
+            return given[:1]
         if op in ("Concat", "Where"):
-            return values[1:] if op == "Where" else values
+            return given[1:] if op == "Where" else given
         if op in GENTLE:  # something that no array of data reaches may be added: sizes, settings, zeros of them
-            data = [value for value in values if value.reach & self._floats]
+            data = [ways for ways in given if ways.reach & self._floats]
             return data if len(data) == 1 else []
         return []
 
-    def _asked(self, node: ir.Node, one: Value, two: Value) -> None:
-        """Indices into tables, and numbers that settings are compared with."""
-        if node.op_type == "Gather":
-            table, axis = node.inputs[0], node.attributes.get_int("axis", 0)
-            sizes = () if table is None or table.const_value is None else table.const_value.shape.numpy()
-            if -len(sizes) <= axis < len(sizes):
-                for name in self.found.among(two.moved):
-                    self.found.rows[name] = min(self.found.rows.get(name, sizes[axis]), sizes[axis])
-            return
-        for value, other in ((one, node.inputs[1]), (two, node.inputs[0])):
-            for name in self.found.among(value.moved):
-                self.found.compared.setdefault(name, []).extend((numbers(other) or [])[:8])
-
-    def _context(self, node: ir.Node, source: Value) -> None:
+    def _context(self, node: ir.Node, source: Ways) -> None:
         """A convolution along one axis of an input alone, whose windows overlap what came before."""
-        weight = node.inputs[1]
-        sizes = () if weight is None or weight.const_value is None else weight.const_value.shape.numpy()
-        if len(sizes) != 3 or not source.raw:
+        sizes, value = _sizes(node.inputs[1]), node.inputs[0]
+        if len(sizes) != 3 or source.moved != source.reach or source.reach.bit_count() != 1:
             return
-        pads, value = [*node.attributes.get_ints("pads", (0, 0))], node.inputs[0]
+        pads = [*node.attributes.get_ints("pads", (0, 0))]
         while value is not None and (maker := value.producer()) is not None:
-            more = [*maker.attributes.get_ints("pads", ())] or numbers((*maker.inputs, None)[1]) or []
-            if maker.op_type == "Pad" and more and len(more) % 2 == 0:
+            more = numbers((*maker.inputs, None)[1]) if maker.op_type == "Pad" else None
+            if more and len(more) % 2 == 0:
                 pads = [pads[0] + more[len(more) // 2 - 1], pads[1] + more[-1]]
-            value = maker.inputs[0]
-        stride, dilation = ((node.attributes.get_ints(name, (1,)) or (1,))[0] for name in ("strides", "dilations"))
+            value = maker.inputs[0] if maker.inputs else None
+        stride, dilation = ([*node.attributes.get_ints(name, ()), 1][0] for name in ("strides", "dilations"))
         needs = (sizes[2] - 1) * dilation + 1 - max(stride, 1) - pads[1]
         if pads[0] == 0 and needs > 0:
             self.found.contexts.append(Context(name_of(node), self.found.among(source.moved)[0], needs, stride))
@@ -227,8 +210,7 @@ class _Pass:
 
 def subgraphs(node: ir.Node) -> list[ir.Graph]:
     """The graphs that a node holds, such as the branches of an If."""
-    held = [each for each in node.attributes.values() if each.type == ir.AttributeType.GRAPH]
-    return [each.as_graph() for each in held]
+    return [each.as_graph() for each in node.attributes.values() if each.type == ir.AttributeType.GRAPH]
 
 
 def name_of(node: ir.Node) -> str:
@@ -236,29 +218,24 @@ def name_of(node: ir.Node) -> str:
     return node.name or next((str(value.name) for value in node.outputs), "")
 
 
+def _sizes(value: ir.Value | None) -> tuple[int, ...]:
+    """The sizes of a constant, () of anything else."""
+    return () if value is None or value.const_value is None else tuple(value.const_value.shape.numpy())
+
+
 def _zeros(value: ir.Value | None) -> tuple[int, ...]:
     """The sizes of a constant of several zeros with several axes; () of anything else."""
-    maker = None if value is None else value.producer()
-    if maker is not None and maker.op_type == "ConstantOfShape" and maker.attributes.get("value") is None:
-        sizes = numbers(maker.inputs[0])
-        return tuple(sizes) if sizes and len(sizes) > 1 and np.prod(sizes, dtype=float) > 1 else ()
     tensor = None if value is None else ir.convenience.get_const_tensor(value)
     if tensor is None or not tensor.dtype.is_floating_point() or not 1 < tensor.size <= MOST_ZEROS:
         return ()
-    sizes = [*tensor.shape.numpy()]
-    return tuple(sizes) if len(sizes) > 1 and not tensor.numpy().any() else ()
+    return tuple(tensor.shape.numpy()) if len(tensor.shape) > 1 and not np.any(tensor.numpy()) else ()
 
 
-def _passing(inputs: Sequence[Value], passed: Sequence[Value]) -> Value:
+def _passing(given: Iterable[Ways], passed: Sequence[Ways]) -> Ways:
     """A value that all inputs reach, and that has the numbers of those that are passed on."""
-    moved, reach = _any(passed, "moved"), _any(inputs, "reach")
-    raw = len(passed) == 1 and passed[0].raw and moved == reach
-    return Value(reach, moved, _any(passed, "recurrent"), raw)
+    return Ways(_any(given, "reach"), _any(passed, "moved"), _any(passed, "recurrent"))
 
 
-def _any(values: Iterable[Value], kind: str) -> int:
+def _any(ways: Iterable[Ways], kind: str) -> int:
     """The inputs that reach one of these values in a way."""
-    found = 0
-    for value in values:
-        found |= getattr(value, kind)
-    return found
+    return reduce(or_, (getattr(each, kind) for each in ways), 0)

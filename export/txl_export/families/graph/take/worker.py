@@ -103,7 +103,8 @@ def unpacked(arrays: Mapping[str, Numbers]) -> dict[str, Any]:
     Raises:
         ValueError, TypeError: bytes are no array of numbers.
     """
-    return {name: np.frombuffer(data, _kind(kind)).reshape(shape).copy() for name, (kind, shape, data) in arrays.items()}
+    sent = arrays.items()
+    return {name: np.frombuffer(data, _kind(kind)).reshape(shape).copy() for name, (kind, shape, data) in sent}
 
 
 def _kind(dtype: Any) -> np.dtype[Any]:
