@@ -136,9 +136,10 @@ class _Pass:
             if node.op_type in ("Loop", "Scan") and held:
                 self._loop(node, given, held[0])
             elif held:  # an If: what it returns is what either branch does
+                decides = Ways(_any(given, "reach"))
                 for output, *ends in zip(node.outputs, *map(self._graph, held), strict=False):
-                    self._ways[output] = _passing([*ends, *given], ends)
-                self.found.branching.update(self.found.among(_any(given, "reach")))
+                    self._ways[output] = _passing([*ends, decides], ends)
+                self.found.branching.update(self.found.among(decides.reach))
             else:
                 self._step(node, given)
         return self._of(graph.outputs)
@@ -153,8 +154,9 @@ class _Pass:
 
     def _carry(self, outputs: Sequence[ir.Value], starts: list[Ways], given: list[Ways]) -> None:
         """What a recurrence returns as the last states."""
+        reach = _any(given, "reach")  # once: a Loop may have as many inputs and outputs as its file has room for
         for at, output in enumerate(outputs):
-            self._ways[output] = Ways(_any(given, "reach"), 0, _any(starts[at : at + 1], "moved"))
+            self._ways[output] = Ways(reach, 0, _any(starts[at : at + 1], "moved"))
 
     def _step(self, node: ir.Node, given: list[Ways]) -> None:
         op, found = node.op_type, self.found

@@ -25,7 +25,7 @@ MOST_BYTES = 2**31 - 1
 MOST_SIDES = 2**10
 """Inputs or outputs of a graph."""
 MOST_AXES, MOST_NAME = 64, 2**10
-"""Of an input or output: axes, and characters of its name or of a size's."""
+"""Of an input or output: axes, and characters of its name or of a size's. Of a constant: axes."""
 ADVICE = "expected an ONNX model; check the path"
 Size = int | str
 
@@ -211,10 +211,12 @@ def _beside(tensors: Iterable[Any], path: Path) -> int:
     """Bytes of the files that weights lie in; each has to be there, beside the graph.
 
     Raises:
-        CheckpointError: one is not, or lies elsewhere.
+        CheckpointError: one is not, or lies elsewhere, or a tensor has more axes than any has.
     """
     found: dict[str, int] = {}
     for tensor in tensors:
+        if len(tensor.dims) > MOST_AXES:
+            raise CheckpointError(f"{path}: a tensor has {len(tensor.dims)} axes, expected at most {MOST_AXES}")
         said = {entry.key: entry.value for entry in tensor.external_data}
         if (place := said.get("location")) is None:
             continue

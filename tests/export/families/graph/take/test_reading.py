@@ -78,7 +78,15 @@ def test_names_and_axes_without_end_are_refused_before_anything_is_made_of_them(
     long.graph.input[0].name = "x" * 2000
     many.graph.input[0].type.tensor_type.shape.dim.extend([onnx.TensorShapeProto.Dimension()] * 2000)
     symbol.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "input " * 400
-    for made, said in ((long, "a name of 2000"), (many, "2003 axes"), (symbol, "a name of 2400")):
+    constant = model()
+    constant.graph.initializer.add(name="w", data_type=TensorProto.INT64, dims=[1] * 2000, raw_data=bytes(8))
+    wrong = (
+        (long, "a name of 2000"),
+        (many, "2003 axes"),
+        (symbol, "a name of 2400"),
+        (constant, "tensor has 2000 axes"),
+    )
+    for made, said in wrong:
         (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
         with pytest.raises(CheckpointError, match=said):
             read_foreign(tmp_path / "m.onnx")
