@@ -24,7 +24,8 @@ from txl_export.families.own_module.spec import StepSpec
 _Found = Mapping[str, Array]
 LIMIT = 1e-5
 """How far chained outputs may be from those of all positions at once, relative to the largest."""
-SEGMENTS = 6
+SEGMENTS, LEAST = 6, 48
+"""Segments that are chained; more of short ones, until they have so many positions: a window of 8 is full then."""
 WHOLE = 3
 """Segments that are also run in shorter ones, or as often as many as it takes for these to end with them."""
 POSITIONS = 12
@@ -70,18 +71,19 @@ def check_opened(
         _check_alone(spec, step, batch, whole, opened)
         return
     for length in lengths:
-        inputs, states = _given(spec, batch, length * SEGMENTS), fresh_states(spec, batch)
+        segments = max(SEGMENTS, -(-LEAST // length))
+        inputs, states = _given(spec, batch, length * segments), fresh_states(spec, batch)
         try:
             wanted = whole(_feeds(step, inputs, states, step.shown))
         except UsageError as error:
             raise UsageError(
                 f"--open made {opened} explicit, and nothing shows that a chain is right, because the file does not "
-                f"run with {length * SEGMENTS} positions at once ({error}); export it with an open length, or the "
+                f"run with {length * segments} positions at once ({error}); export it with an open length, or the "
                 "module that it was made of"
             ) from None
         found = _chained(spec, inputs, states, batch, length)
         for side in step.outputs:
-            name = f"{side.port} of {SEGMENTS} segments of {length}"
+            name = f"{side.port} of {segments} segments of {length}"
             _check(opened, name, found[side.spec.name], wanted[side.port], "the file's own run over all of them")
 
 
