@@ -50,11 +50,6 @@ def try_bundle(path: Path, manifest: Manifest, bounds: Bounds, heard: Listener) 
     Streams begin with segments of each length, go on with them until no new sizes come, and then take each other
     length. Of a softmax the last positions are computed, so other numbers of rows stay untried.
 
-    Args:
-        path, manifest: of the bundle.
-        bounds: of each trial.
-        heard: gets a stage for each number of sequences.
-
     Raises:
         BundleError: a trial ended; the message says of which program and sizes, and how.
         BackendError: the engine is not installed or cannot run the bundle.

@@ -82,8 +82,6 @@ class CompiledEngines:
         """Check a composed graph, and change in it what the target needs.
 
         Args:
-            data: the graph's bytes.
-            program: what the graph is.
             folder: where its external weights lie.
             hashes: SHA-256 of weight files, as far as they are known already.
 

@@ -91,9 +91,7 @@ class Compiler:
         """Serialized engine bytes, as an object with the buffer protocol; None when the builder failed.
 
         Args:
-            parsed: from `parse`.
             gpus: compute capabilities, where the library takes a list; empty for its default.
-            on_step: called at each step of the builder.
         """
         trt, library = self.library.module, self.library
         builder, network = parsed.builder, parsed.network

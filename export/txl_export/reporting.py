@@ -24,12 +24,6 @@ def add_page(folder: Path, name: str, options: ExportOptions, heard: Listener) -
     A page is no reason to lose an export that has passed: where one cannot be made, the listener hears why. Only a disk
     that does not take it ends the export, because what follows would not fit either.
 
-    Args:
-        folder: of the bundle.
-        name: that it will have.
-        options: of the export; on its text the page's losses are measured.
-        heard: hears of the stages.
-
     Returns:
         Whether there is a page.
 

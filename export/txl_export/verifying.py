@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.reading import open_bundle
-from txl_runtime.errors import UsageError, some
+from txl_runtime.errors import CheckpointError, UsageError, some
 from txl_runtime.listener import Listener, Silent
 
 from txl_export.checkpoints.vocabularies import differences, read_vocabulary_file
 from txl_export.families.graph.against_bundle import verify_beside
 from txl_export.families.graph.against_module import verify_file
 from txl_export.families.graph.matching import Said
+from txl_export.families.graph.take.reading import MOST_BYTES
 from txl_export.families.own_module.sources import asked_module
 from txl_export.families.own_module.spec import StepSpec
 from txl_export.families.registry import VerifyRequest, family_of_bundle
@@ -27,6 +29,7 @@ from txl_export.families.transformer_xl.parity.bisecting import Bisection, bisec
 from txl_export.proof.input_source import read_samples
 from txl_export.proof.parity import Parity
 from txl_export.proof.verification import openers
+from txl_export.regular import read_regular
 
 
 def verify(
@@ -129,10 +132,9 @@ def _said(inputs: str | Path | None, states: Mapping[str, str] | None, rename: M
 
 def _made_of(path: Path, manifest: Manifest) -> bool:
     """Whether a bundle was made of this very file."""
-    try:
-        return manifest.family.get("sha256") == hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        return False  # who reads it says why it cannot be read
+    with contextlib.suppress(OSError, CheckpointError):  # what reads it then says why it cannot be read
+        return manifest.family.get("sha256") == hashlib.sha256(read_regular(path, MOST_BYTES)).hexdigest()
+    return False
 
 
 def bisect(bundle: str | Path, checkpoint: str | Path | None = None, backend: str = "auto") -> Bisection:

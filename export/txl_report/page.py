@@ -38,8 +38,6 @@ def page_of(facts: Facts, measures: Measures | None = None, when: str = "") -> s
     """The page as one HTML document, which asks the network for nothing and runs nothing.
 
     Args:
-        facts: of a bundle.
-        measures: what was measured on a text.
         when: the time to note on the page. Without it the same facts and measures give the same bytes.
 
     Raises:

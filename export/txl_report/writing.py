@@ -164,10 +164,8 @@ def page_for_export(
 
     Args:
         bundle: sealed, but for the page.
-        name: that it will have.
         described: what its family says of it.
         measured: measures it on the text of the export, where there was one.
-        listener: hears what could not be measured.
 
     Raises:
         BackendError: jinja2 is missing.

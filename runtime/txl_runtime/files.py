@@ -39,7 +39,6 @@ def open_plain(path: Path | str, links: bool = True) -> Iterator[tuple[io.Buffer
     when it is looked at may be a pipe when it is opened.
 
     Args:
-        path: of the file.
         links: whether the last part of the path may be a link.
 
     Raises:

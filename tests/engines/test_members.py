@@ -12,7 +12,7 @@ from stand_ins.tensorrt import VERSIONS, read_members
 from txl_engines import compiler
 from txl_runtime.device.engines import library, running
 from txl_runtime.device.engines.library import DTYPES
-from txl_runtime.device.engines.library_features import FACTS, NEEDS, RTX_GPUS, LibraryFeatures, find_facts
+from txl_runtime.device.engines.library_features import FACTS, RTX_GPUS, LibraryFeatures, find_facts
 from txl_runtime.errors import BackendError
 
 # The only modules that touch the objects of TensorRT's libraries, and the names under which they hold them.
@@ -47,6 +47,36 @@ OTHERS = {
     "self", "journal", "parsed", "importlib", "missing", "value", "mode", "dtype", "reasons", "library", "program",
     "spec", "types", "queue", "workspace", "found", "wanted", "addresses", "DTYPES", "said", "np", "logging", "logger",
 }  # fmt: skip
+NEEDS: dict[str, str] = {
+    "BuilderFlag.REQUIRE_USER_ALLOCATION": "portable",
+    "ComputeCapability.__members__": "portable",
+    "CudaGraphStrategy.DISABLED": "portable",
+    "CudaGraphStrategy.WHOLE_GRAPH_CAPTURE": "portable",
+    "EngineInvalidityDiagnostics.__members__": "portable",
+    "EngineValidity.INVALID": "portable",
+    "IAttention.decomposable": "reads_in_place",
+    "IAttentionInputLayer.attention": "reads_in_place",
+    "IAttentionInputLayer.get_input": "reads_in_place",
+    "IAttentionInputLayer.set_input": "reads_in_place",
+    "IBuilderConfig.num_compute_capabilities": "portable",
+    "IBuilderConfig.set_compute_capability": "portable",
+    "ICudaEngine.create_runtime_config": "portable",
+    "ICudaEngine.device_memory_size_v2": "portable",
+    "ICudaEngine.get_aliased_input_tensor": "ring",
+    "IExecutionContext.is_stream_capturable": "portable",
+    "IExecutionContext.set_device_memory": "portable",
+    "IRuntimeCache.deserialize": "portable",
+    "IRuntimeCache.serialize": "portable",
+    "IRuntimeConfig.create_runtime_cache": "portable",
+    "IRuntimeConfig.cuda_graph_strategy": "portable",
+    "IRuntimeConfig.set_execution_context_allocation_strategy": "portable",
+    "IRuntimeConfig.set_runtime_cache": "portable",
+    "LayerType.ATTENTION_INPUT": "reads_in_place",
+    "Runtime.engine_header_size": "portable",
+    "Runtime.get_engine_validity": "portable",
+}
+"""Members that some versions lack, and the fact that is true where they may be used."""
+
 OF_ANY_ENUM = {"name", "__members__"}
 OF_ANY_CLASS = {"__init__", "__class__"}
 OF_THE_MODULE = {"__version__", "__name__"}

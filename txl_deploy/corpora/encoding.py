@@ -19,7 +19,6 @@ class Encoder:
     """Makes units of documents.
 
     Args:
-        manifest: of the bundle.
         vocabulary: of the bundle; without one only documents of token ids can be scored.
     """
 

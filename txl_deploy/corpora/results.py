@@ -48,12 +48,6 @@ def header_of(manifest: Manifest, corpus: Corpus) -> dict[str, Any]:
 class Results:
     """A file of results that is open for writing, locked against a second run.
 
-    Args:
-        path: the file.
-        header: what the results will be of.
-        resume: go on with a file that is there.
-        force: replace a file that is there.
-
     Attributes:
         finished: indices of documents whose results are in the file.
         totals: what they add up to.

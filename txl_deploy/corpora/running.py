@@ -32,10 +32,6 @@ def score_corpus(
     """Score every document of a corpus that is not in the file of results yet.
 
     Args:
-        model: with which.
-        corpus: which documents.
-        out: the file that results are kept in.
-        resume, force: go on with a file that is there; replace it.
         skip_bad: leave out what cannot be scored, and count it; else the first one ends the run.
         jobs: how many threads score.
 

@@ -83,7 +83,6 @@ def package_c(
         weights_file: whether the weights lie in a file of their own.
         max_bytes: what state, weights, stack and code may have together.
         unverified: whether it is put into place without having been compiled and compared.
-        listener: is told what happens.
 
     Raises:
         UsageError: nothing can be written there, or this model is none for plain C.

@@ -39,7 +39,6 @@ def plain_step(bundle: Bundle, length: int | None, batch_size: int | None) -> Pl
     """The step of a bundle with L and B fixed.
 
     Args:
-        bundle: to package.
         length: L; the bundle's longest without it.
         batch_size: B, needed where the bundle leaves it open.
 

@@ -46,12 +46,7 @@ class Verified(NamedTuple):
 
 
 class Replay:
-    """A process that runs the compiled step.
-
-    Args:
-        command: of the process.
-        context: of the templates.
-    """
+    """A process that runs the compiled step."""
 
     def __init__(self, command: list[str], context: Mapping[str, Any]) -> None:
         self._context = context

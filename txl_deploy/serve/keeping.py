@@ -22,7 +22,6 @@ class Keeping:
     """The checkpoint of one server, and what became of it.
 
     Args:
-        log: is told of every checkpoint.
         checkpoint: where all sessions are kept; None where they end with the server.
 
     Attributes:

@@ -47,11 +47,7 @@ prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
-    """Counters of one server; what its sessions count is looked at when it is read.
-
-    Args:
-        model: that it serves.
-    """
+    """Counters of one server; what its sessions count is looked at when it is read."""
 
     def __init__(self, model: Model) -> None:
         self._registry = own = prometheus.CollectorRegistry()

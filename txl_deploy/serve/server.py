@@ -50,7 +50,6 @@ def serve(settings: ServerSettings, listens: Callable[[str], None] | None = None
     """Serve until a signal tells to stop.
 
     Args:
-        settings: the options.
         listens: is called with the address once requests are answered; without it the log tells of it.
 
     Raises:

@@ -42,10 +42,8 @@ def stepping_config(manifest: Manifest, sequences: int, idle_seconds: float, bac
     """Of the model that is stepped: sequences that go on from request to request, batched as they come.
 
     Args:
-        manifest: of the bundle.
         sequences: how many may be at once; those beyond wait for a place.
         idle_seconds: after which a sequence loses its place.
-        backend: of the runtime.
     """
     given = manifest.given
     outputs = [_tensor(output, manifest) for output in manifest.outputs]

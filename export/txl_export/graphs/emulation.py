@@ -48,8 +48,6 @@ def runnable(folder: Path, manifest: Manifest, backend: str, rounding: bool = Fa
     """The bundle itself, or a copy that the CPU can run, which is removed at the end of the block.
 
     Args:
-        folder: the bundle.
-        manifest: of the bundle.
         backend: that will run it; backends of devices can run bf16 themselves.
         rounding: whether fp16 is to be rounded as often as on a device, which takes a copy too.
     """

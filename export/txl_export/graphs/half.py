@@ -35,8 +35,6 @@ def weights_of_products(graph: ir.Graph, precision: HalfPrecision, parameters: C
     """Names of the graph's float32 constants that products in half precision multiply by.
 
     Args:
-        graph: of float32.
-        precision: that it will have.
         parameters: names of the constants that are the model's parameters. A product with any other constant, such as
             the frequencies of positions, stays as it is. LSTM and GRU take weights alone.
     """

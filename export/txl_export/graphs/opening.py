@@ -35,7 +35,6 @@ def open_batch(model: ir.Model, other: ir.Model, size: int) -> None:
     Args:
         model: a settled graph of `size` sequences.
         other: the same of one sequence more.
-        size: B.
 
     Raises:
         FixedBatchError: something in the graph follows from B in another way than sizes and entries do.

@@ -55,8 +55,6 @@ def multiply_quantised(graph: ir.Graph, parts: Mapping[str, Tensor], many: bool)
     """Replace products with quantised matrices; the graph's initializers are named as the parameters, "/" for ".".
 
     Args:
-        graph: to change.
-        parts: from `quantising.quantise`.
         many: multiply int8 in the form for many rows.
     """
     zeros: ir.Value | None = None

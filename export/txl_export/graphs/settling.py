@@ -60,7 +60,6 @@ def settle(
 
     Args:
         model: with its inputs named as the program's, as far as it has them, and all outputs in order.
-        name: of the program.
         inputs, outputs: of the program; a size that is a word is open.
         opsets: that the graph may be of.
 

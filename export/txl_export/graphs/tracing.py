@@ -62,7 +62,6 @@ class WeightFile:
     """The bundle's weight file as graphs refer to it: their parameters are byte ranges of it, not copies.
 
     Args:
-        path: a safetensors file.
         parts: further tensors that are rows [first, last) of one of the file's: name → (that one, first, last).
     """
 
@@ -123,10 +122,8 @@ def write_graph(
     """Trace a network and write it as the program's file.
 
     Args:
-        network: what to trace.
         program: names, shapes and dtypes of its inputs and outputs.
         weights: the file that its parameters are in.
-        path: where to write.
         opset: of the standard.
         parts: the parameters as the weight file has them, some quantised.
     """

@@ -32,11 +32,6 @@ def judge(
     """The gates of this precision and backend.
 
     Args:
-        manifest: of the bundle.
-        precision: to judge by.
-        backend: that ran.
-        chains: that were run.
-        bits: that were compared.
         real: whether the inputs were real ones; of random ones the distribution says nothing below float32.
         text: one whose likelihood both sides computed; without it that of the chains' own tokens counts.
     """

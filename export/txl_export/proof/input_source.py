@@ -25,7 +25,6 @@ class InputSource:
     sample, and then with the next one.
 
     Args:
-        manifest: of the bundle.
         samples: real inputs by name; random ones without.
         draws: draws those, or the order of the samples.
         segments: so many of all sequences have to be enough to begin every sample; 0 where that does not matter.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,6 @@ from txl_export.proof.rounding import own_rounding, told_apart
 from txl_export.proof.same_bits import compare_bits, compare_forms
 from txl_export.proof.side_by_side import Trial
 from txl_export.proof.threads import engine_threads, few_threads
-from txl_export.proof.unused_states import idle_states
 from txl_export.proof.unusual_inputs import far_gates, hidden_nan
 
 ADVICE = "see the table: the first segment with a large error says whether it is the outputs or the state that differ"
@@ -60,7 +59,6 @@ def verify_model(
     segments: int | None = None,
     listener: Listener | None = None,
     stand_in_for: str | None = None,
-    idle: Collection[str] = (),
     others: Sequence[Callable[[], Model]] = (),
     text: Ids | None = None,
     advice: str = ADVICE,
@@ -69,14 +67,11 @@ def verify_model(
     """Run all chains, compare bits, and judge both by the ladder.
 
     Args:
-        open_model: loads the bundle as users get it.
         reference: what it should be equal to.
         source: where the reference came from, for the report.
         samples: real inputs by name; random ones without.
         segments: of the longest chain; None for enough that every state is long full.
-        listener: hears of progress.
         stand_in_for: the precision to judge by, where what is loaded is a float32 copy that rounds to it.
-        idle: states that are known to change no output.
         others: each loads it for another update rule, which runs brief chains alone. One model is open at a time,
             because each holds its weights.
         text: ids [T] of real text, whose likelihood is compared.
@@ -108,7 +103,7 @@ def verify_model(
                 extra, advice = _far_gates(trial, advice)
             if odd and (told := hidden_nan(model, reference, samples)):
                 heard.warn(told)
-        _warn(trial, held, found[0].chain, [name for name in idle_states(model, samples) if name not in idle])
+        _warn(trial, held, found[0].chain)
         del model, trial
         compare_plain()
         for opener in others:
@@ -191,8 +186,8 @@ def _explained(missed: Sequence[Gate], far: Mapping[str, float]) -> str:
     return f"in float32 the model is {max(own):.0e} from itself in the same segments: {AMPLIFIES}"
 
 
-def _warn(trial: Trial, held: int, longest: Chain, unused: Sequence[str]) -> None:
-    """Say what was not tried, and which states nothing depends on."""
+def _warn(trial: Trial, held: int, longest: Chain) -> None:
+    """Say what was not tried."""
     heard, segments = trial.listener, longest.segments
     if len(trial.begun) < held:
         heard.warn(
@@ -205,8 +200,6 @@ def _warn(trial: Trial, held: int, longest: Chain, unused: Sequence[str]) -> Non
             heard.warn(f"{count} of {entry.vocab} ids of {entry.name} were tried, drawn at random")
     for name, most in trial.reference.below.items():
         heard.warn(f"{name} was only tried from 0 to {most - 1}, as nothing says how large it is; give real inputs")
-    for name in unused:
-        heard.warn(f"state {name} changes no output of the bundle in the segments that were tried")
     if longest.filling:
         heard.warn(
             f"state {some(longest.filling)}: still filling late in the chain of {segments} segments; verify again with "

@@ -65,7 +65,6 @@ def line_chart(
     Args:
         name, title, description: as `new_figure`.
         series: the curves, at most `STYLES`.
-        across, up: the axes.
         across_label, up_label: what stands along them.
         level: a limit, and what to write on it.
 

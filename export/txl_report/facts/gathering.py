@@ -72,10 +72,8 @@ def gather(
     """Everything that can be said of a bundle without running it.
 
     Args:
-        bundle: opened.
         described: what the family that exported it says of its architecture (`facts_of_bundle` of the exporter); this
             package imports no exporter.
-        name: of the bundle, where its folder has another one yet.
         verify: a file that `txl-deploy verify --json` wrote.
         bench: a file that `txl-deploy bench --json` wrote.
 

@@ -27,7 +27,6 @@ def passage_of(
         pieces: what was read.
         ids: int32 [T], the text.
         with_memory, without: losses [sequences, segments, positions] of the same tokens, after the warm-up.
-        vocabulary: of the bundle.
     """
     found = np.nan_to_num(without - with_memory, nan=0.0).reshape(len(without), -1)
     gains = found.clip(-20, 20)  # one token that is impossible on one side alone does not decide where it is

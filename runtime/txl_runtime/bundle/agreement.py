@@ -38,11 +38,6 @@ def contradictions(tables: Tables, used: Sequence[str], files: Collection[str]) 
     """What in a manifest cannot be true, one sentence each; nothing when all is well.
 
     The time that it takes grows as the manifest does, whatever stands in it.
-
-    Args:
-        tables: of the manifest.
-        used: the files that it names.
-        files: those that it lists.
     """
     yield from (f"{path} is used but not in the list of files" for path in used if path not in files)
     alike = Counter(path.casefold() for path in files)

@@ -32,10 +32,6 @@ def check_bindings(
     """Hold what was found against a program.
 
     Args:
-        where: what was looked at, for the message.
-        inputs, outputs: what was found there.
-        program: what was promised.
-        advice: what to do when they differ.
         order: whether the order has to be the program's; libraries tell their tensors in an order of their own.
         open_size: the name of a size that a graph may leave open though the program says a number.
 

@@ -28,7 +28,6 @@ def decode_vectors(data: bytes, source: str) -> dict[str, NDArray[Any]]:
     """Arrays by name from a safetensors file, or from an .npz file, as bundles of format 2.0 have it.
 
     Args:
-        data: the file.
         source: its path; the ending says which of the two it is.
 
     Raises:

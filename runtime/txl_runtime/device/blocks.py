@@ -76,8 +76,6 @@ class Inputs:
     """What a program reads beside its state: on the device, and staged on the host.
 
     Args:
-        device: where it lies.
-        specs: the tensors.
         last: those of them that stand last, in this order.
 
     Attributes:

@@ -22,8 +22,6 @@ class DeviceCall:
     """An executable tied to its inputs, its results and one side of a loop's memory.
 
     Args:
-        executable: what runs.
-        queue: where.
         inputs, results: what it reads and returns beside the memory.
         memory: where the states are that it reads and writes, by the names of its inputs and of its outputs.
 
@@ -75,7 +73,6 @@ class Step:
     Nothing that it holds holds it, so that memory is given back as soon as a loop goes.
 
     Args:
-        call: whose.
         parts: of results, by their tensors' names.
         staged: where they arrive.
         bare: the steps that fetch nothing; None for those themselves.

@@ -124,9 +124,7 @@ class DeviceLoop(LoopState):
     for, so streams in different threads keep each other waiting no longer than the device itself does.
 
     Args:
-        manifest: of the bundle.
         device, queue, lock: where it runs, the one order of its work, and whose turn it is to add to it.
-        backend: its name, for messages.
         executables: the programs of the manifest's B.
         initial: what states are before anything was seen.
         settled: called when a program has run twice: engines compile what they compile at first use by then.

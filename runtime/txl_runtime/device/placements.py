@@ -69,10 +69,7 @@ class DevicePlacement(Placement):
 
     Args:
         device, queue: where the blocks lie, and the order of all work on them.
-        tail: the loop's.
-        states: of the bundle's table.
         initial: what they start as, from `initial_values`.
-        counters: of the loop.
 
     Attributes:
         sides: how many blocks there are.

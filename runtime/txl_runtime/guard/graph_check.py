@@ -75,11 +75,7 @@ def check_graph(
     """Check a program's graph.
 
     Args:
-        data: the file.
-        where: its path, for the message.
-        program: whose graph it is.
         manifest: of its bundle, which says what file the parameters lie in.
-        advice: what to do about a graph that is refused.
 
     Returns:
         What was found in it.
@@ -144,7 +140,6 @@ class Walk:
         returned: the names of the graph's outputs.
 
     Args:
-        data: the file.
         kind: of the program; only "step" may have all operators.
         weights, weight_bytes: name and size of the file that parameters may lie in.
     """

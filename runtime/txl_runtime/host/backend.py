@@ -53,7 +53,6 @@ def open_host(
     """Open a bundle on the CPU.
 
     Args:
-        bundle: to open.
         update: the rule asked for; None for the best that this ONNX Runtime has.
         threads, lean, forms, trial: see `txl_runtime.load`.
 

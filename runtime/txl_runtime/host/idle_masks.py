@@ -24,13 +24,7 @@ Made: TypeAlias = "Mapping[str, tuple[int, str, list[str]]]"
 
 
 def without_idle_masks(graph: bytes, found: Walk, manifest: Manifest) -> tuple[bytes, frozenset[str]]:
-    """A graph without masks of idle sequences, and the outputs whose idle sequences the caller has to keep.
-
-    Args:
-        graph: an ONNX file.
-        found: what its check found.
-        manifest: of its bundle.
-    """
+    """A graph without masks of idle sequences, and the outputs whose idle sequences the caller has to keep."""
     states = manifest.states_of("replace")
     valid = next((entry.name for entry in manifest.inputs if entry.role == "valid"), "")
     if manifest.streams != "independent" or any(state.absent or state.rows is not None for state in states):

@@ -57,10 +57,6 @@ class HostLoop(LoopState):
     """See `streaming.loop.Loop`.
 
     Args:
-        manifest: of the bundle.
-        engine: that has opened the programs.
-        update: their rule.
-        programs: those of segments.
         initial: what states are before anything was seen.
     """
 

@@ -42,8 +42,6 @@ class OnnxRuntimeCpu(Engine):
     Programs that share a file share its session, and with it one copy of the weights.
 
     Args:
-        bundle: whose programs they are.
-        programs: to open.
         threads, lean, forms: see `txl_runtime.load`.
     """
 

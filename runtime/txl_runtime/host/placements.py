@@ -26,9 +26,7 @@ class HostPlacement(Placement):
     """See `streaming.state.Placement`; what the loop on the CPU asks besides.
 
     Args:
-        states: of the bundle's table.
         initial: what they start as, from `initial_values`.
-        counters: of the loop.
 
     Attributes:
         shapes: on either side, of states whose shapes decide which program runs.

@@ -42,11 +42,8 @@ class Tried(Engine):
     costs what it costs without a trial, and one that leaves rows of its states open a look into `tried`.
 
     Args:
-        bundle: whose programs they are.
-        programs: to open.
         lean, forms: see `txl_runtime.load`.
         bounds: of the trial; True for the defaults.
-        opener: opens some of the programs here.
 
     Attributes:
         opened, tried: how the trial of opening went, and that of each combination.

@@ -272,10 +272,6 @@ async def save_beside(front: AsyncSessions, checkpoint: Checkpoint) -> int:
     Where this is cancelled, the save ends at the next session, and what is there is the last checkpoint. It returns
     only then, so that another save may begin.
 
-    Args:
-        front: of the sessions.
-        checkpoint: where to. One save at a time.
-
     Returns:
         How many states were written.
 

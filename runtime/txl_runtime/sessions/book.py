@@ -20,10 +20,6 @@ class Book:
     """Sessions and their unfinished requests.
 
     Args:
-        rows: of the stream.
-        store: where states are that have no row.
-        limits: on both.
-        counters: of what was done.
         clock: seconds, never going back.
 
     Attributes:

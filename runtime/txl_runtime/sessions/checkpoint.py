@@ -177,12 +177,11 @@ class Checkpoint:
             versions: of all sessions that are to be saved, see `Kept.versions`.
 
         Raises:
-            UsageError: a save is under way already; or the folder was made anew, and another server took it.
-            TxlError: the folder cannot be read, or made anew where it was removed.
+            UsageError: a save is under way already.
+            TxlError: the folder cannot be read, or is gone.
         """
         if self._saving:
             raise UsageError(f"{self.folder}: sessions are being saved, expected one save at a time; wait for its end")
-        self._lock.hold()
         there = self._there()
         self._stale |= INDEX not in there and bool(self._entries)
         for name in [name for name, entry in self._entries.items() if entry.file not in there]:
@@ -250,8 +249,6 @@ class Checkpoint:
 
     def _remove_left_over(self) -> None:
         """Remove what no index names, and what is left of an index that was being written: nobody else writes here."""
-        if not self._lock.held:  # what is there now is another server's
-            return
         known = {entry.file for entry in self._entries.values()} | self._perhaps
         with contextlib.suppress(OSError):
             for path in sorted(self.folder.iterdir()):
@@ -325,7 +322,6 @@ class Save:
         before = checkpoint._entries
         known = {name: self._new.get(name) or before.get(name) for name in self._now}
         entries = {name: entry for name, entry in known.items() if entry is not None}
-        checkpoint._lock.hold()
         gone = {entry.file for entry in entries.values()} - checkpoint._there()
         if gone:
             raise TxlError(

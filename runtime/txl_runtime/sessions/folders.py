@@ -26,39 +26,6 @@ class Lock:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._descriptor = self._take()
-
-    @property
-    def held(self) -> bool:
-        """Whether the file in the folder is the one that is locked; it is not where others removed or replaced it."""
-        try:
-            there, ours = (self._folder / LOCK).lstat(), os.fstat(self._descriptor)
-        except OSError:
-            return False
-        return os.path.samestat(there, ours)
-
-    def hold(self) -> None:
-        """Lock the folder anew where the file was removed, alone or with the folder.
-
-        Raises:
-            UsageError: the file is another one now, since another process has taken the folder.
-            TxlError: the folder cannot be made or written to.
-        """
-        path = self._folder / LOCK
-        if self.held:
-            return
-        if os.path.lexists(path):
-            raise UsageError(
-                f"{path}: is another file than this server has locked, expected the same: another server uses or used "
-                "the folder; end that server, and move the folder away to let this one make it anew"
-            )
-        descriptor = self._take()
-        self.release()
-        self._descriptor = descriptor
-
-    def _take(self) -> int:
-        folder = self._folder
         try:
             folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
@@ -79,7 +46,7 @@ class Lock:
                 f"{folder}: another server uses it, expected a folder for this one alone; end that server, or choose "
                 "another folder"
             )
-        return descriptor
+        self._descriptor = descriptor
 
     def release(self) -> None:
         """Let others have the folder; calling it again does nothing."""
@@ -94,7 +61,6 @@ def write_private(path: Path, data: bytes) -> None:
 
     Args:
         path: where nothing is yet.
-        data: all of it.
 
     Raises:
         OSError: it cannot be written; nothing is left of it, as far as it can be removed.

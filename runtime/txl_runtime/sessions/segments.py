@@ -62,12 +62,7 @@ class Part:
 
 
 class Segments:
-    """Runs segments on the loop of a stream.
-
-    Args:
-        stream: whose rows the sessions are on.
-        manifest: of its bundle.
-    """
+    """Runs segments on the loop of a stream."""
 
     def __init__(self, stream: Stream, manifest: Manifest) -> None:
         self.stream, self._manifest, self._b = stream, manifest, stream.batch_size

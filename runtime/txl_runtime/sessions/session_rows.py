@@ -22,10 +22,6 @@ class SessionRows:
 
     Args:
         stream: whose rows these are; nobody else uses it.
-        manifest: of its bundle.
-        update: the rule of its memory.
-        store: where states go that have no row.
-        counters: what was moved is counted there.
 
     Attributes:
         owners: the session on each row; None where there is none.

@@ -52,7 +52,6 @@ class SessionState:
 
         Args:
             row: as `Stream.take` returned it.
-            manifest: of the stream's bundle.
             table: the stream's state table, `manifest.states_of(update)`.
             pending, seen: see the class.
         """
@@ -88,10 +87,6 @@ class SessionState:
     @classmethod
     def from_bytes(cls, data: bytes, source: str = "the state") -> SessionState:
         """Read what `to_bytes` gave, or the bytes of any saved state of one sequence. Its arrays are copies.
-
-        Args:
-            data: the bytes.
-            source: what they are, for messages.
 
         Raises:
             UsageError: they are damaged, or no saved state, or one of several sequences.

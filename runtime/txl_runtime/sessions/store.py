@@ -15,7 +15,6 @@ class Store:
     """Parked states by the names of their sessions. One thread uses it.
 
     Args:
-        limits: on sessions and bytes.
         largest: bytes of a state at most, as `largest_state` says.
 
     Attributes:

@@ -22,11 +22,7 @@ LONG = 1024
 
 
 class Cuts:
-    """How a request is cut into segments, by itself: as `Stream.feed` cuts it, whatever the neighbours do.
-
-    Args:
-        manifest: of the bundle.
-    """
+    """How a request is cut into segments, by itself: as `Stream.feed` cuts it, whatever the neighbours do."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._lengths, self._ragged = manifest.segment_lengths, manifest.can.run_ragged
@@ -53,7 +49,6 @@ class Turns:
     the same ones until their prompts are read or their slices are over.
 
     Args:
-        cuts: of the model.
         alone: whether each session needs a segment of its own, because the model reads something that all share.
         leading: whether sequences behind the last one that runs are not computed.
     """
@@ -88,10 +83,6 @@ def in_order(waiting: Iterable[Session], newcomer: bool) -> list[Session]:
     """Sessions that wait for rows: newcomers and those that have had turns come by turns, the longest wait first.
 
     So a newcomer does not stand behind all who were there before, and no number of newcomers keeps others waiting.
-
-    Args:
-        waiting: each has a request.
-        newcomer: whether a newcomer comes first.
     """
     sides: tuple[list[Session], list[Session]] = ([], [])
     for session in sorted(waiting, key=lambda session: session.served):
@@ -103,10 +94,6 @@ def closing_up(owners: Sequence[Session | None], runnable: Collection[Session]) 
     """Sessions that have something to do and stand behind rows that have not, and the rows that they should come to.
 
     Where graphs leave the batch open, a segment computes the rows up to the last one that runs.
-
-    Args:
-        owners: of the rows.
-        runnable: sessions that have something to do.
     """
     count = sum(owner in runnable for owner in owners if owner is not None)
     behind = [owner for owner in owners[count:] if owner is not None and owner in runnable]
@@ -119,10 +106,6 @@ def leaver(owners: Sequence[Session | None], runnable: Collection[Session]) -> i
 
     A free row, the lowest; else that of a session that has nothing to do, the one served least recently; else of one
     that has had its slice.
-
-    Args:
-        owners: of the rows.
-        runnable: sessions that have something to do.
     """
     for row, owner in enumerate(owners):
         if owner is None:

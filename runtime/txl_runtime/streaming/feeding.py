@@ -21,7 +21,6 @@ def feed_arrays(found: Checked, manifest: Manifest, batch_size: int, run: Segmen
     Args:
         found: inputs by name, T positions (and look-ahead) along the axis of each that has positions. Those without
             such an axis are given to every segment.
-        manifest: of the bundle.
         batch_size: b.
         run: what runs a segment.
         last: whether only each sequence's last position is asked for; results then have no axis of positions.

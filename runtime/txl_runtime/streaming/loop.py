@@ -121,8 +121,6 @@ class LoopState(Loop):
     """The half of a loop that does not depend on its engine: sequences are cleared, reordered, taken out and put back.
 
     Args:
-        manifest: of the bundle.
-        states: those that the loop's programs carry.
         lock: held while states are changed or read.
 
     Attributes:

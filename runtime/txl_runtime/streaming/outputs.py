@@ -101,7 +101,6 @@ class SegmentResult:
         counts: int32 [b].
         columns: T.
         targets: [b, T], where the nll will be asked for.
-        output: of the loop.
         table: the outputs of the bundle.
         given: those of them that the program returned, with b and T; the log-probabilities may be missing.
     """

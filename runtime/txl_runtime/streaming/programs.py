@@ -59,13 +59,7 @@ def features_of(program: Program, manifest: Manifest) -> Output | None:
 
 
 class Programs:
-    """The programs of one update rule and one B. Those of `WHOLE` kinds serve every call; the others are shortcuts.
-
-    Args:
-        manifest: of the bundle.
-        programs: of segments.
-        backend: its name, for messages.
-    """
+    """The programs of one update rule and one B. Those of `WHOLE` kinds serve every call; the others are shortcuts."""
 
     def __init__(self, manifest: Manifest, programs: Sequence[Program], backend: str = "cpu") -> None:
         self._backend, self._exact = backend, manifest.lengths == "exact"

@@ -51,10 +51,6 @@ class SequenceCounters:
     between calls: an interrupt finds the array as it was or as it will be. The columns of idle sequences change sides
     with the others, because their graph returned their state unchanged on the other side.
 
-    Args:
-        manifest: of the bundle.
-        states: those of the loop.
-
     Attributes:
         ring: slots of a ring; None where no state is in one.
         valid: int32 [B], the positions of the segment that count; programs are bound to this array.
@@ -241,7 +237,6 @@ def start_of(state: StateTensor, value: Array) -> Array:
     """What sequences start as: a view that broadcasts over the state of any number of them.
 
     Args:
-        state: of the table.
         value: from `initial_values`: of one sequence, or of one memory row.
     """
     shape = start_shape(state)

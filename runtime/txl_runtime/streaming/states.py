@@ -53,8 +53,6 @@ def gathered(parts: Iterable[RowState], table: Sequence[StateTensor], batch_size
 
     Args:
         parts: the states of the sequences; each is used up before the next one is asked for.
-        table: the states to put together.
-        batch_size: how many sequences there are.
         rows: how many memory rows each gets; its own stand last.
     """
     found: dict[str, Array] = {}
@@ -153,9 +151,6 @@ def check_fits(state: StreamState, manifest: Manifest, table: Sequence[StateTens
     NaN and infinities are restored as they are.
 
     Args:
-        state: the snapshot.
-        manifest: of the stream's bundle.
-        table: the stream's own state table.
         batch_size: b, its number of sequences.
 
     Raises:
@@ -207,11 +202,7 @@ def _check_tensors(
     """Hold tensors against the states of the table that they are of.
 
     Args:
-        tensors: by name.
-        manifest: of the bundle.
-        table: those states.
         batch_size: of how many sequences they are; None for those of one sequence, which have no axis for it.
-        rows: how many memory rows there are.
 
     Raises:
         UsageError: one is missing, unknown, of another type or shape, or has a number of rows that no step leads to.

@@ -20,7 +20,7 @@ from verified_steps import Heard, MiscountedOnce, OnceWrong, failing, verified
 
 def test_a_right_bundle_passes_every_gate():
     heard = Heard()
-    parity = verified(segments=None, listener=heard, idle=["count"])
+    parity = verified(segments=None, listener=heard)
     parity.require()
     assert parity.reference == "the test, computed in float64"
     verdicts = {gate.name: gate.verdict for gate in parity.gates}
@@ -197,7 +197,7 @@ def test_what_was_not_tried_is_named_in_one_line_each():
     trial.model = SimpleNamespace(manifest=SimpleNamespace(given=given))
     trial.reference = SimpleNamespace(below={"position": 64})
     longest: Any = SimpleNamespace(segments=8, filling=("rows", "cache"), counting=("n", "offset", "end", "t", "k"))
-    _warn(trial, 0, longest, [])
+    _warn(trial, 0, longest)
     assert heard.warnings == [
         "256 of 50000 ids of tokens were tried, drawn at random",
         "position was only tried from 0 to 63, as nothing says how large it is; give real inputs",

@@ -27,7 +27,6 @@ class SharedLayers:
 
     Args:
         config, dialect: the model; attn_type 0 only.
-        memory_length: M.
         state: canonical parameters (`weights`).
         dtype: of parameters and activations; log-probabilities are float32.
     """

@@ -33,7 +33,6 @@ class Tabs:
     """The tabs that are open.
 
     Args:
-        front: the server's sessions.
         most: tabs at once.
 
     Attributes:

@@ -36,11 +36,6 @@ SEEDS = 1 << 63
 def open_model(bundle: Path, parameters: Mapping[str, str], server: Any) -> Generating:
     """Load a bundle and serve it.
 
-    Args:
-        bundle: its folder.
-        parameters: of the model's configuration.
-        server: the module `triton_python_backend_utils`.
-
     Raises:
         TxlError: it cannot be loaded here.
     """
@@ -79,8 +74,6 @@ class Generating:
     """Requests of one model, all of which go on at the same time.
 
     Args:
-        sessions: of the model.
-        server: the module `triton_python_backend_utils`.
         boundary: the token that an empty prompt of a new session stands for; None where there is none.
     """
 

@@ -39,7 +39,6 @@ class Rows:
         """A row for a sequence that starts, or starts again; nothing was seen there.
 
         Args:
-            name: of the sequence.
             keep: sequences that have to stay in their rows; fewer than there are rows.
 
         Raises:

@@ -35,11 +35,6 @@ GONE = " The sequence's memory is gone: start it again."
 def open_model(bundle: Path, parameters: Mapping[str, str], server: Any) -> Stepping:
     """Load a bundle and serve it.
 
-    Args:
-        bundle: its folder.
-        parameters: of the model's configuration.
-        server: the module `triton_python_backend_utils`.
-
     Raises:
         TxlError: it cannot be loaded here.
     """

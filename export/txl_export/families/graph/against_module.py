@@ -79,9 +79,7 @@ def verify_file(
         heard.stage(f"open {path.name}")
         with wired(foreign) as file:
             model = FileModel(plan, file, wiring, "fp16" if half else "fp32")
-            found = verify_model(
-                lambda: model, ModuleReference(plan), name, spec.samples, segments, heard, idle=plan.idle, odd=False
-            )
+            found = verify_model(lambda: model, ModuleReference(plan), name, spec.samples, segments, heard, odd=False)
     limit, defaults = BISECT[model.manifest.precision], foreign.model.graph.initializers
     starts = {one: defaults[port].const_value for one, port in wiring.takes.items() if port in defaults}
     found = replace(found, gates=(*found.gates, *_first_states(plan, starts, limit)))

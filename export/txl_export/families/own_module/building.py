@@ -27,11 +27,6 @@ from txl_export.graphs.half import HALF, HalfPrecision, to_half, weights_of_prod
 from txl_export.graphs.passes.improving import improve
 from txl_export.graphs.shared_weights import SharedWeights
 
-Growth = Literal["auto", "symbolic", "stages"]
-GROWTHS: tuple[Growth, ...] = ("auto", "symbolic", "stages")
-"""How rows that a state gains are written: "symbolic": one graph that leaves their number open. "stages": a graph for
-each number. "auto": the first where it computes what the module computes, else the second."""
-PRECISIONS = ("fp32", "fp16", "bf16")
 _SPREAD = 32
 """At so many stages a graph with open rows is tried, where there are more than anyone wants graphs."""
 
@@ -88,22 +83,15 @@ def write_step(
     """Capture a step's graphs and write them, with their weights, into a folder.
 
     Args:
-        folder: of the bundle.
         plan: what the step is.
         precision: fp32, fp16 or bf16.
-        growth: one of `GROWTHS`.
-        heard: hears of each graph.
+        growth: how rows that a state gains are written: "symbolic": one graph that leaves their number open. "stages":
+            a graph for each number. "auto": the first where it computes what the module computes, else the second.
         make: what makes graphs.
 
     Raises:
-        UsageError: a graph cannot be captured, or the precision or the growth is none of these.
+        UsageError: a graph cannot be captured.
     """
-    if precision not in PRECISIONS:
-        raise UsageError(
-            f"--precision {precision} is for a Transformer-XL, expected {', '.join(PRECISIONS)} for a model of your own"
-        )
-    if growth not in GROWTHS:
-        raise UsageError(f"growth {growth!r} is not known, expected {', '.join(GROWTHS)}")
     if whole := [entry.name for entry in plan.spec.states if entry.dtype == "int64"]:
         heard.warn(f"state {some(whole)}: int32 in the bundle, beyond {2**31 - 1} it begins again at {-(2**31)}")
     left_out = {f"initial.{entry.name}": entry.name for entry in plan.spec.states if entry.initial is ...}

@@ -64,8 +64,6 @@ def capture(network: StepNetwork, name: str, examples: Sequence[Example]) -> Cap
     """The graph of a network.
 
     Args:
-        network: to capture.
-        name: of the program.
         examples: to capture with, the first, and to compare on, all of them.
 
     Raises:

@@ -50,7 +50,6 @@ def reason_of(error: Exception, module: nn.Module, origins: Sequence[tuple[ir.No
 
     Args:
         error: with which it failed.
-        module: the user's.
         origins: the nodes of the graph, if there is one, and as which torch notes the lines that led to each.
     """
     if isinstance(error, UnsettledError):

@@ -33,9 +33,7 @@ def model_id(spec: StepSpec, inputs: Sequence[Input], outputs: Sequence[Output],
     Numbers are those that the module keeps in attributes, such as its number of heads: its graphs' constants.
 
     Args:
-        spec: of the step.
         inputs, outputs: its tables, with "B" and "L" in their shapes; `valid` does not count.
-        graphs: in float32.
     """
     facts = {
         "inputs": [_row(entry) for entry in inputs if entry.role != "valid"],

@@ -60,7 +60,6 @@ class Eager:
         """One step without gradients, its results checked against the specification.
 
         Args:
-            inputs: by name.
             states: by name; None, or left out, where one is absent.
             valid: int32 [B], rows that count, for a module that takes them (`StepSpec.lengths`).
 
@@ -127,13 +126,7 @@ class Eager:
 
 
 class Tries:
-    """Inputs and states to try a module on.
-
-    Args:
-        eager: the module.
-        batch_size: B.
-        seed: of the inputs.
-    """
+    """Inputs and states to try a module on."""
 
     def __init__(self, eager: Eager, batch_size: int, seed: int = 2) -> None:
         self.eager, self.batch_size = eager, batch_size

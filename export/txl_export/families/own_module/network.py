@@ -27,8 +27,6 @@ class StepNetwork(nn.Module):
     """One program before it is a graph.
 
     Args:
-        plan: of the bundle.
-        transition: the shapes that it takes and returns.
         open_rows: leave the rows of growing states open; they are inputs then even where there are none.
 
     Attributes:

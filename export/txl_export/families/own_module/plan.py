@@ -42,7 +42,6 @@ class Plan:
         streams: whether sequences are independent of one another, or all run or none.
         reason: why they are not; "" for independent ones.
         joint: whether sequences influence one another, so that a batch has to be complete.
-        idle: states that change no output, or that no step changes.
         warnings: what was found besides; the listener has heard it.
     """
 
@@ -54,7 +53,6 @@ class Plan:
     streams: Literal["independent", "lockstep"]
     reason: str
     joint: bool
-    idle: frozenset[str]
     warnings: tuple[str, ...]
 
     @property
@@ -152,11 +150,8 @@ def make_plan(spec: StepSpec, batch_size: int, segment_lengths: Sequence[int], h
     """Run the module in every way that a bundle will, and refuse what no bundle can hold.
 
     Args:
-        spec: the user's.
-        batch_size: B.
         segment_lengths: L's asked for; none for those of the specification, else 64 and 1, as far as the module takes
             them.
-        heard: hears of what is being tried, and of warnings.
 
     Raises:
         UsageError: the specification and the module do not agree, or the module does what a step must not.
@@ -198,10 +193,9 @@ def _found(
         spec = tidied(spec, left, {path: kept.values[path] for path in left if path in kept.values})
         tries = Tries(Eager(spec), batch_size)
     to_fill = len({transition.stage.number for transition in transitions}) + 1
-    constant, idle = constant_states(tries, lengths, to_fill), idle_states(tries, lengths[0], to_fill)
-    for name in constant:
+    for name in constant_states(tries, lengths, to_fill):
         warnings.append(f"state {name} comes back as it went in: did the module forget to return the new one?")
-    for name in idle:
+    for name in idle_states(tries, lengths[0], to_fill):
         warnings.append(f"state {name} changes no output of the segments that were tried; look whether it is needed")
     reason = next((found for length in lengths if (found := dependence(tries, length))), "")
     if reason:
@@ -219,7 +213,6 @@ def _found(
         streams,
         reason,
         joint,
-        frozenset((*constant, *idle)),
         tuple(warnings),
     )
 

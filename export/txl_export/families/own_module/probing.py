@@ -81,8 +81,6 @@ def run_first_call(spec: StepSpec, batch_size: int, segment_lengths: Sequence[in
     stay as they are.
 
     Args:
-        spec: of the module.
-        batch_size: B.
         segment_lengths: L's asked for, of which the first is used that the module takes.
     """
     modes = {part: part.training for part in spec.module.modules()}
@@ -114,8 +112,6 @@ def check_step(tries: Tries, length: int, kept: Kept) -> list[str]:
     """Refuse a module that is no step.
 
     Args:
-        tries: of the module.
-        length: L.
         kept: the module as it was, and as it is afterwards.
 
     Returns:
@@ -242,7 +238,6 @@ class _Touching(TorchFunctionMode):
 
     Args:
         watched: by name; a view of one counts as that one.
-        found: takes the names.
     """
 
     def __init__(self, watched: Mapping[str, Tensor], found: set[str]) -> None:

@@ -110,13 +110,7 @@ def _start(module: nn.Module, entry: StateSpec) -> float | Tensor | None:
 
 
 def fresh_states(spec: StepSpec, batch_size: int, dtype: torch.dtype = torch.float32) -> States:
-    """The states before the first step: no rows where one grows, None where it is absent.
-
-    Args:
-        spec: whose states.
-        batch_size: B.
-        dtype: of floating states.
-    """
+    """The states before the first step: no rows where one grows, None where it is absent."""
     return {entry.name: _fresh(spec, entry, batch_size, dtype) for entry in spec.states}
 
 
@@ -143,10 +137,6 @@ def random_inputs(
     """Inputs of one segment as a bundle takes them: from anywhere in the samples where there are some, else random.
 
     Args:
-        spec: whose inputs.
-        batch_size: B.
-        length: L.
-        generator: draws them.
         samples: real inputs by name, as `StepSpec.samples`.
     """
     places = generator.random(batch_size), generator.random(batch_size)

@@ -62,9 +62,7 @@ def skeleton(tensors: Mapping[str, Tensor], classes: Mapping[str, str], file: st
     """The text of a Python file whose `build` gives a `StepSpec` with these weights.
 
     Args:
-        tensors: by dotted names.
         classes: of the parts, where a file tells them; `Loaded.classes`.
-        file: the name of the file of weights.
 
     Raises:
         CheckpointError: a name cannot be written in Python.

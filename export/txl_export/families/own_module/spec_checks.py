@@ -24,8 +24,6 @@ def check_spec(spec: StepSpec, batch_size: int, asked: Sequence[int]) -> tuple[i
     """Every L that is wanted; none where the usual ones are to be tried.
 
     Args:
-        spec: the user's.
-        batch_size: B.
         asked: every L that was asked for; none for those of the specification.
 
     Raises:

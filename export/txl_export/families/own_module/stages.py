@@ -52,12 +52,6 @@ def reached(
 ) -> tuple[Transition, ...]:
     """Every transition that segments of these lengths can reach from the start, in the order they are found.
 
-    Args:
-        eager: the module.
-        batch_size: B.
-        segment_lengths: every L.
-        most: how many transitions there may be.
-
     Raises:
         UsageError: there are too many, or a state takes a shape that was not declared.
         OwnCodeError: the module cannot take a length.

@@ -40,7 +40,7 @@ def verify_step(
     heard, reference = listener or Silent(), ModuleReference(plan)
     if not reference.in_double:
         heard.warn(f"the reference is {reference.described}, so part of what differs may be its own rounding")
-    return verify_model(open_model, reference, source, plan.spec.samples, segments, heard, stand_in_for, plan.idle)
+    return verify_model(open_model, reference, source, plan.spec.samples, segments, heard, stand_in_for)
 
 
 def check_same_module(spec: StepSpec, name: str, bundle: Bundle, listener: Listener) -> None:

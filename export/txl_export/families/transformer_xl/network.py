@@ -42,7 +42,6 @@ class Network(Traceable):
     """The parameters of a model as buffers, and the parts of a step that no form of memory changes.
 
     Args:
-        config, dialect: the model.
         folded: the parameters from `fold`, shared between all networks of a model, in the type to compute in.
         distances: how many distances the tables of positions tell apart; 0 for a network without layers.
 
@@ -151,7 +150,6 @@ class Network(Traceable):
         """The attention of layer i.
 
         Args:
-            i: the layer.
             query: [B, H, L, d_head], scaled. key, value: [B, H, K, d_head].
             index: int64 [B, H, L, K] or what expands to it, the row of the table of distances per query and key;
                 None where positions are absolute.

@@ -28,9 +28,7 @@ class PaperModel:
     """A Transformer-XL computed with PyTorch, one segment at a time.
 
     Args:
-        config: the architecture.
         dialect: initial memory, window and clamp.
-        memory_length: M, rows kept per layer.
         weights: the canonical parameters (module `weights`), checked.
         dtype: in which to compute; the position table is built in float32 in any case.
     """

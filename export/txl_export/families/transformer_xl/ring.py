@@ -61,7 +61,6 @@ class RingStep(Network):
     """One segment of any length up to L of any number of sequences up to B, attn_type 0 and 1, K/V memory.
 
     Args:
-        config, dialect: the model.
         shape: B, the longest L, M; memory is "kv".
         folded: the parameters from `fold`.
     """

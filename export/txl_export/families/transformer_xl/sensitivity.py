@@ -30,10 +30,7 @@ def layer_sensitivity(
     Args:
         make: the reference for some weights.
         weights: the canonical parameters.
-        parts: from `quantising.quantise`.
         tokens: int [T], of which some segments are run.
-        length: of a segment.
-        listener: hears of progress.
     """
     reference = make(weights)
     segments = [torch.from_numpy(tokens[None, i * length : (i + 1) * length]) for i in range(SEGMENTS)]

@@ -69,7 +69,6 @@ class Step(Network):
     """One program: `logprobs` of a segment and the memory after it.
 
     Args:
-        config, dialect: the model.
         shape: B, L, M and the form of the memory; M = 0 has no memory arguments at all.
         folded: the parameters from `fold`, shared between steps.
         distances: rows of the tables of positions, where programs of longer segments share them; as many as this

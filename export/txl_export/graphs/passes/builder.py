@@ -21,10 +21,6 @@ class Builder:
     """Makes operators in front of a node, with names of their own; constants that are equal are one.
 
     A value that is made has the type of its first input, and a shape where it is as good as known here.
-
-    Args:
-        graph: that is changed.
-        name: what the operators are for, as a part of their names.
     """
 
     def __init__(self, graph: ir.Graph, name: str) -> None:

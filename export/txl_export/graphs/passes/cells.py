@@ -65,12 +65,7 @@ def _is_usual(node: ir.Node) -> bool:
 
 
 class _Cell:
-    """What stands in place of one cell.
-
-    Args:
-        build: makes it.
-        node: the operator, or where torch's cell splits the gates.
-    """
+    """What stands in place of one cell."""
 
     def __init__(self, build: Builder, node: ir.Node) -> None:
         self._build, self._node = build, node

@@ -65,7 +65,6 @@ def find_engines(
     """The engines of a target and of one update rule.
 
     Args:
-        bundle, target: whose engines, and for which backend.
         update: the rule that is wanted; None for the first of `usable` that there are engines of.
         usable: the rules that the target's library can run here, the best first.
 

@@ -1,7 +1,6 @@
 """What each version of TensorRT and TensorRT-RTX has. This table is the only place that asks for a version number.
 
-A row holds from its version to the next row's. `NEEDS` names the members that not every version has, and the fact
-that says which do; a test holds both against the member lists of six versions.
+A row holds from its version to the next row's. A test holds them against the member lists of six versions.
 """
 
 from __future__ import annotations
@@ -60,36 +59,6 @@ FACTS: tuple[LibraryFeatures, ...] = (
     LibraryFeatures("tensorrt", (11, 0), opset=25, ring=True),
     LibraryFeatures("rtx", (1, 7), opset=24, ring=True, reads_in_place=True, gpus=RTX_GPUS),
 )
-
-NEEDS: dict[str, str] = {
-    "BuilderFlag.REQUIRE_USER_ALLOCATION": "portable",
-    "ComputeCapability.__members__": "portable",
-    "CudaGraphStrategy.DISABLED": "portable",
-    "CudaGraphStrategy.WHOLE_GRAPH_CAPTURE": "portable",
-    "EngineInvalidityDiagnostics.__members__": "portable",
-    "EngineValidity.INVALID": "portable",
-    "IAttention.decomposable": "reads_in_place",
-    "IAttentionInputLayer.attention": "reads_in_place",
-    "IAttentionInputLayer.get_input": "reads_in_place",
-    "IAttentionInputLayer.set_input": "reads_in_place",
-    "IBuilderConfig.num_compute_capabilities": "portable",
-    "IBuilderConfig.set_compute_capability": "portable",
-    "ICudaEngine.create_runtime_config": "portable",
-    "ICudaEngine.device_memory_size_v2": "portable",
-    "ICudaEngine.get_aliased_input_tensor": "ring",
-    "IExecutionContext.is_stream_capturable": "portable",
-    "IExecutionContext.set_device_memory": "portable",
-    "IRuntimeCache.deserialize": "portable",
-    "IRuntimeCache.serialize": "portable",
-    "IRuntimeConfig.create_runtime_cache": "portable",
-    "IRuntimeConfig.cuda_graph_strategy": "portable",
-    "IRuntimeConfig.set_execution_context_allocation_strategy": "portable",
-    "IRuntimeConfig.set_runtime_cache": "portable",
-    "LayerType.ATTENTION_INPUT": "reads_in_place",
-    "Runtime.engine_header_size": "portable",
-    "Runtime.get_engine_validity": "portable",
-}
-"""Members that some versions lack, and the fact that is true where they may be used."""
 
 
 def how_to_install(name: str) -> str:

@@ -63,7 +63,6 @@ class EngineRuntime:
         """Make a program that can run out of the bytes of an engine file.
 
         Args:
-            name, data, program: of the engine.
             cache: what `EngineExecutable.cache` gave in an earlier process.
             given_memory, given: see `Identity`.
 

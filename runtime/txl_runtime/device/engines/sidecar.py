@@ -180,7 +180,6 @@ def held_weights(engines: Sequence[Sidecar], weight_bytes: int) -> tuple[int, in
     """Bytes of weights on a device: of all together, and of those that are there once for all engines.
 
     Args:
-        engines: that are loaded together.
         weight_bytes: of their bundle, for engines whose facts do not say what they hold.
     """
     given = (weight for engine in engines for weight in engine.identity.given)

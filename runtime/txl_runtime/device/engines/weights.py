@@ -17,8 +17,6 @@ class SharedWeights:
     """All that a bundle's engines are given, in one block of the device; on the host one weight at a time.
 
     Args:
-        bundle: whose weights.
-        given: those of all engines.
         device, queue: where they go, and whose turn it is then.
 
     Attributes:

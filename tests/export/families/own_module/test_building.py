@@ -417,16 +417,3 @@ def test_an_idle_sequence_keeps_its_state_bit_for_bit(tmp_path):
     for name in ("last", "state"):
         np.testing.assert_array_equal(results[f"state.{name}.out"][1], feeds[f"state.{name}.in"][1])
         assert np.abs(results[f"state.{name}.out"][0] - feeds[f"state.{name}.in"][0]).max() > 0.1
-
-
-@pytest.mark.parametrize(
-    ("precision", "growth", "message"),
-    [
-        ("int8", "auto", r"--precision int8 is for a Transformer-XL, expected fp32, fp16, bf16"),
-        ("fp32", "some", r"growth 'some' is not known, expected auto, symbolic, stages"),
-    ],
-)
-def test_what_is_not_for_own_modules_is_refused_by_name(precision, growth, message, tmp_path):
-    with pytest.raises(UsageError, match=message):
-        write_step(tmp_path, plan_of(tied(), lengths=(1,)), precision, growth, Silent())
-    assert not [*tmp_path.iterdir()]

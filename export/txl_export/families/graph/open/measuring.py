@@ -23,10 +23,10 @@ Fold = Callable[[ir.Model], ir.Model]
 RECURRENT = {"LSTM": 2, "GRU": 1, "RNN": 1}
 """Operators that carry states along a sequence, and how many, which start from their sixth input and the next one."""
 _OPERATORS = {"Conv", "ConvTranspose", "CumSum", "Range", "Loop", "Scan", "Slice", "Reshape", "Pad", *RECURRENT}
-_POSITIONS = (3840, 11520)
-"""Positions of a segment whose length is open, in two attempts: more than kernels have, and whole frames of audio."""
-_PRIMES = (7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47)
-"""Numbers that stand for other open sizes, by which these are recognised; in the second attempt each for the next."""
+_POSITIONS = ((3840, 11520), (240, 720))
+"""Positions of a segment whose length is open, in two attempts: more than kernels have, and whole frames of audio; then
+fewer, of a graph that has a table with a row for each.
+"""
 _SMALL = 2**16
 """Numbers of a constant that go to the helper; of a larger one its sizes do."""
 
@@ -61,9 +61,13 @@ class Sizes:
     ) -> None:
         nodes, axes = [node for node in model.graph if node.op_type in _OPERATORS], segment or {}
         values = [end for node in nodes for end in (*node.inputs, *node.outputs[:1]) if end is not None] + [*more]
-        self._short, self._other, self._long = (
-            _measured(model, axes, fold, values, *how) for how in ((1, 0), (1, 1), (2 if segment else 1, 0))
-        )
+        for lengths in _POSITIONS:
+            self._short, self._other, self._long = (
+                _measured(model, axes, fold, values, lengths[attempt] * times, times, attempt)
+                for times, attempt in ((1, 0), (1, 1), (2 if segment else 1, 0))
+            )
+            if self._short and self._long:
+                break
         self._symbols = [
             {number: size for size, number in _numbers(model.graph, axes, attempt).items()} for attempt in (0, 1)
         ]
@@ -122,10 +126,16 @@ def whole_numbers(value: ir.Value | None) -> list[int] | None:
 
 
 def _measured(
-    model: ir.Model, segment: Mapping[str, int], fold: Fold, values: Iterable[ir.Value], times: int, attempt: int
+    model: ir.Model,
+    segment: Mapping[str, int],
+    fold: Fold,
+    values: Iterable[ir.Value],
+    length: int,
+    times: int,
+    attempt: int,
 ) -> dict[ir.Value | None, _Measured]:
-    """What is known of values of the outer graph, for so many times the positions; open sizes have the numbers of an
-    attempt. Nothing where the graph does not go together with these.
+    """What is known of values of the outer graph, for an open length and for as many times the positions that it fixes;
+    other open sizes have the numbers of an attempt. Nothing where the graph does not go together with these.
 
     Raises:
         EndedError: the helper died of the graph.
@@ -140,10 +150,13 @@ def _measured(
         value.shape = None
     for value in graph.inputs:
         sizes = [_size(value, axis) for axis in range(len(value.shape or ()))]
-        value.shape = value.shape and ir.Shape(
-            (size if isinstance(size, int) else numbers.get(size, _POSITIONS[attempt]))
-            * (times if segment.get(str(value.name)) == axis or (isinstance(size, str) and size in along) else 1)
+        positions = [
+            segment.get(str(value.name)) == axis or (isinstance(size, str) and size in along)
             for axis, size in enumerate(sizes)
+        ]
+        value.shape = value.shape and ir.Shape(
+            (size * times if moves else size) if isinstance(size, int) else length if moves else numbers[size]
+            for size, moves in zip(sizes, positions, strict=True)
         )
     for name, value in list(graph.initializers.items()):
         if value.const_value is not None and value.const_value.size > _SMALL:
@@ -174,11 +187,13 @@ def _measured(
 
 
 def _numbers(graph: ir.Graph, segment: Mapping[str, int], attempt: int) -> dict[Size, int]:
-    """Numbers for open sizes that are not of positions: "past + 1" has one more than "past"."""
+    """Numbers for open sizes that are not of positions, no two as far apart as in another attempt: "past + 1" has one
+    more than "past".
+    """
     sizes = {(value.name, axis): _size(value, axis) for value in graph.inputs for axis in range(len(value.shape or ()))}
     along = {sizes.get(place) for place in segment.items()}
     others = (size for size in dict.fromkeys(sizes.values()) if isinstance(size, str) and size not in along)
-    numbers: dict[Size, int] = dict(zip(others, _PRIMES[attempt:], strict=False))
+    numbers: dict[Size, int] = {size: at * at + 3 * at + 7 for at, size in enumerate(others, attempt)}  # 7, 11, 17, 25
     for symbol in numbers:
         parts = [part.strip() for part in str(symbol).split("+")]
         if len(parts) > 1 and all(part.isdecimal() or part in numbers for part in parts):

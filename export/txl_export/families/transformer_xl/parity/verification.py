@@ -40,15 +40,11 @@ def verify_models(
     """Run the chains and the text, and judge them by the ladder.
 
     Args:
-        manifest: of the bundle.
         openers: what loads it, once per way to run it (update rule). The first is the one users get: it alone runs the
             long chains and the text.
         reference: the model it should be equal to.
-        source: where the reference's weights came from, for the report.
         text: token ids [T] of real text; without it tokens are random, and only float32 is judged by its distribution.
         segments: of the longest chain; None for enough to roll the memory over.
-        listener: hears of progress.
-        stand_in_for: the precision to judge by, where what is loaded is a float32 copy that rounds to it.
     """
     heard, tokens = listener or Silent(), manifest.tokens
     assert tokens is not None, "a Transformer-XL reads tokens"

@@ -125,3 +125,17 @@ def test_sizes_that_do_not_go_together_leave_everything_unknown():
     )
     sizes, found = sizes_of(proto, {"x": 0})
     assert (sizes.of(found["y"]), sizes.follows(found["y"], 0)) == ((), None)
+
+
+def test_a_table_with_a_row_for_each_position_ends_the_first_attempt_alone():
+    """1,000 rows, of which as many are added as there are positions."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["length"], start=0, end=1),
+        helper.make_node("Slice", ["table", "first", "length", "first"], ["rows"]),
+        helper.make_node("Add", ["x", "rows"], ["placed"]),
+        helper.make_node("CumSum", ["placed", "bands"], ["sums"]),
+    ]
+    table = numpy_helper.from_array(np.zeros((1000, 1, 6), np.float32), "table")
+    given = [table, numbers("first", 0), numbers("bands", 1)]
+    sizes, found = sizes_of(model(nodes, [value("x", ["T", "B", 6])], [value("sums", None)], given), {"x": 0})
+    assert [sizes.follows(found["placed"], axis) for axis in range(3)] == [True, False, False]
