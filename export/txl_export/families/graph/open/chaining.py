@@ -72,7 +72,7 @@ def check_opened(
         return
     for length in lengths:
         segments = max(SEGMENTS, -(-LEAST // length))
-        inputs, states = _given(spec, batch, length * segments), fresh_states(spec, batch)
+        inputs, states = _given(spec, batch, length * segments), _starts(spec, step, batch, opened)
         try:
             wanted = whole(_feeds(step, inputs, states, step.shown))
         except UsageError as error:
@@ -108,7 +108,7 @@ def _check_alone(spec: StepSpec, step: FileStep, batch: int, whole: Call, opened
                 shown.outputs[0].name = f"{place} {name}"
                 graph.outputs.append(shown.outputs[0])
     draws, after, calls = np.random.default_rng(3), {side.port: output for side, output in step.states}, list[_Found]()
-    run, states = opened.start(model), fresh_states(spec, batch)
+    run, states = opened.start(model), _starts(spec, step, batch, opened)
     held = first = _feeds(step, {}, states, after)
     for _ in range(POSITIONS):
         given = _feeds(step, random_inputs(spec, batch, 1, draws, spec.samples), states, ())
@@ -127,6 +127,17 @@ def _check_alone(spec: StepSpec, step: FileStep, batch: int, whole: Call, opened
             found = np.concatenate(steps) if place == "out.0" else steps[-1]
             other = f"{node.op_type} {printable(name)!r} alone over {POSITIONS} positions"
             _check(opened, place, found, wanted, other)
+
+
+def _starts(spec: StepSpec, step: FileStep, batch: int, opened: Opened) -> dict[str, Tensor | None]:
+    """First states; of those that were hidden what the file begins with, where the user says another first value."""
+    states, own = dict(fresh_states(spec, batch)), {one.input: one.initial for one in opened.hidden}
+    for side, _ in step.states:
+        first = states[side.spec.name]
+        if side.port in own and first is not None:
+            start = np.zeros(()) if (said := own[side.port]) is None else said
+            states[side.spec.name] = torch.from_numpy(np.broadcast_to(start, first.shape).astype(first.numpy().dtype))
+    return states
 
 
 def _alone(node: ir.Node) -> ir.Model:
