@@ -221,7 +221,9 @@ def name_of(node: ir.Node) -> str:
 
 
 def _sizes(value: ir.Value | None) -> tuple[int, ...]:
-    """The sizes of a constant, () of anything else."""
+    """The sizes of a constant, which may be stored in another type; () of anything else."""
+    while value is not None and (maker := value.producer()) is not None and maker.op_type == "Cast":
+        value = maker.inputs[0]
     return () if value is None or value.const_value is None else tuple(value.const_value.shape.numpy())
 
 

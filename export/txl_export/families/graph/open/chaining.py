@@ -24,7 +24,8 @@ from txl_export.families.own_module.spec import StepSpec
 _Found = Mapping[str, Array]
 LIMIT = 1e-5
 """How far chained outputs may be from those of all positions at once, relative to the largest."""
-SEGMENTS = 6
+SEGMENTS, LEAST = 6, 48
+"""Segments that are chained; more of short ones, until they have so many positions: a window of 8 is full then."""
 WHOLE = 3
 """Segments that are also run in shorter ones, or as often as many as it takes for these to end with them."""
 POSITIONS = 12
@@ -70,18 +71,19 @@ def check_opened(
         _check_alone(spec, step, batch, whole, opened)
         return
     for length in lengths:
-        inputs, states = _given(spec, batch, length * SEGMENTS), fresh_states(spec, batch)
+        segments = max(SEGMENTS, -(-LEAST // length))
+        inputs, states = _given(spec, batch, length * segments), _starts(spec, step, batch, opened)
         try:
             wanted = whole(_feeds(step, inputs, states, step.shown))
         except UsageError as error:
             raise UsageError(
                 f"--open made {opened} explicit, and nothing shows that a chain is right, because the file does not "
-                f"run with {length * SEGMENTS} positions at once ({error}); export it with an open length, or the "
+                f"run with {length * segments} positions at once ({error}); export it with an open length, or the "
                 "module that it was made of"
             ) from None
         found = _chained(spec, inputs, states, batch, length)
         for side in step.outputs:
-            name = f"{side.port} of {SEGMENTS} segments of {length}"
+            name = f"{side.port} of {segments} segments of {length}"
             _check(opened, name, found[side.spec.name], wanted[side.port], "the file's own run over all of them")
 
 
@@ -106,7 +108,7 @@ def _check_alone(spec: StepSpec, step: FileStep, batch: int, whole: Call, opened
                 shown.outputs[0].name = f"{place} {name}"
                 graph.outputs.append(shown.outputs[0])
     draws, after, calls = np.random.default_rng(3), {side.port: output for side, output in step.states}, list[_Found]()
-    run, states = opened.start(model), fresh_states(spec, batch)
+    run, states = opened.start(model), _starts(spec, step, batch, opened)
     held = first = _feeds(step, {}, states, after)
     for _ in range(POSITIONS):
         given = _feeds(step, random_inputs(spec, batch, 1, draws, spec.samples), states, ())
@@ -125,6 +127,17 @@ def _check_alone(spec: StepSpec, step: FileStep, batch: int, whole: Call, opened
             found = np.concatenate(steps) if place == "out.0" else steps[-1]
             other = f"{node.op_type} {printable(name)!r} alone over {POSITIONS} positions"
             _check(opened, place, found, wanted, other)
+
+
+def _starts(spec: StepSpec, step: FileStep, batch: int, opened: Opened) -> dict[str, Tensor | None]:
+    """First states; of those that were hidden what the file begins with, where the user says another first value."""
+    states, own = dict(fresh_states(spec, batch)), {one.input: one.initial for one in opened.hidden}
+    for side, _ in step.states:
+        first = states[side.spec.name]
+        if side.port in own and first is not None:
+            start = np.zeros(()) if (said := own[side.port]) is None else said
+            states[side.spec.name] = torch.from_numpy(np.broadcast_to(start, first.shape).astype(first.numpy().dtype))
+    return states
 
 
 def _alone(node: ir.Node) -> ir.Model:
