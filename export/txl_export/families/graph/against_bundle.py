@@ -20,7 +20,7 @@ from txl_runtime.selftest import relative_difference
 from txl_runtime.types import Array, Arrays
 
 from txl_export.families.graph.matching import Said, Step, Wiring, match
-from txl_export.families.graph.standing_in import wired
+from txl_export.families.graph.standing_in import running
 from txl_export.families.graph.take.reading import Foreign, read_foreign
 from txl_export.proof.input_source import InputSource, fitting
 from txl_export.proof.parity import Parity
@@ -46,8 +46,8 @@ def verify_beside(
 
     Raises:
         CheckpointError: the file cannot be read.
-        UsageError: it does not run, or a name of its inputs and outputs is not the bundle's.
-        CheckError: it takes other types or sizes than the bundle.
+        UsageError: it cannot be opened, or a name of its inputs and outputs is not the bundle's.
+        CheckError: it takes other types or sizes than the bundle, or does not run with the bundle's inputs.
         BackendError: its process died, or its time is over.
     """
     model, foreign = open_model(), read_foreign(path)
@@ -64,15 +64,12 @@ def verify_beside(
     firsts = _firsts(foreign, wiring, said, stream.state(), rows)
     source = InputSource(manifest, samples, np.random.default_rng(0))
     worst, limit, first = dict.fromkeys(wiring.returns, 0.0), BISECT[manifest.precision], ""
-    with wired(foreign) as file:
+    with running(foreign) as run:
         heard.stage(f"stream beside {path.name}", count)
         for segment in range(count):
             inputs = source.take(rows, length)
             found = stream.run(inputs)
-            try:
-                theirs = file.run({**wiring.feeds(inputs), **firsts})
-            except CheckError as error:  # nothing was compared
-                raise UsageError(str(error)) from None
+            theirs = run({**wiring.feeds(inputs), **firsts})
             firsts = {port: theirs[after] for port, after in wiring.after.items()}
             for output in manifest.outputs:
                 name, other = output.name, theirs[wiring.returns[output.name]]

@@ -151,8 +151,10 @@ def verify(request: VerifyRequest, heard: Listener) -> tuple[Parity, None]:
             return replay_vectors(opener, manifest.precision, heard), None
         told, first = manifest.family, read_weight_file(bundle.file(manifest.weights))
         starts = {port: first[name].numpy() for port, name in told["initial"].items()}
-        newer = (told.get("position_axes", {}), tuple(told.get("outputs", ())), told.get("windows", {}))  # than 0.9
-        choices = Choices(told["states"], told["fix"], told["open"], starts, told["batch_axes"], *newer)
+        axes = told["batch_axes"], told["position_axes"]
+        choices = Choices(
+            told["states"], told["fix"], told["open"], starts, *axes, tuple(told["outputs"]), told["windows"]
+        )
         path = read_leapp(request.checkpoint).path if is_leapp(request.checkpoint) else request.checkpoint
         taken = take(path, choices, heard)
         check_same_module(taken.spec, request.checkpoint.name, bundle, heard)
