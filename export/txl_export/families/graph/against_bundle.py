@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 from txl_report.schema.verification import Gate
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.errors import CheckError, UsageError, some
@@ -78,7 +79,9 @@ def verify_beside(
                         f"{path}: gives {wiring.returns[name]} of the shape {list(other.shape)}, expected the bundle's "
                         f"{name} {list(found[name].shape)}; look whether a size was fixed when it was exported"
                     )
-                apart = relative_difference(found[name], _normalised(other) if output.role == "logprobs" else other)
+                if output.role == "logprobs":  # the file's may be logits
+                    other = torch.from_numpy(other).log_softmax(-1).numpy()
+                apart = relative_difference(found[name], other)
                 worst[name] = max(worst[name], apart)
                 first = first or (f"{name} in segment {segment + 1} of {count}" if apart > limit else "")
             heard.advance()
@@ -98,12 +101,6 @@ def _firsts(file: Foreign, wiring: Wiring, said: Said, own: Arrays, rows: int) -
         like = own.get(said.rename.get(port.name, port.name), zeros)
         firsts[port.name] = like if like.shape == zeros.shape else zeros
     return firsts
-
-
-def _normalised(values: Array) -> Array:
-    """Log-probabilities of logits; of log-probabilities the same."""
-    shifted = values - values.max(-1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
 
 
 def _check(samples: Arrays, manifest: Manifest) -> None:
