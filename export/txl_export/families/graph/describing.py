@@ -136,7 +136,8 @@ def describe_graph(
 
 def _look(foreign: Foreign, choices: Choices, helper: Helper, facts: GraphFacts, heard: Listener) -> Choices:
     """Find out everything about a file; what an export has to be told."""
-    folded = _folded(foreign, helper)
+    with helper.open(foreign.data):  # a graph that ONNX Runtime does not open is not looked at here
+        folded = _folded(foreign, helper)
     facts.frozen, structure = _nodes(foreign, facts).frozen, _nodes(folded, facts)
     facts.settings = {name: sorted({*structure.compared.get(name, ())}) for name in sorted(structure.branching)}
     if facts.settings:  # what a setting decides is found for the number that the command has

@@ -16,6 +16,8 @@ from typing import Any
 
 import onnx_ir as ir
 
+from txl_export.families.graph.take.reading import MOST_AXES
+
 FEW = 64
 """Numbers of a constant that are looked at: of a larger one its sizes are enough."""
 KINDS = ("positions", "sequences")
@@ -120,7 +122,8 @@ class _Follow:
                 with contextlib.suppress(Exception):  # of a node whose parts do not fit together nothing is known
                     if given[0] is not None:
                         results = _RULES.get(node.op_type, _Follow._same)(self, node, given)
-                        self._known.update(zip(node.outputs, results, strict=False))
+                        if max(map(len, results)) <= MOST_AXES:  # a stranger's Gathers may double them each
+                            self._known.update(zip(node.outputs, results, strict=False))
 
     def _of(self, value: ir.Value | None) -> Dims | None:
         """The axes of a value; None where nothing is known of them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 LATER = frozenset(["new", "next", "present", "updated", "update", "curr", "current", "nxt", "now"])
 EARLIER = frozenset(["old", "prev", "previous", "past", "last", "init", "initial"])
@@ -81,6 +82,7 @@ def _stem(word: str) -> str:
     return word[:-1] if len(word) > 1 and word[0].isalpha() and word[-1] in "nxyio0t" else word
 
 
+@lru_cache(2**12)
 def _words(name: str) -> list[str]:
     joined: list[str] = []
     for part in map(str.lower, _PARTS.findall(_CACHES.sub(r"\1", name))):

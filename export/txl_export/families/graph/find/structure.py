@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from txl_export.families.graph.find.axes import Kinds, numbers, read_axes
+from txl_export.families.graph.find.axes import FEW, Kinds, numbers, read_axes
 from txl_export.families.graph.take.reading import Port
 
 RECURRENT = {"LSTM": 2, "GRU": 1, "RNN": 1}
@@ -175,7 +175,8 @@ class _Pass:
         elif op == "Equal" and len(given) > 1:
             for ways, other in zip(given, node.inputs[::-1], strict=True):
                 for name in found.among(ways.moved):
-                    found.compared.setdefault(name, []).extend((numbers(other) or [])[:8])
+                    known = found.compared.setdefault(name, [])
+                    known += (numbers(other) or [])[: 8 if len(known) < FEW else 0]
         elif op == "Conv" and len(given) > 1:
             self._context(node, given[0])
         elif op in PRODUCTS or (op in JOINS and any(ways.reach for ways in given)):
@@ -199,7 +200,9 @@ class _Pass:
         if len(sizes) != 3 or source.moved != source.reach or source.reach.bit_count() != 1:
             return
         pads = [*node.attributes.get_ints("pads", (0, 0))]
-        while value is not None and (maker := value.producer()) is not None:
+        for _ in range(FEW):
+            if value is None or (maker := value.producer()) is None:
+                break
             more = numbers((*maker.inputs, None)[1]) if maker.op_type == "Pad" else None
             if more and len(more) % 2 == 0:
                 pads = [pads[0] + more[len(more) // 2 - 1], pads[1] + more[-1]]
@@ -222,8 +225,9 @@ def name_of(node: ir.Node) -> str:
 
 def _sizes(value: ir.Value | None) -> tuple[int, ...]:
     """The sizes of a constant, which may be stored in another type; () of anything else."""
-    while value is not None and (maker := value.producer()) is not None and maker.op_type == "Cast":
-        value = maker.inputs[0]
+    for _ in range(FEW):
+        if value is not None and (maker := value.producer()) is not None and maker.op_type == "Cast":
+            value = maker.inputs[0]
     return () if value is None or value.const_value is None else tuple(value.const_value.shape.numpy())
 
 
