@@ -47,7 +47,7 @@ class Opened:
     start: Callable[[ir.Model], Call]
 
     def __str__(self) -> str:
-        return some([one.name for one in self.hidden])
+        return some([one.input for one in self.hidden])
 
 
 def check_opened(
@@ -92,7 +92,7 @@ def _check_alone(spec: StepSpec, step: FileStep, batch: int, whole: Call, opened
 
     What lies around the recurrences is the same graph in the chain and in the file, whose first call is compared too.
     """
-    if others := [one.name for one in opened.hidden if one.op not in RECURRENT]:
+    if others := [one.input for one in opened.hidden if one.op not in RECURRENT]:
         raise UsageError(
             f"--open made {others[0]} explicit, and nothing shows that a chain is right, because a call of the file is "
             "one position; give --position-axis NAME=N where positions stand, or export the module that it was made of"

@@ -47,14 +47,12 @@ class Hidden:
     """A state that was made explicit.
 
     Attributes:
-        name: of the state, made of the node's: the same for the same graph.
         node, op: what carries it: an LSTM, GRU, RNN, Conv, ConvTranspose, CumSum or Range.
-        input, output: names of the new input and output.
+        input, output: names of the new input and output, such as lstm.h and new_lstm.h: the same for the same graph.
         shape: of both; a text is the symbol of a size that is open, such as the number of sequences.
         initial: what a recurrence begins with, [1, 1, numbers]; None for zeros.
     """
 
-    name: str
     node: str
     op: str
     input: str
@@ -174,14 +172,11 @@ class _Opening:
         places, given = range(_FIRST, _FIRST + RECURRENT[node.op_type]), [*node.inputs, *[None] * 8]
         starts = {at: self._sizes.constant(given[place]) for at, place in enumerate(places)}
         hidden = [at for at, place in enumerate(places) if given[place] is None or starts[at] is not None]
-        source, layout = given[0], node.attributes.get_int("layout", 0)
-        if not hidden or (self._sizes.follows(source, layout) is False and self._sizes.of(source)[layout] != 1):
+        if not hidden or (self._sizes.follows(given[0], 0) is False and self._sizes.of(given[0])[0] != 1):
             return None
         fault = ""
         if (direction := node.attributes.get_string("direction", "forward")) != "forward":
             fault = f"is {direction}, expected forward: it needs positions that come later"
-        elif layout:
-            fault = "has layout 1, expected 0; export it with positions as the first axis"
         elif any(first is not None and (first != first[:, :1]).any() for first in starts.values()):
             fault = "begins with other numbers for each sequence, expected the same; make its first state an input"
         other = any(first is not None and first.any() for first in starts.values())
@@ -190,14 +185,12 @@ class _Opening:
 
     def _open_recurrence(self, node: ir.Node, starts: Mapping[int, NDArray[Any] | None]) -> None:
         given = [*node.inputs, *[None] * 8]
-        known = [self._sizes.of(given[at])[1:2] for at in (0, *(_FIRST + at for at in starts))]
-        rows = next((size for sizes in known for size in sizes if size is not None), None)
-        shape = (1, rows, self._sizes.of(given[2])[-1])
+        rows, width = self._sizes.of(given[0])[1:2] or (None,), self._sizes.of(given[2])[-1:]
         node.resize_inputs(max(len(node.inputs), _FIRST + max(starts) + 1))
         node.resize_outputs(max(len(node.outputs), max(starts) + 2))
         for at, first in starts.items():
             initial = first[:, :1] if first is not None and first.any() else None
-            start = self._take(node, "hc"[at], shape, self._sizes.dtype(given[0]), initial)
+            start = self._take(node, "hc"[at], (1, *rows, *width), self._sizes.dtype(given[0]), initial)
             node.replace_input_with(_FIRST + at, start)
             node.outputs[at + 1].name = node.outputs[at + 1].name or f"{start.name}.last"
             self._give(node.outputs[at + 1], start)
@@ -214,22 +207,15 @@ class _Opening:
 
     def _convolution(self, node: ir.Node) -> _Read | None:
         """A Conv that reads zeros in front of the first position, along one axis."""
-        window, chosen, faults = read_window(node, self._sizes), list[int](), list[str]()
-        if window is None:
+        if (window := read_window(node, self._sizes)) is None:
             return None
         for at, (front, behind) in enumerate(zip(window.front, window.behind, strict=True)):
             follows = self._sizes.follows(window.source, at + 2)
             padded = front or behind if follows else front > 0 >= behind
             if window.spans[at] > 1 and padded and follows is not False:
-                faults.append(window.fault(at))
-                chosen.append(at)
-        if not chosen:
-            return None
-        fault = next((f"{each}; export a causal model" for each in faults if each), "")
-        if len(chosen) > 1:
-            fault = fault or f"has zeros in front along {len(chosen)} axes, expected positions along one"
-        what = f"reads {window.front[chosen[0]]} zeros in front of the first position of every call"
-        return what, fault, partial(self._open_window, node, window, chosen[0])
+                what, fault = f"reads {front} zeros in front of the first position of every call", window.fault(at)
+                return what, fault and f"{fault}; export a causal model", partial(self._open_window, node, window, at)
+        return None
 
     def _open_window(self, node: ir.Node, window: Window, at: int) -> None:
         key = source, zeros, axis = window.source, window.front[at], at + 2
@@ -347,7 +333,7 @@ class _Opening:
         names = (f"{stem}{f'_{number}' if number else ''}.{kind}" for number in self._numbers_of[f"{stem}.{kind}"])
         name = next(name for name in names if not self._names & {name, f"new_{name}"})
         self._names |= {name, f"new_{name}"}
-        self.found.append(Hidden(name, named(node), node.op_type, name, f"new_{name}", sizes, initial))
+        self.found.append(Hidden(named(node), node.op_type, name, f"new_{name}", sizes, initial))
         made = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(sizes))
         self._graph.inputs.append(made)
         return made

@@ -62,28 +62,23 @@ def read_window(node: ir.Node, sizes: Sizes) -> Window | None:
 
 
 def read_tail(node: ir.Node, sizes: Sizes) -> tuple[Window, int, str] | None:
-    """A ConvTranspose, the axis from the third along which its results overlap the next positions', and why these
-    cannot be carried, or ""; None where they do not overlap.
+    """A ConvTranspose, the axis from the third along which its results overlap those of the next positions, and why
+    these cannot be carried or ""; None where they do not overlap. That a Slice behind it drops these alone is not
+    checked: of another one the chain has not as many results as the file.
     """
     window, said = _read(node, sizes), node.attributes
     follows = [] if window is None else [sizes.follows(window.source, at + 2) for at in range(len(window.spans))]
     along = [at for at, longer in enumerate(follows) if longer and window and window.spans[at] > window.strides[at]]
     if window is None or not along:
         return None
-    at, more = along[0], [*said.get_ints("output_padding", ())]
-    tail = window.spans[at] - window.strides[at]
-    window.behind[at] -= more[at] if more else 0
+    at, fault = along[0], ""
     if len(along) > 1 or "output_shape" in said or said.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
-        return window, at, "gives sizes of its own, expected a kernel and a stride along one axis of positions"
-    if window.front[at]:
-        return (
-            window,
-            at,
-            f"drops its first {window.front[at]} results, expected none: it needs positions that come later",
-        )
-    if (cut := _cut(node, sizes)) is not None and cut[0] == at and window.behind[at] + cut[1] == tail:
+        fault = "gives sizes of its own, expected a kernel and a stride along one axis of positions"
+    elif window.front[at]:
+        fault = f"drops its first {window.front[at]} results, expected none: it needs positions that come later"
+    elif (cut := _cut(node, sizes)) is not None and cut[0] == at:
         window.cut = cut[2]
-    return window, at, ""
+    return window, at, fault
 
 
 def _read(node: ir.Node, sizes: Sizes) -> Window | None:
@@ -107,7 +102,7 @@ def _add_pad(window: Window) -> None:
     filled = None if value is None else ir.convenience.get_const_tensor(value)
     mode, rank = pad.attributes.get_string("mode", "constant"), len(window.spans) + 2
     numbers, named = whole_numbers(pads), [*range(rank)] if axes is None else whole_numbers(axes)
-    if numbers is None or named is None or len(numbers) != 2 * len(named):
+    if numbers is None or named is None:
         window.front, window.behind, window.other = [*window.spans], [*window.spans], "computed sizes"
         return
     if mode != "constant" or (value is not None and (filled is None or filled.numpy().any())):

@@ -84,7 +84,7 @@ def check(graph: ir.Model, hidden: Sequence[Hidden], file: onnx.ModelProto) -> N
     """Hold an opened graph of one position a call against its file."""
     states = tuple(
         (
-            Side(one.input, "float32", StateSpec(one.name, one.shape, initial=0.0 if one.initial is None else 0.5)),
+            Side(one.input, "float32", StateSpec(one.input, one.shape, initial=0.0 if one.initial is None else 0.5)),
             one.output,
         )
         for one in hidden
@@ -104,7 +104,7 @@ def opened(file: onnx.ModelProto) -> tuple[ir.Model, list[Hidden]]:
 @pytest.mark.parametrize("first", [0.0, 0.5])
 def test_one_position_a_call_is_shown_by_each_recurrence_alone(first):
     graph, hidden = opened(policy(first))
-    assert [one.name for one in hidden] == ["lower.h", "lower.c", "upper.h", "upper.c"]
+    assert [one.input for one in hidden] == ["lower.h", "lower.c", "upper.h", "upper.c"]
     check(graph, hidden, policy(first))
 
 
@@ -149,7 +149,7 @@ def test_a_state_that_is_carried_wrongly_is_told_by_the_recurrence_alone(spoil, 
 
 def test_a_convolution_of_one_position_a_call_is_shown_by_nothing():
     graph = ir.from_proto(policy())
-    hidden = [Hidden("conv.window", "conv", "Conv", "conv.window", "new_conv.window", (1, D, 2), None)]
+    hidden = [Hidden("conv", "Conv", "conv.window", "new_conv.window", (1, D, 2), None)]
     with pytest.raises(UsageError, match=r"nothing shows that a chain is right, .* give --position-axis NAME=N"):
         check(graph, hidden, policy())
 
@@ -157,7 +157,7 @@ def test_a_convolution_of_one_position_a_call_is_shown_by_nothing():
 def test_a_file_that_does_not_run_over_several_segments_is_refused_with_the_engines_reason():
     graph, hidden = opened(policy())
     sides = Side("x", "float32", InputSpec("x", (1, "L", D))), Side("y", "float32", OutputSpec("y", (1, "L", D)))
-    states = tuple((Side(one.input, "float32", StateSpec(one.name, one.shape)), one.output) for one in hidden)
+    states = tuple((Side(one.input, "float32", StateSpec(one.input, one.shape)), one.output) for one in hidden)
     step = FileStep(sides[:1], sides[1:], states, 1, None, frozenset())
     spec = step.spec(FileModule(step, started(graph), graph.graph, 0))
 
