@@ -45,7 +45,7 @@ def print_graph(facts: GraphFacts) -> None:
 
 
 def _notes(facts: GraphFacts) -> Iterator[str]:
-    """What is said in sentences."""
+    """Everything that is said in sentences."""
     if not facts.states:
         none = "no state: nothing that it returns was shown to be for the next call"
         yield f"whether it has a state is not known: {facts.stopped}" if facts.stopped else none
@@ -57,7 +57,6 @@ def _notes(facts: GraphFacts) -> Iterator[str]:
             f"undecided, because their shapes alone say it: {may}. Whoever trained the model knows; to be corrected: "
             f"{options_of(facts.undecided)}"
         )
-    yield from (f"no state: {name} {why}" for name, why in facts.data.items())
     yield from _forgotten(facts.forgets)
     yield from map(_context, facts.contexts)
     for node, (op, sizes) in facts.frozen.items():
@@ -81,7 +80,7 @@ def _lasts(state: State, found: Lasting | None) -> str:
 
 
 def _forgotten(found: Sequence[Forgets]) -> Iterator[str]:
-    """What begins anew in every call, nodes of one kind in one sentence."""
+    """Name what begins anew in every call, nodes of one kind in one sentence."""
     kinds: dict[tuple[str, str, str], list[str]] = {}
     for each in found:
         kinds.setdefault((each.op, each.what, each.fault), []).append(each.node)

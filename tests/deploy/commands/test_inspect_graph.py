@@ -53,7 +53,7 @@ def test_a_state_is_shown_with_what_proves_it_on_sixty_columns(run, here, monkey
     ("name", "parts"),
     [
         ("denoiser", ("no state: nothing", "ONNX Runtime is all")),
-        ("gru", ("forgets after each call: GRU ", "no state: x is the one input with data", "-o gru.txl --open")),
+        ("gru", ("forgets after each call: GRU ", "-o gru.txl --open")),
         ("both", ("forgets after each call: LSTM ", "it cannot be opened: is bidirectional")),
         ("history", ("undecided, because their shapes alone say it: before → after", "--state before=after")),
         (

@@ -1,4 +1,4 @@
-"""What a foreign ONNX file is and remembers, for `inspect`: its tables, nodes and runs, and what to type.
+"""Describe a foreign ONNX file for `inspect`: its tables, nodes and runs, and what to type.
 
 The command is one that was tried: `export` begins with the same function.
 """
@@ -33,14 +33,14 @@ TRIED = 3.0
 
 @dataclass
 class GraphFacts:
-    """What `inspect` says of a foreign file.
+    """Everything that `inspect` says of a foreign file.
 
     Attributes:
         kind: "onnx".
         file, bytes: its name; its size with the weights beside it.
         producer, ir_version, opsets: what wrote it, and in which versions.
         inputs, outputs: see `Port`.
-        states, undecided, data: see `Paired`.
+        states, undecided: see `Paired`.
         lasting: of each state that was followed.
         axes: see `Axes`; None where the graph did not run.
         forgets, contexts: inside the graph, see there.
@@ -68,7 +68,6 @@ class GraphFacts:
     outputs: tuple[Port, ...]
     states: list[State] = field(default_factory=list)
     undecided: list[Undecided] = field(default_factory=list)
-    data: dict[str, str] = field(default_factory=dict)
     lasting: list[Lasting] = field(default_factory=list)
     axes: Axes | None = None
     forgets: list[Forgets] = field(default_factory=list)
@@ -94,8 +93,7 @@ def describe_graph(
     """Read a foreign ONNX file, run its graph in a helper process, and try the command that it needs.
 
     Args:
-        path: of the file.
-        heard: hears of the stages.
+        path, heard: the file; hears of the stages.
         seconds: of processor time that all runs may take together.
         asked: what an export is to be given, where that is another path than the file's.
         said: states that are known, by the names of inputs.
@@ -157,7 +155,7 @@ def _look(foreign: Foreign, choices: Choices, helper: Helper, facts: GraphFacts,
     if any(again[name].tobytes() != array.tobytes() for name, array in inputs.first.items()):
         raise EndedError("two runs with the same inputs return other numbers, so that changing one tells nothing")
     found = pair(inputs, runner, choices.states)
-    facts.states, facts.undecided, facts.data = found.states, found.undecided, found.data
+    facts.states, facts.undecided = found.states, found.undecided
     heard.stage("change sizes and single places")
     behaviour = Behaviour(inputs, runner, found.states)
     facts.axes = behaviour.axes()
@@ -231,7 +229,7 @@ def _command(choices: Choices, source: str) -> Iterator[str]:
 
 
 def what_next(facts: GraphFacts) -> str:
-    """What can be done with a file."""
+    """Say in words what can be done with a file."""
     if facts.stopped:
         return "What it needs is not known, so no command is printed; docs/onnx-files.md has all options of export."
     if facts.unknown:

@@ -1,1 +1,1 @@
-"""What a foreign graph remembers: its states, its axes, and sizes with which it runs."""
+"""Find what a foreign graph remembers: its states, its axes, and sizes with which it runs."""

@@ -28,7 +28,7 @@ Dims = list[Dim]
 
 @dataclass
 class Kinds:
-    """What the nodes say of axes, each as the name of an input or output with its number.
+    """The axes that nodes speak of, each as the name of an input or output with its number.
 
     Attributes:
         positions, sequences: where a recurrent operator has them, else a convolution.
@@ -48,7 +48,7 @@ def read_axes(graph: ir.Graph, inputs: Sequence[ir.Value]) -> Kinds:
 
 
 class _Follow:
-    """What is known of each value: its axes. The axes of inputs have numbers, and those that are one have one root."""
+    """Knows the axes of each value. The axes of inputs have numbers, and those that are one have one root."""
 
     def __init__(self, graph: ir.Graph, inputs: Sequence[ir.Value]) -> None:
         self._one, self._own, self._sizes = list[int](), list[Any](), dict[int, int]()
@@ -88,7 +88,7 @@ class _Follow:
         return axis
 
     def _join(self, one: Dim, two: Dim) -> Dim:
-        """What two axes of one size become; where one is repeated along the other, the other."""
+        """Make one axis of two of one size; where one is repeated along the other, the other."""
         if one[0] == 1 or two[0] == 1:
             return two if one[0] == 1 and (two[0] != 1 or not one[1]) else one
         if isinstance(one[0], int) and isinstance(two[0], int) and one[0] != two[0]:
@@ -231,10 +231,6 @@ class _Follow:
         dims, places, axis = given[0], given[1], (node.attributes.get_int("axis", 0) or 0) % len(given[0])
         return [[*dims[:axis], *places, *dims[axis + 1 :]]]
 
-    def _flat(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
-        axis = node.attributes.get_int("axis", 1) or 0
-        return [[(_size(part), _axes_of(part)) for part in (given[0][:axis], given[0][axis:])]]
-
     def _reshaped(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
         """Example: [8, 1, 10] as [-1, 10] has 8 and 1 in one axis, which [8, 1, 2] behind it parts again."""
         dims, target = given[0], numbers(node.inputs[1]) or []
@@ -262,7 +258,7 @@ def _taken(wanted: Sequence[Any], units: Dims) -> Dims:
 
 
 def _size(units: Sequence[Dim]) -> Any:
-    """How many numbers axes have together; a symbol where there is one alone."""
+    """The numbers that axes have together; a symbol where there is one alone."""
     sizes = [size for size, _ in units]
     return sizes[0] if len(sizes) == 1 else prod(sizes) if all(isinstance(size, int) for size in sizes) else None
 
@@ -288,8 +284,9 @@ def numbers(value: ir.Value | None) -> list[int] | None:
 _OTHERS = frozenset(
     re.findall(
         r"\w+",
-        "Shape Size NonZero Range ConstantOfShape Einsum Resize TopK OneHot DepthToSpace SpaceToDepth DFT STFT "
-        "GatherND Tile Expand Compress Unique Loop Scan NonMaxSuppression RoiAlign GridSample Det Upsample Attention",
+        "Shape Size NonZero Range ConstantOfShape Einsum Resize TopK OneHot DepthToSpace SpaceToDepth DFT "
+        "GatherND Tile Expand Compress Unique Loop Scan NonMaxSuppression RoiAlign GridSample Det Upsample Attention "
+        "Flatten STFT",
     )
 )
 """Operators whose results' axes are not followed."""
@@ -304,7 +301,6 @@ _BY_RULE: Mapping[str, Callable[[_Follow, ir.Node, Sequence[Any]], list[Dims]]] 
     "Concat": _Follow._joined,
     "Slice Split Pad": _Follow._cut,
     "Gather": _Follow._gathered,
-    "Flatten": _Follow._flat,
     "Reshape": _Follow._reshaped,
 }
 _RULES = {op: rule for ops, rule in _BY_RULE.items() for op in ops.split()}

@@ -1,4 +1,4 @@
-"""What a foreign graph does along its axes and over many runs: sequences, positions, and how long a change lasts."""
+"""Run a foreign graph along its axes and many times, for its sequences, positions, and how long a change lasts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from txl_export.families.graph.take.running import RunError, Runner
 STEPS = 256
 """Runs over which a change of a state is followed."""
 SECONDS = 4.0
-"""Of processor time that following the changes of all states may take together."""
+"""Processor time that following the changes of all states may take together."""
 TOLD = 1e-6
-"""What counts as another result, relative to its largest number: rounding is none."""
+"""Results differ that are further apart than this, relative to the largest number: rounding is none."""
 
 
 @dataclass(frozen=True)
 class Lasting:
-    """How long a change of a state can be told.
+    """The runs after which a change of a state can still be told.
 
     Attributes:
         state: its input's name.
@@ -40,13 +40,13 @@ class Lasting:
 
     @property
     def open(self) -> bool:
-        """Whether the change could be told at the last run that was looked at."""
+        """The change could be told at the last run that was looked at."""
         return 0 < self.runs == self.followed
 
 
 @dataclass
 class Axes:
-    """What the axes are; each as the name of an input or output with the number of its axis.
+    """Axes of sequences and positions, each as the name of an input or output with the number of its axis.
 
     Attributes:
         batch: where sequences stand; empty where that could not be found.
@@ -66,13 +66,7 @@ class Axes:
 
 
 class Behaviour:
-    """A graph with its states, run along chains.
-
-    Args:
-        inputs: with sizes for which the graph runs.
-        runner: with the graph.
-        states: of it.
-    """
+    """A graph with its states, run along chains; its first run was found."""
 
     def __init__(self, inputs: Inputs, runner: Runner, states: Sequence[State]) -> None:
         self._inputs, self._runner, self._states = inputs, runner, states
@@ -129,7 +123,7 @@ class Behaviour:
         return [name for name in self._given if name not in states and self._inputs.varies(name)]
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of data, and of results that are no state."""
+        """Shapes of data, and of results that are no state."""
         results = {name: array.shape for name, array in self._first.items() if name not in self._returned}
         return {name: self._given[name].shape for name in self._data()} | results
 
@@ -140,8 +134,7 @@ class Behaviour:
         return found if len({shapes[name][axis] for name, axis in found.items()}) == 1 else {}
 
     def _common(self, segment: Mapping[str, int]) -> int:
-        """How many sequences there are where neither a node nor a name says it: what all data and all other results
-        begin with.
+        """Count sequences where neither a node nor a name says it: all data and all other results begin with as many.
 
         States have as many somewhere; of positions along the first axis, or frames, they have not.
         """
@@ -151,7 +144,7 @@ class Behaviour:
         return common if not held or any(common in sizes for sizes in held) else 1
 
     def _come_back(self, axes: Axes) -> dict[str, int]:
-        """Where positions stand in data and results: only where something that is returned has as many of them."""
+        """Axes of positions in data and results: only where something that is returned has as many of them."""
         inner = {name for state in self._states for name in (state.input, state.output)}
         places, arrays = (
             {name: axis for name, axis in axes.segment.items() if name not in inner},
@@ -187,12 +180,12 @@ class Behaviour:
         return {}
 
     def _reached(self, after: Arrays, output: str, axis: int) -> bool:
-        """Whether a result has changed anywhere but at the first place."""
+        """Return whether a result has changed anywhere but at the first place."""
         before, now, at = self._first[output], after[output], (slice(None),) * axis + (slice(1, None),)
         return axis >= before.ndim or before.shape != now.shape or _differ(before[at], now[at])
 
     def _sequences(self, found: Axes, count: int) -> None:
-        """Whether the first sequence reaches the others, and through which inputs."""
+        """Note whether the first sequence reaches the others, and through which inputs."""
         alike = self._inputs.structure.kinds.alike
         roots = {alike[place] for place in found.batch.items() if place in alike}
         for state in self._states:
@@ -238,7 +231,7 @@ class Behaviour:
 
 
 def _differ(before: Array, after: Array) -> bool:
-    """Whether two results are further apart than rounding takes them."""
+    """Return whether two results are further apart than rounding takes them."""
     if before.dtype.kind != "f" or before.shape != after.shape:
         return not np.array_equal(before, after)
     scale = np.abs(before[np.isfinite(before)]).max(initial=1e-3)
@@ -261,5 +254,5 @@ def open_sizes(inputs: Inputs, states: Sequence[State], axes: Axes) -> dict[str,
 
 
 def name_of_size(name: str, axis: int, symbol: str) -> str:
-    """What to call an open size of an input: its symbol, or INPUT:AXIS where the file leaves it unnamed."""
+    """Name an open size of an input: its symbol, or INPUT:AXIS where the file leaves it unnamed."""
     return f"{name}:{axis}" if symbol.startswith("input ") else symbol

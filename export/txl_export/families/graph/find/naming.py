@@ -1,4 +1,4 @@
-"""What names say of an input and an output: whether they are one state. One table holds every word that is known."""
+"""Read from the names of an input and an output whether they are one state. One table holds every known word."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ DATA = frozenset(
 LAYERS = frozenset(("hidden", "states"))
 """Words that together are what a layer hands to the next one, hardly what a call hands to the next."""
 _CACHES = re.compile(r"(past|present)_?key_?values")
-"""What exporters of decoders call their caches; the other side is called past or present alone."""
+"""Exporters of decoders call their caches so; the other side is called past or present alone."""
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
 def likeness(given: str, returned: str) -> int:
-    """How much the names of an input and an output say that they are one state.
+    """Grade how surely the names of an input and an output say that they are one state.
 
     Returns:
         2: they differ by a word of time or by a side, and one of their words is of a state. 1: the rest of both is the
@@ -55,13 +55,13 @@ def likeness(given: str, returned: str) -> int:
 
 
 def means_data(name: str) -> bool:
-    """Whether a name has words of data alone, as `noisy_frame`."""
+    """Return whether a name has words of data alone, as `noisy_frame`."""
     stem = [word for word in _rest(_words(name)) if not word.isdecimal()]
     return bool(stem) and {*stem} <= DATA
 
 
 def speaks_of(name: str, *words: str) -> bool:
-    """Whether one of a name's words begins with one of these."""
+    """Return whether one of a name's words begins with one of these."""
     return any(part.startswith(words) for part in _words(name))
 
 
@@ -71,7 +71,7 @@ def _rest(words: list[str]) -> list[str]:
 
 
 def _same(stem: list[str], other: list[str]) -> bool:
-    """Whether two names have one rest: as it stands, or but for one letter that stands for a side (h and hn)."""
+    """Return whether two names have one rest: as it stands, or but for a letter that stands for a side (h and hn)."""
     unlike = [(a, b) for a, b in zip(stem, other, strict=False) if a != b]
     alike = not unlike or (len(unlike) == 1 and _stem(unlike[0][0]) == _stem(unlike[0][1]))
     return bool(stem) and len(stem) == len(other) and alike

@@ -22,7 +22,7 @@ from txl_export.families.graph.take.running import RunError, Runner
 MOST_PAIRS = 2**13
 """Pairs that are looked at."""
 PROOFS = {"recurrent": "by a recurrent operator", "named": "by its name", "said": "by --state"}
-"""What says that a pair is a state, the strongest first."""
+"""A pair is a state for one of these reasons, the strongest first."""
 Pair = tuple[str, str]
 """Names of an input and an output."""
 
@@ -63,24 +63,17 @@ class Undecided:
 
 @dataclass
 class Paired:
-    """What was decided.
-
-    Attributes:
-        states, undecided: see there.
-        data: inputs with an output of their shape that cannot be a state, and why.
-    """
+    """The pairs that were decided, and those to ask for."""
 
     states: list[State] = field(default_factory=list)
     undecided: list[Undecided] = field(default_factory=list)
-    data: dict[str, str] = field(default_factory=dict)
 
 
 def pair(inputs: Inputs, runner: Runner, said: Mapping[str, str] | None = None) -> Paired:
     """Decide which inputs and outputs are states.
 
     Args:
-        inputs: with sizes for which the graph runs.
-        runner: with the graph.
+        inputs, runner: the graph, whose first run was found.
         said: inputs and outputs that are states as the user says, or "" for an input that is none.
 
     Raises:
@@ -124,11 +117,10 @@ class _Pairing:
         left = defaultdict[str, list[str]](list)
         for name, output in self._free(self._grown):
             left[name].append(output)
-        result.data = {name: why for name, outputs in left.items() if (why := self._no_state(name, outputs))}
         asked = {
             name: outputs
             for name, outputs in left.items()
-            if name not in result.data and not (self._inputs.stretches(name) or means_data(name))
+            if self._may_be_state(name, outputs) and not (self._inputs.stretches(name) or means_data(name))
         }
         tried = self._suggested(asked)
         result.undecided = [Undecided(name, tuple(outputs), tried.get(name, "")) for name, outputs in asked.items()]
@@ -168,13 +160,10 @@ class _Pairing:
             return {name for name, before in self._first.items() if not _equal(before, found.get(name))}
         return set()
 
-    def _no_state(self, name: str, outputs: Collection[str]) -> str:
-        """Why an input that has outputs of its shape is no state; "" where it may be one."""
-        if not self._data({name, *self._taken}):
-            return "is the one input with data: fed back, nothing new would ever come in"
-        if self._taken and not {*self._first} - {*self._taken.values(), *outputs}:
-            return "if it were a state, too, the graph would return nothing else"
-        return ""
+    def _may_be_state(self, name: str, outputs: Collection[str]) -> bool:
+        """Return whether other data comes in where this input is a state, and something else goes out."""
+        others = {*self._first} - {*self._taken.values(), *outputs}
+        return bool(self._data({name, *self._taken})) and (not self._taken or bool(others))
 
     def _suggested(self, asked: Mapping[str, Collection[str]]) -> dict[str, str]:
         """Outputs to try, for the last inputs first, because data is given before states as a rule."""

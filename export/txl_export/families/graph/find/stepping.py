@@ -1,4 +1,4 @@
-"""What a foreign graph takes, returns and remembers, as the tables of a step: by runs, and by what the user says."""
+"""Make the tables of a step of what a foreign graph takes, returns and remembers, by runs and by what the user says."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec
 
 @dataclass(frozen=True)
 class Choices:
-    """What was asked of an export of a file.
+    """The options of an export of a file.
 
     Attributes:
         states: inputs and the outputs that are their next values; "" where an input is no state.
@@ -59,14 +59,13 @@ def find_step(
     runner: Runner,
     heard: Listener,
 ) -> FileStep:
-    """What a graph takes, returns and remembers.
+    """Make the tables of a step for a graph whose settings are fixed and whose hidden states are open.
 
     Args:
-        foreign: of the graph whose settings are fixed and whose hidden states are open.
+        foreign, runner: the graph, which is open in the runner.
         choices: what the user knows of it.
         hidden: inputs and outputs of states that were opened.
-        segment: where positions stand, as far as that is known; see `segment_axes`.
-        runner: with the graph.
+        segment: what `segment_axes` found.
         heard: hears of the stages.
 
     Raises:
@@ -96,8 +95,7 @@ def find_step(
 
 
 def segment_axes(foreign: Foreign, told: Mapping[str, int], runner: Runner) -> dict[str, int]:
-    """Where positions stand in what a graph takes and returns, whose hidden states need not be open; nothing where none
-    do.
+    """Find the axes of positions in what a graph takes and returns, whose hidden states need not be open.
 
     Raises:
         RunError, EndedError: see `Runner.run`.
@@ -226,7 +224,7 @@ class _Tables:
         return numbers[0] if numbers else None if found else 1
 
     def _batch(self, name: str) -> int | None:
-        """Where sequences stand: as the user says, as the file shows, or of fixed sizes the first that fits."""
+        """The axis of sequences: as the user says, as the file shows, or of fixed sizes the first that fits."""
         told, shown = self.choices.batch_axes, self.axes.batch.get(name)
         if name in told:
             return told[name]
@@ -271,7 +269,7 @@ class _Tables:
 
     def _role(self, found: Array) -> str | None:
         """The next token's logits, of a graph that reads tokens and returns a number for each."""
-        rows = {self.inputs.structure.rows.get(port.name) for port in self.foreign.inputs} - {None}
+        rows = {self.inputs.structure.rows.get(port.name) for port in self.inputs.foreign.inputs} - {None}
         if len(rows) != 1 or found.ndim < 2 or found.dtype != np.float32 or found.shape[-1] not in rows:
             return None
         sums = np.exp(found.astype(np.float64)).sum(-1)
@@ -286,7 +284,7 @@ class _Tables:
 
 
 def _first_value(port: Port, values: Array) -> Tensor:
-    """What a state begins with, as a bundle has it."""
+    """Convert what a state begins with to what a bundle has."""
     own, found = in_bundle(kind_of(port.name, port.dtype)), np.asarray(values)
     if found.dtype.kind in "fiub":
         with np.errstate(all="ignore"):  # what does not fit is another number then

@@ -1,4 +1,4 @@
-"""What the nodes of a graph say of its inputs and outputs, without running it: one pass from the inputs to the outputs.
+"""Read what nodes say of a graph's inputs and outputs, without running it: one pass from the inputs to the outputs.
 
 Of every value it is known which inputs reach it, and in which way, as the bits of a whole number: bit i is input i, and
 the bit behind the last input is chance.
@@ -43,7 +43,7 @@ MOST_ZEROS = 2**16
 
 
 class Ways(NamedTuple):
-    """How inputs reach a value, each as bits.
+    """The inputs that reach a value, by the way, each as bits.
 
     Attributes:
         reach: at all, by value and not by size.
@@ -75,7 +75,7 @@ class Context:
 
 @dataclass
 class Structure:
-    """What was found.
+    """The findings of the pass.
 
     Attributes:
         names: of the inputs; bit i is the i-th.
@@ -153,7 +153,7 @@ class _Pass:
         self._carry(node.outputs, given[skipped:carried], [*given, *ends])
 
     def _carry(self, outputs: Sequence[ir.Value], starts: list[Ways], given: list[Ways]) -> None:
-        """What a recurrence returns as the last states."""
+        """Note the last states that a recurrence returns."""
         reach = _any(given, "reach")  # once: a Loop may have as many inputs and outputs as its file has room for
         for at, output in enumerate(outputs):
             self._ways[output] = Ways(reach, 0, _any(starts[at : at + 1], "moved"))

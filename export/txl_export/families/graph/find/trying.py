@@ -102,7 +102,7 @@ class Inputs:
         return tuple(size if isinstance(size, int) else _value(size, sizes) for size in port.shape)
 
     def varies(self, name: str) -> bool:
-        """Whether an input is data, or may be a state: no setting, mask, length or position."""
+        """Return whether an input is data, or may be a state: no setting, mask, length or position."""
         return name in self.structure.rows or (self._floats[name] and not speaks_of(name, "mask"))
 
     def rows_of(self, name: str, axis: int) -> int:
@@ -110,7 +110,7 @@ class Inputs:
         return int(self.given[name].shape[axis]) or 1
 
     def stretches(self, name: str) -> bool:
-        """Whether an input is as long as the segment, as data is and no state."""
+        """Return whether an input is as long as the segment, as data is and no state."""
         sizes = next(port.shape for port in self.foreign.inputs if port.name == name)
         return any(self.roles.get(str(size)) == "segment" for size in sizes)
 
@@ -150,7 +150,7 @@ class Inputs:
             yield {symbol: self.fixed.get(symbol) or named[role] for symbol, role in self.roles.items()}, plain
 
     def _role(self, port: Port, axis: int, symbol: str) -> str:
-        """What a symbol is by the nodes, or seems to be by its name, else by its place."""
+        """The role of a symbol as the nodes say, or as it seems to be by its name, else by its place."""
         kinds = self.structure.kinds
         if self.told.get(port.name) == axis:
             return "segment"
@@ -176,7 +176,7 @@ def other_than(value: Array, other: Array) -> Array:
 
 
 def _alike(port: Port, output: Port) -> bool:
-    """Whether a returned array could be given again: the same type, and no size that differs for sure on two axes."""
+    """Return whether an array could be given again: of the same type, and no two fixed sizes differ."""
     if port.dtype != output.dtype or not port.dtype or len(port.shape) != len(output.shape):
         return False
     fixed = [(a, b) for a, b in zip(port.shape, output.shape, strict=True) if isinstance(a, int) and isinstance(b, int)]
