@@ -164,7 +164,7 @@ def _look(foreign: Foreign, choices: Choices, helper: Helper, facts: GraphFacts,
     for lasting in behaviour.lasting(heard.advance):
         facts.lasting.append(lasting)
     segment = positions(inputs, found.states, facts.axes, first)
-    facts.forgets = forgets(folded.model, segment or None, helper.fold)
+    facts.forgets = forgets(folded.model, segment, helper.fold)
     returned = {state.output for state in found.states}
     growing = {one.input: inputs.rows_of(one.input, one.grows) for one in found.states if one.grows is not None}
     return replace(

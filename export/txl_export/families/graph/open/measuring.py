@@ -18,6 +18,8 @@ from txl_export.families.graph.take.reading import Size
 from txl_export.families.graph.take.running import RunError
 from txl_export.graphs.quantised_matmul import initializer
 
+END = 2**63 - 1
+"""What stands for the end of an axis in a Slice."""
 Fold = Callable[[ir.Model], ir.Model]
 """Computes what is always the same in a graph, in the helper process, and returns another graph."""
 RECURRENT = {"LSTM": 2, "GRU": 1, "RNN": 1}
@@ -48,7 +50,7 @@ class Sizes:
 
     Args:
         model: the graph; it stays as it is.
-        segment: by name of an input, its axis of positions; empty where no axis is one, None where that is not known.
+        segment: by name of an input, its axis of positions; empty where that is not known.
         fold: computes what is always the same.
         more: values that are measured beside those of some operators.
 
@@ -56,22 +58,22 @@ class Sizes:
         EndedError: the helper died of the graph.
     """
 
-    def __init__(
-        self, model: ir.Model, segment: Mapping[str, int] | None, fold: Fold, more: Iterable[ir.Value] = ()
-    ) -> None:
-        nodes, axes = [node for node in model.graph if node.op_type in _OPERATORS], segment or {}
+    def __init__(self, model: ir.Model, segment: Mapping[str, int], fold: Fold, more: Iterable[ir.Value] = ()) -> None:
+        nodes = [node for node in model.graph if node.op_type in _OPERATORS]
         values = [end for node in nodes for end in (*node.inputs, *node.outputs[:1]) if end is not None] + [*more]
         for lengths in _POSITIONS:
             self._short, self._other, self._long = (
-                _measured(model, axes, fold, values, lengths[attempt] * times, times, attempt)
-                for times, attempt in ((1, 0), (1, 1), (2 if segment else 1, 0))
+                _measured(model, segment, fold, values, lengths[attempt] * times, times, attempt)
+                if segment or times == 1
+                else {}
+                for times, attempt in ((1, 0), (1, 1), (2, 0))
             )
-            if self._short and self._long:
+            if self._short and (self._long or not segment):
                 break
         self._symbols = [
-            {number: size for size, number in _numbers(model.graph, axes, attempt).items()} for attempt in (0, 1)
+            {number: size for size, number in _numbers(model.graph, segment, attempt).items()} for attempt in (0, 1)
         ]
-        if segment is None or any(self._is_fixed(node) for node in nodes):
+        if any(self._is_fixed(node) for node in nodes):
             self._long = {}
 
     def of(self, value: ir.Value | None) -> tuple[Size | None, ...]:
@@ -143,9 +145,6 @@ def _measured(
     graph = (copy := model.clone()).graph
     numbers = _numbers(graph, segment, attempt)
     along = {_size(value, segment[str(value.name)]) for value in graph.inputs if value.name in segment}
-    twins = dict(zip(model.graph.inputs, graph.inputs, strict=True))
-    for node, twin in zip(model.graph, graph, strict=True):
-        twins |= zip(node.outputs, twin.outputs, strict=True)
     for value in (output for node in graph.all_nodes() for output in node.outputs):
         value.shape = None
     for value in graph.inputs:
@@ -164,7 +163,8 @@ def _measured(
             del graph.initializers[name]
             value.const_value = None
             graph.inputs.append(value)
-    asked = {value: twins[value] for value in values if value in twins}
+    twins = ir.convenience.create_value_mapping(graph, include_subgraphs=False)
+    asked = {value: twins[str(value.name)] for value in values if value.const_value is None and value.name in twins}
     graph.outputs.clear()
     # ONNX Runtime notes what it has inferred of a graph that it changes alone: a constant's copy always goes.
     for at, end in enumerate([*asked.values(), initializer(graph, "measured.is.0", np.int64(0))]):
