@@ -34,7 +34,7 @@ class Cut:
 
 
 def window_caches(model: ir.Model, windows: Mapping[str, int], states: Mapping[str, str], fold: Fold) -> list[Cut]:
-    """Fix the rows of caches that grow, in place: of what comes back, the last ones are left.
+    """Fix the rows of caches that grow, in place: what comes back is cut to its last rows.
 
     Args:
         model: with constants folded.
@@ -82,7 +82,7 @@ def by_hand(call: Call, cuts: Sequence[Cut]) -> Call:
 
 
 def _grown(model: ir.Model, fold: Fold) -> dict[str, dict[str, int]]:
-    """By input, outputs of its type that are longer along one axis, and as long along the others; with that axis."""
+    """Find for each input the outputs of its type that are longer along one axis alone, with that axis."""
     graph, found = model.graph, dict[str, dict[str, int]]()
     sizes = Sizes(model, {}, fold, [*graph.inputs, *graph.outputs])
     for given, made in product(graph.inputs, graph.outputs):

@@ -1,4 +1,4 @@
-"""Whether segments of a graph, one after another, compute what it computes of all their positions at once."""
+"""Proof that segments of a graph, one after the other, compute what it computes of all their positions at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from txl_export.families.own_module.spec import StepSpec
 
 _Found = Mapping[str, Array]
 LIMIT = 1e-5
-"""How far chained outputs may be from those of all positions at once, relative to the largest."""
+"""Chained outputs may be this far from those of all positions at once, relative to the largest."""
 SEGMENTS, LEAST = 6, 48
 """Segments that are chained; more of short ones, until they have so many positions: a window of 8 is full then."""
 WHOLE = 3
@@ -81,7 +81,7 @@ def check_opened(
 
 
 def _check_alone(spec: StepSpec, step: FileStep, batch: int, whole: Call, opened: Opened) -> None:
-    """Of a file whose call is one position: run each recurrence alone over all positions that the chain gave it.
+    """Run each recurrence alone over all positions that the chain gave it, for a file whose call is one position.
 
     What lies around the recurrences is the same graph in the chain and in the file, whose first call is compared too.
     """
@@ -139,7 +139,7 @@ def _check(opened: Opened, name: str, found: Array, wanted: Array, other: str) -
 
 
 def divisible(spec: StepSpec, batch: int, length: int, shorter: int) -> bool:
-    """Whether shorter segments give what longer ones give of the same positions, so that part of a segment can run.
+    """Tell if shorter segments give what longer ones give of the same positions, so that part of a segment can run.
 
     Several segments are run, because a first one may return the same and leave other states behind.
     """
@@ -164,7 +164,7 @@ def _given(spec: StepSpec, batch: int, length: int) -> tuple[Mapping[str, Tensor
 def _feeds(
     step: FileStep, inputs: Mapping[str, Tensor], states: Mapping[str, Tensor | None], taken: Collection[str]
 ) -> dict[str, Array]:
-    """By the file's names: inputs, as far as they are given, and the states that are taken."""
+    """Inputs that are given and states that are taken, by the file's names."""
     sides = [(side, inputs.get(side.spec.name)) for side in step.inputs]
     sides += [(side, states[side.spec.name]) for side, _ in step.states if side.port in taken]
     return {side.port: tensor.numpy().astype(side.dtype) for side, tensor in sides if tensor is not None}

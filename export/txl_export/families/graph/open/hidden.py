@@ -142,7 +142,7 @@ class _Opening:
         self._counts, self._numbers_of = self._counting(), defaultdict[str, Iterator[int]](count)
 
     def forgets(self) -> Iterator[tuple[Forgets, Callable[[], None]]]:
-        """What begins anew, in the order of the nodes, each with what makes its state explicit."""
+        """List what begins anew, in the order of the nodes, each with what makes its state explicit."""
         readers: dict[str, Callable[[ir.Node], _Read | None]] = {
             **dict.fromkeys(RECURRENT, self._recurrence),
             **dict.fromkeys(("Loop", "Scan"), self._loop),
@@ -340,7 +340,7 @@ class _Opening:
         return node.outputs[0]
 
     def _again(self, state: ir.Value, node: ir.Node, inputs: Sequence[ir.Value | None]) -> ir.Value:
-        """Add a node like another one, of other inputs."""
+        """Add a copy of a node that takes other inputs."""
         made = self._add(state, node.op_type, inputs)
         made.producer().attributes.update(node.attributes)  # type: ignore[union-attr]
         return made
@@ -357,7 +357,7 @@ class _Opening:
 
 
 def _inside(holder: ir.Node | None) -> str:
-    """Why what stands in another node's graph cannot be opened; "" where it does not."""
+    """The fault of a node in the graph of an If, Loop or Scan; "" outside of one."""
     if holder is None:
         return ""
     advice = "choose one branch by --fix NAME=VALUE" if holder.op_type == "If" else "export a model without it"

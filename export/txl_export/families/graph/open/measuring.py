@@ -19,9 +19,9 @@ from txl_export.families.graph.take.running import RunError
 from txl_export.graphs.quantised_matmul import initializer
 
 END = 2**63 - 1
-"""What stands for the end of an axis in a Slice."""
+"""The end of an axis in a Slice."""
 Fold = Callable[[ir.Model], ir.Model]
-"""Computes what is always the same in a graph, in the helper process, and returns another graph."""
+"""Computes what is always the same in a graph, in the helper process, and returns a new graph."""
 RECURRENT = {"LSTM": 2, "GRU": 1, "RNN": 1}
 """Operators that carry states along a sequence, and how many, which start from their sixth input and the next one."""
 _OPERATORS = {"Conv", "ConvTranspose", "CumSum", "Range", "Loop", "Scan", "Slice", "Reshape", "Pad", *RECURRENT}
@@ -98,20 +98,18 @@ class Sizes:
         return self._short.get(value, _NOTHING).constant if known is None else known.numpy()
 
     def follows(self, value: ir.Value | None, axis: int) -> bool | None:
-        """Whether an axis becomes longer where the segment does; None where that cannot be told."""
+        """True where an axis becomes longer with the segment; None where that cannot be told."""
         one, two = ((*found.get(value, _NOTHING).sizes, *[None] * 9)[axis] for found in (self._short, self._long))
         return None if one is None or two is None else one != two
 
     def less(self, value: ir.Value, cut: ir.Value, axis: int) -> Size | None:
-        """By how much an axis of another value is shorter; None where that is not known."""
+        """The rows by which an axis of `cut` is shorter than that of `value`; None where that is not known."""
         runs = [[found.get(end, _NOTHING).sizes for end in (value, cut)] for found in (self._short, self._other)]
         found = [(one[axis] or 0) - (two[axis] or 0) for one, two in runs if len(one) == len(two) > axis]
         return self._told(found[0], found[1]) if len(found) == 2 else None
 
     def _is_fixed(self, node: ir.Node) -> bool:
-        """Whether a Reshape, or a Slice from the front, makes what is longer as long as before: then the graph's
-        constants are true of one length alone.
-        """
+        """True where a Reshape to [B, 7, 6], or a Slice up to 7, hides that its input is longer than 7 positions."""
         if node.op_type != "Reshape" and (node.op_type != "Slice" or whole_numbers(node.inputs[1]) != [0]):
             return False
         (given, longer), (made, same) = (
@@ -136,8 +134,8 @@ def _measured(
     times: int,
     attempt: int,
 ) -> dict[ir.Value | None, _Measured]:
-    """What is known of values of the outer graph, for an open length and for as many times the positions that it fixes;
-    other open sizes have the numbers of an attempt. Nothing where the graph does not go together with these.
+    """Measure values of the outer graph, for an open length and for `times` the positions that it fixes; other open
+    sizes have the numbers of an attempt. Nothing where the graph does not run with these.
 
     Raises:
         EndedError: the helper died of the graph.

@@ -62,15 +62,15 @@ def read_window(node: ir.Node, sizes: Sizes) -> Window | None:
 
 def read_tail(node: ir.Node, sizes: Sizes) -> tuple[Window, int, str] | None:
     """A ConvTranspose, the axis from the third along which its results overlap those of the next positions, and why
-    these cannot be carried or ""; None where they do not overlap. That a Slice behind it drops these alone is not
-    checked: of another one the chain has not as many results as the file.
+    these cannot be carried or ""; None where they do not overlap. A Slice behind it may drop more or fewer: then the
+    chain has not as many results as the file.
     """
-    window, said = _read(node, sizes), node.attributes
-    follows = [] if window is None else [sizes.follows(window.source, at + 2) for at in range(len(window.spans))]
-    along = [at for at, longer in enumerate(follows) if longer and window and window.spans[at] > window.strides[at]]
-    if window is None or not along:
+    if (window := _read(node, sizes)) is None:
         return None
-    at, fault = along[0], ""
+    wider = [at for at, span in enumerate(window.spans) if span > window.strides[at]]
+    if not (along := [at for at in wider if sizes.follows(window.source, at + 2)]):
+        return None
+    at, said, fault = along[0], node.attributes, ""
     if len(along) > 1 or "output_shape" in said or said.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
         fault = "gives sizes of its own, expected a kernel and a stride along one axis of positions"
     elif window.front[at]:
@@ -105,7 +105,7 @@ def _add_pad(window: Window) -> None:
         window.front, window.behind, window.other = [*window.spans], [*window.spans], "computed sizes"
         return
     if mode != "constant" or (value is not None and (filled is None or filled.numpy().any())):
-        window.other = "another number" if mode == "constant" else mode
+        window.other = "a number other than 0" if mode == "constant" else mode
     for at, axis in enumerate(named):
         front, behind = numbers[at], numbers[at + len(named)]
         if axis % rank < 2 or min(front, behind) < 0:

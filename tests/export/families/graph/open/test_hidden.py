@@ -747,7 +747,7 @@ REFUSED = {
     "look-ahead, cut behind a stride": (cut_by(strides=[2]), 2, LATER),
     "a mirror": (padded("reflect"), 2, r"Conv 'conv' is padded by reflect, expected a fixed number of zeros"),
     "the first position again": (padded("edge"), 2, r"Conv 'conv' is padded by edge"),
-    "ones": (padded("constant", 1.0), 2, r"Conv 'conv' is padded by another number, expected .* zeros"),
+    "ones": (padded("constant", 1.0), 2, r"Conv 'conv' is padded by a number other than 0, expected .* zeros"),
     "computed padding": (computed_padding("pads"), 2, r"Conv 'conv' is padded by computed sizes"),
     "padding of computed axes": (computed_padding("axes"), 2, r"Conv 'conv' is padded by computed sizes"),
     "zeros among channels": (padded_by(0, 1, 4, 0, 0, 0), 2, r"Conv 'conv' is padded by more than positions"),
