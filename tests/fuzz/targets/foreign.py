@@ -49,7 +49,7 @@ def one_input(data: bytes) -> None:
         assert drawn.keys() == set(names)
     model, _ = fix(foreign, dict.fromkeys(names[:1], "1"))
     packed(model)
-    open_hidden(model, None, copied)  # nothing is computed here: sizes are those that the file says
+    open_hidden(model, {}, copied)  # nothing is computed here: sizes are those that the file says
 
 
 def seeds() -> Iterator[bytes]:

@@ -162,7 +162,7 @@ def _look(foreign: Foreign, choices: Choices, helper: Helper, facts: GraphFacts,
     heard.stage("follow changes of states", len(found.states))
     for lasting in behaviour.lasting(heard.advance):
         facts.lasting.append(lasting)
-    facts.forgets = forgets(folded.model, facts.axes.segment or None, helper.fold)
+    facts.forgets = forgets(folded.model, facts.axes.segment, helper.fold)
     returned = {state.output for state in found.states}
     growing = {one.input: inputs.rows_of(one.input, one.grows) for one in found.states if one.grows is not None}
     return replace(

@@ -222,7 +222,7 @@ def _taken(foreign: Foreign, choices: Choices, helper: Helper, heard: Listener) 
         with helper.open(graph) as runner:
             segment = segment_axes(foreign.of(graph), choices.position_axes, runner)
         opened = Opened(
-            graph, open_hidden(graph, segment or None, helper.fold), lambda made: caller(helper.open(made), path, {})
+            graph, open_hidden(graph, segment, helper.fold), lambda made: caller(helper.open(made), path, {})
         )
         if not opened.hidden:
             raise UsageError(f"{path}: --open is given, and no state is hidden in the graph; leave it out")

@@ -14,24 +14,18 @@ from itertools import product
 import numpy as np
 import onnx_ir as ir
 from txl_runtime.errors import UsageError, some
+from txl_runtime.streaming.checks import is_whole
 from txl_runtime.types import Array
 
 from txl_export.families.graph.find.naming import likeness
-from txl_export.families.graph.open.measuring import Fold, Sizes
+from txl_export.families.graph.open.measuring import END, Fold, Sizes
 from txl_export.families.graph.take.file_module import Call
 from txl_export.graphs.quantised_matmul import initializer
-
-_END = 2**63 - 1
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A cache that was cut.
-
-    Attributes:
-        input, output: names of what goes in, and of what comes back.
-        axis, rows: where it grew, and how many rows it has now.
-    """
+    """A cache that was cut: names of what goes in and comes back, the axis that grew, and the rows that it has now."""
 
     input: str
     output: str
@@ -40,7 +34,7 @@ class Cut:
 
 
 def window_caches(model: ir.Model, windows: Mapping[str, int], states: Mapping[str, str], fold: Fold) -> list[Cut]:
-    """Fix the rows of caches that grow, in place: of what comes back, the last ones are left.
+    """Fix the rows of caches that grow, in place: what comes back is cut to its last rows.
 
     Args:
         model: with constants folded.
@@ -62,7 +56,7 @@ def window_caches(model: ir.Model, windows: Mapping[str, int], states: Mapping[s
                 f"--window is {name}={rows}, expected an input that comes back longer, {told}; check it, or give sizes "
                 "that hang together by --fix NAME=SIZE"
             )
-        if not isinstance(rows, int) or isinstance(rows, bool) or rows < 1:
+        if not is_whole(rows) or rows < 1:
             raise UsageError(f"--window is {name}={rows!r}, expected a whole number of rows from 1; check it")
         scores = {output: likeness(name, output) for output in found}
         best = [output for output, score in scores.items() if score == max(scores.values())]
@@ -84,11 +78,11 @@ def by_hand(call: Call, cuts: Sequence[Cut]) -> Call:
             found[one.output] = found[one.output].take(np.arange(rows - one.rows, rows), one.axis)
         return found
 
-    return cut if cuts else call
+    return cut
 
 
 def _grown(model: ir.Model, fold: Fold) -> dict[str, dict[str, int]]:
-    """By input, outputs of its type that are longer along one axis, and as long along the others; with that axis."""
+    """Find for each input the outputs of its type that are longer along one axis alone, with that axis."""
     graph, found = model.graph, dict[str, dict[str, int]]()
     sizes = Sizes(model, {}, fold, [*graph.inputs, *graph.outputs])
     for given, made in product(graph.inputs, graph.outputs):
@@ -103,23 +97,20 @@ def _grown(model: ir.Model, fold: Fold) -> dict[str, dict[str, int]]:
 def _cut(graph: ir.Graph, cut: Cut) -> None:
     given = next(value for value in graph.inputs if value.name == cut.input)
     at, whole = next((at, value) for at, value in enumerate(graph.outputs) if value.name == cut.output)
-    before = given.shape and given.shape[cut.axis]
+    before = str(given.shape and given.shape[cut.axis])
     for value in graph.inputs:  # a mask has as many columns as the cache has rows with the new ones
-        sizes = [
-            size if isinstance(size, int) else _now(size.value, {str(before): str(cut.rows)})
-            for size in value.shape or ()
-        ]
+        sizes = [size if isinstance(size, int) else _now(size.value, before, cut.rows) for size in value.shape or ()]
         if value is given:
             sizes[cut.axis] = cut.rows
         value.shape = value.shape and ir.Shape(sizes)
     whole.name = f"{cut.output}.whole"
-    numbers = [initializer(graph, f"cut.is.{n}", np.array([n], np.int64)) for n in (-cut.rows, _END, cut.axis)]
+    numbers = [initializer(graph, f"cut.is.{n}", np.array([n], np.int64)) for n in (-cut.rows, END, cut.axis)]
     graph.append(node := ir.node("Slice", [whole, *numbers], name=f"cut.{cut.output}"))
     node.outputs[0].name, node.outputs[0].type = cut.output, whole.type
     graph.outputs[at] = node.outputs[0]
 
 
-def _now(symbol: str | None, now: Mapping[str, str]) -> int | str | None:
-    """An open size where others got numbers: "past + L" is "6 + L"."""
-    parts = " + ".join(now.get(part.strip(), part.strip()) for part in (symbol or "").split("+")).split(" + ")
+def _now(symbol: str | None, before: str, rows: int) -> int | str | None:
+    """An open size where one of its parts became a number: "past + L" is "6 + L"."""
+    parts = [str(rows) if part.strip() == before else part.strip() for part in (symbol or "").split("+")]
     return sum(map(int, parts)) if all(map(str.isdecimal, parts)) else " + ".join(parts) or None

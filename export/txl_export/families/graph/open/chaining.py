@@ -1,10 +1,10 @@
-"""Whether segments of a graph, one after another, compute what it computes of all their positions at once."""
+"""Proof that segments of a graph, one after the other, compute what it computes of all their positions at once."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -17,13 +17,13 @@ from txl_runtime.types import Array
 from txl_export.families.graph.open.hidden import Hidden, named
 from txl_export.families.graph.open.measuring import RECURRENT
 from txl_export.families.graph.take.file_module import Call, FileStep
-from txl_export.families.own_module.module_call import Eager
+from txl_export.families.own_module.module_call import Eager, Held
 from txl_export.families.own_module.sizes import fresh_states, random_inputs
-from txl_export.families.own_module.spec import StepSpec
+from txl_export.families.own_module.spec import StateSpec, StepSpec
 
 _Found = Mapping[str, Array]
 LIMIT = 1e-5
-"""How far chained outputs may be from those of all positions at once, relative to the largest."""
+"""Chained outputs may be this far from those of all positions at once, relative to the largest."""
 SEGMENTS, LEAST = 6, 48
 """Segments that are chained; more of short ones, until they have so many positions: a window of 8 is full then."""
 WHOLE = 3
@@ -34,13 +34,7 @@ POSITIONS = 12
 
 @dataclass(frozen=True)
 class Opened:
-    """A graph whose hidden states are explicit.
-
-    Attributes:
-        model: the graph.
-        hidden: its states that were hidden.
-        start: makes a graph run.
-    """
+    """A graph whose hidden states are explicit, these states, and what makes a graph run."""
 
     model: ir.Model
     hidden: Sequence[Hidden]
@@ -56,39 +50,41 @@ def check_opened(
     """Hold the graph with its hidden states open against the file, which forgets them after each call.
 
     Args:
-        spec: of the graph.
+        spec: of the opened graph.
         step: what it and the file call their tensors.
         batch: B.
         lengths: of segments.
-        whole: the file, for positions of several segments; where a call is one position, for one.
-        opened: the graph.
+        whole: runs the file over positions of several segments; where a call is one position, over one.
+        opened: see there.
 
     Raises:
         UsageError: nothing shows what a chain should return.
         CheckError: a chain returns something else.
     """
-    if not any(entry.axes.positions for entry in spec.inputs):
+    own = {one.input: one.initial for one in opened.hidden}
+    firsts = {side.spec.name: own[side.port] for side, _ in step.states if side.port in own}
+    spec = replace(spec, states=[_as_found(entry, firsts[entry.name]) if entry.name in firsts else entry for entry in spec.states])
+    if not spec.has_length:
         _check_alone(spec, step, batch, whole, opened)
         return
     for length in lengths:
         segments = max(SEGMENTS, -(-LEAST // length))
-        inputs, states = _given(spec, batch, length * segments), _starts(spec, step, batch, opened)
         try:
-            wanted = whole(_feeds(step, inputs, states, step.shown))
+            wanted = whole(_feeds(step, *_given(spec, batch, length * segments), step.shown))
         except UsageError as error:
             raise UsageError(
                 f"--open made {opened} explicit, and nothing shows that a chain is right, because the file does not "
                 f"run with {length * segments} positions at once ({error}); export it with an open length, or the "
                 "module that it was made of"
             ) from None
-        found = _chained(spec, inputs, states, batch, length)
+        found = _chained(spec, batch, length * segments, length)
         for side in step.outputs:
             name = f"{side.port} of {segments} segments of {length}"
             _check(opened, name, found[side.spec.name], wanted[side.port], "the file's own run over all of them")
 
 
 def _check_alone(spec: StepSpec, step: FileStep, batch: int, whole: Call, opened: Opened) -> None:
-    """Of a file whose call is one position: run each recurrence alone over all positions that the chain gave it.
+    """Run each recurrence alone over all positions that the chain gave it, for a file whose call is one position.
 
     What lies around the recurrences is the same graph in the chain and in the file, whose first call is compared too.
     """
@@ -98,17 +94,15 @@ def _check_alone(spec: StepSpec, step: FileStep, batch: int, whole: Call, opened
             "one position; give --position-axis NAME=N where positions stand, or export the module that it was made of"
         )
     graph, names = (model := opened.model.clone()).graph, {one.node for one in opened.hidden}
-    nodes = {named(node): node for node in graph if node.op_type in RECURRENT and named(node) in names}
-    for name, node in nodes.items():
-        ends = [(f"in.{at}", value) for at, value in enumerate(node.inputs)]
-        for place, value in [*ends, *((f"out.{at}", value) for at, value in enumerate(node.outputs))]:
-            if value is not None and value.const_value is None:
-                value.name = value.name or f"{place} {name}."
-                graph.append(shown := ir.node("Identity", [value]))
-                shown.outputs[0].name = f"{place} {name}"
-                graph.outputs.append(shown.outputs[0])
+    nodes = [node for node in graph if node.op_type in RECURRENT and named(node) in names]
+    both = (end for node in nodes for end in (*node.inputs, *node.outputs) if end is not None and end.name)
+    ends = [*dict.fromkeys(end for end in both if end.const_value is None)]
+    for end in ends:
+        graph.append(shown := ir.node("Identity", [end]))
+        shown.outputs[0].name = f"{end.name} shown"
+        graph.outputs.append(shown.outputs[0])
     draws, after, calls = np.random.default_rng(3), {side.port: output for side, output in step.states}, list[_Found]()
-    run, states = opened.start(model), _starts(spec, step, batch, opened)
+    run, states = opened.start(model), fresh_states(spec, batch)
     held = first = _feeds(step, {}, states, after)
     for _ in range(POSITIONS):
         given = _feeds(step, random_inputs(spec, batch, 1, draws, spec.samples), states, ())
@@ -118,42 +112,29 @@ def _check_alone(spec: StepSpec, step: FileStep, batch: int, whole: Call, opened
             own = whole({**given, **{name: first[name] for name in step.shown}})
             for side in step.outputs:
                 _check(opened, side.port, calls[0][side.port], own[side.port], "the file's own first call")
-    for name, node in nodes.items():
-        alone = _alone(node)
-        feeds = {str(value.name): calls[0][f"{value.name} {name}"] for value in alone.graph.inputs}
-        results = opened.start(alone)({**feeds, "in.0": np.concatenate([call[f"in.0 {name}"] for call in calls])})
-        for place, wanted in results.items():
-            steps = [call[f"{place} {name}"] for call in calls]
-            found = np.concatenate(steps) if place == "out.0" else steps[-1]
-            other = f"{node.op_type} {printable(name)!r} alone over {POSITIONS} positions"
-            _check(opened, place, found, wanted, other)
+    for node in nodes:
+        taken, made = ([end for end in side if end in ends] for side in (node.inputs, node.outputs))
+        feeds = {str(end.name): calls[0][f"{end.name} shown"] for end in taken}
+        feeds[str(taken[0].name)] = np.concatenate([call[f"{taken[0].name} shown"] for call in calls])
+        results = opened.start(_alone(taken, made))(feeds)
+        for end in made:
+            steps = [call[f"{end.name} shown"] for call in calls]
+            found = np.concatenate(steps) if end is node.outputs[0] else steps[-1]
+            other = f"{node.op_type} {printable(named(node))!r} alone over {POSITIONS} positions"
+            _check(opened, printable(str(end.name)), found, results[str(end.name)], other)
 
 
-def _starts(spec: StepSpec, step: FileStep, batch: int, opened: Opened) -> dict[str, Tensor | None]:
-    """First states; of those that were hidden what the file begins with, where the user says another first value."""
-    states, own = dict(fresh_states(spec, batch)), {one.input: one.initial for one in opened.hidden}
-    for side, _ in step.states:
-        first = states[side.spec.name]
-        if side.port in own and first is not None:
-            start = np.zeros(()) if (said := own[side.port]) is None else said
-            states[side.spec.name] = torch.from_numpy(np.broadcast_to(start, first.shape).astype(first.numpy().dtype))
-    return states
+def _alone(taken: Sequence[ir.Value], made: Sequence[ir.Value]) -> ir.Model:
+    """The recurrence between some inputs, of which the last one is a hidden state, and its results, as a model."""
+    kind = taken[-1].type
+    for end in (*taken, *made):
+        end.type, end.shape = end.type or kind, None
+    return ir.Model(ir.convenience.extract(made[0].graph, taken, made), ir_version=8)  # type: ignore[arg-type]
 
 
-def _alone(node: ir.Node) -> ir.Model:
-    """A recurrence alone, whose inputs and outputs are called after their places, as in.0 and out.1."""
-    kind = ir.TensorType(next(value.const_value.dtype for value in node.inputs[1:] if value and value.const_value))
-    taken = [
-        value and ir.Value(name=f"in.{at}", type=kind, const_value=value.const_value)
-        for at, value in enumerate(node.inputs)
-    ]
-    alone = ir.node(node.op_type, taken, dict(node.attributes), num_outputs=len(node.outputs))
-    for at, value in enumerate(alone.outputs):
-        value.name, value.type = f"out.{at}", kind
-    given = [value for value in taken if value is not None]
-    inputs, constants = ([value for value in given if (value.const_value is None) == bare] for bare in (True, False))
-    graph = ir.Graph(inputs, alone.outputs, nodes=[alone], initializers=constants, opset_imports={"": 18}, name="alone")
-    return ir.Model(graph, ir_version=8)
+def _as_found(entry: StateSpec, first: Array | None) -> StateSpec:
+    """A state that begins as in the file, where the user says other first numbers."""
+    return replace(entry, initial=0.0 if first is None else torch.from_numpy(first.astype(np.float32)))
 
 
 def _check(opened: Opened, name: str, found: Array, wanted: Array, other: str) -> None:
@@ -166,58 +147,54 @@ def _check(opened: Opened, name: str, found: Array, wanted: Array, other: str) -
 
 
 def divisible(spec: StepSpec, batch: int, length: int, shorter: int) -> bool:
-    """Whether shorter segments give what longer ones give of the same positions, so that part of a segment can run.
+    """Tell if shorter segments give what longer ones give of the same positions, so that part of a segment can run.
 
     Several segments are run, because a first one may return the same and leave other states behind.
     """
     total = math.lcm(length, shorter) * WHOLE
-    inputs, states = _given(spec, batch, total), fresh_states(spec, batch)
     try:
-        wanted, found = (_chained(spec, inputs, states, batch, each) for each in (length, shorter))
+        wanted, found = (_chained(spec, batch, total, each) for each in (length, shorter))
     except UsageError:
         return False
     return all(_apart(found[name], values) <= LIMIT for name, values in wanted.items())
 
 
-def _given(spec: StepSpec, batch: int, length: int) -> dict[str, Tensor]:
+def _given(spec: StepSpec, batch: int, length: int) -> tuple[Mapping[str, Tensor], Held]:
+    """Inputs of as many positions, from the samples where these have them, and first states: the same each time."""
     samples = spec.samples
     enough = samples is not None and all(
         np.shape(samples[entry.name])[axis] >= length for entry in spec.inputs for axis in entry.axes.positions
     )
-    return random_inputs(spec, batch, length, np.random.default_rng(3), samples if enough else None)
+    drawn = random_inputs(spec, batch, length, np.random.default_rng(3), samples if enough else None)
+    return drawn, fresh_states(spec, batch)
 
 
 def _feeds(
     step: FileStep, inputs: Mapping[str, Tensor], states: Mapping[str, Tensor | None], taken: Collection[str]
 ) -> dict[str, Array]:
-    """By the file's names: inputs, as far as they are given, and the states that are taken."""
+    """Inputs that are given and states that are taken, by the file's names."""
     sides = [(side, inputs.get(side.spec.name)) for side in step.inputs]
     sides += [(side, states[side.spec.name]) for side, _ in step.states if side.port in taken]
     return {side.port: tensor.numpy().astype(side.dtype) for side, tensor in sides if tensor is not None}
 
 
-def _chained(
-    spec: StepSpec, inputs: Mapping[str, Tensor], states: Mapping[str, Tensor | None], batch: int, length: int
-) -> dict[str, Array]:
-    """Outputs of all segments, one behind the other."""
-    eager, held, parts = Eager(spec), dict(states), list[dict[str, Tensor]]()
+def _chained(spec: StepSpec, batch: int, total: int, length: int) -> dict[str, Array]:
+    """Outputs of segments of a length over the positions of `_given`, one behind the other."""
+    eager, parts = Eager(spec), list[Mapping[str, Tensor]]()
+    inputs, held = _given(spec, batch, total)
     counts = torch.full((batch,), length, dtype=torch.int32)
-    axes = {entry.name: entry.axes.positions for entry in spec.inputs}
-    total = max(inputs[name].shape[places[0]] for name, places in axes.items() if places)
+    axes = {entry.name: entry.axes.positions for entry in (*spec.inputs, *spec.output_specs)}
     for first in range(0, total, length):
         given = {
             name: tensor.narrow(axes[name][0], first, length) if axes[name] else tensor
             for name, tensor in inputs.items()
         }
-        outputs, after = eager(given, held, counts)
-        held = dict(after)
+        outputs, held = eager(given, held, counts)
         parts.append(outputs)
-    joined = {}
-    for entry in spec.outputs:
-        assert not isinstance(entry, str)
-        pieces, places = [part[entry.name] for part in parts], entry.axes.positions
-        joined[entry.name] = (torch.cat(pieces, places[0]) if places else pieces[-1]).numpy()
-    return joined
+    return {
+        name: (torch.cat([part[name] for part in parts], axes[name][0]) if axes[name] else last).numpy()
+        for name, last in parts[-1].items()
+    }
 
 
 def _apart(found: Array, wanted: Array) -> float:

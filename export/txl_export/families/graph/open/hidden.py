@@ -26,20 +26,18 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from txl_runtime.errors import CheckpointError, TxlError, UsageError, one_line, printable
 from txl_runtime.sandbox.process import EndedError
 
-from txl_export.families.graph.open.measuring import RECURRENT, Fold, Sizes, whole_numbers
+from txl_export.families.graph.open.measuring import END, RECURRENT, Fold, Sizes, whole_numbers
 from txl_export.families.graph.open.windows import Window, read_tail, read_window
 from txl_export.families.graph.take.reading import Size
 from txl_export.graphs.quantised_matmul import initializer
 
-_END = 2**63 - 1
-"""What stands for the end of an axis in a Slice."""
 _FIRST = 5
 """The input of a recurrence that is the first of those that it starts from."""
 _SCALES = frozenset(("Add", "Sub", "Mul", "Div", "Cast", "Expand", "Reshape", "Squeeze", "Unsqueeze", "Transpose"))
 """Operators between a sum, the number of what it sums up, and the division of both."""
 _ANEW = "begins with the same numbers in every call"
 _Read = tuple[str, str, Callable[[], None]]
-"""Of what forgets: see `Forgets.what` and `Forgets.fault`; and what makes its state explicit."""
+"""`Forgets.what`, `Forgets.fault`, and what makes the state explicit."""
 
 
 @dataclass(frozen=True)
@@ -77,25 +75,20 @@ class Forgets:
     fault: str
 
 
-def forgets(model: ir.Model, segment: Mapping[str, int] | None, fold: Fold) -> list[Forgets]:
-    """What begins anew in every call of a graph: what `open_hidden` opens or refuses. The graph stays as it is.
-
-    Args, Raises:
-        See `open_hidden`; nothing is refused.
-    """
+def forgets(model: ir.Model, segment: Mapping[str, int], fold: Fold) -> list[Forgets]:
+    """List what `open_hidden` opens or refuses; takes and raises the same, but refuses nothing. The graph stays."""
     with _checked():
         return [found for found, _ in _Opening(model, segment, fold).forgets()]
 
 
-def open_hidden(model: ir.Model, segment: Mapping[str, int] | None, fold: Fold) -> list[Hidden]:
+def open_hidden(model: ir.Model, segment: Mapping[str, int], fold: Fold) -> list[Hidden]:
     """Make the hidden states of a graph explicit, in place. The graph is of no use where this fails.
 
     Args:
-        model: of opset 18 to 24, with constants folded. Where the file leaves sizes open, they had better be open here:
-            more can be told of such a graph.
-        segment: by name of an input, its axis of positions; empty where a call is one position, None where nobody
-            knows. What runs along another axis, such as over bands, is left as it is. Where sizes do not tell that, a
-            forward recurrence and zeros in front alone are taken for states.
+        model: of opset 18 to 24, with constants folded; more can be told of sizes that are left open.
+        segment: by name of an input, its axis of positions; empty where nobody knows. What runs along another axis,
+            such as over bands, is left as it is. Where sizes do not tell that, a forward recurrence and zeros in front
+            alone are taken for states.
         fold: computes what is always the same in a graph.
 
     Returns:
@@ -130,28 +123,26 @@ def _checked() -> Iterator[None]:
         ) from None
 
 
-def _nodes(graph: ir.Graph, holders: tuple[ir.Node, ...] = ()) -> Iterator[tuple[ir.Node, tuple[ir.Node, ...]]]:
-    """Every node of the standard with the nodes in whose graphs it stands, the outermost first."""
+def _nodes(graph: ir.Graph, holder: ir.Node | None = None) -> Iterator[tuple[ir.Node, ir.Node | None]]:
+    """Every node of the standard with the If, Loop or Scan in whose graph it stands."""
     for node in graph:
-        if node.domain in ("", "ai.onnx"):
-            yield node, holders
+        if not node.domain:
+            yield node, holder
         for attribute in node.attributes.values():
             if attribute.type == ir.AttributeType.GRAPH:
-                yield from _nodes(attribute.as_graph(), (*holders, node))
+                yield from _nodes(attribute.as_graph(), node)
 
 
 class _Opening:
-    def __init__(self, model: ir.Model, segment: Mapping[str, int] | None, fold: Fold) -> None:
+    def __init__(self, model: ir.Model, segment: Mapping[str, int], fold: Fold) -> None:
         self.found: list[Hidden] = []
         self._graph, self._sizes = model.graph, Sizes(model, segment, fold)
-        values = [*self._graph.inputs, *self._graph.initializers.values()]
-        values += [output for node in self._graph.all_nodes() for output in node.outputs]
-        self._names = {value.name for value in values}
+        self._names = {*ir.convenience.create_value_mapping(self._graph)}
         self._windows: dict[tuple[object, ...], ir.Value] = {}
         self._counts, self._numbers_of = self._counting(), defaultdict[str, Iterator[int]](count)
 
     def forgets(self) -> Iterator[tuple[Forgets, Callable[[], None]]]:
-        """What begins anew, in the order of the nodes, each with what makes its state explicit."""
+        """List what begins anew, in the order of the nodes, each with what makes its state explicit."""
         readers: dict[str, Callable[[ir.Node], _Read | None]] = {
             **dict.fromkeys(RECURRENT, self._recurrence),
             **dict.fromkeys(("Loop", "Scan"), self._loop),
@@ -160,10 +151,10 @@ class _Opening:
             "CumSum": self._sum,
             "Range": self._count,
         }
-        for node, holders in list(_nodes(self._graph)):
+        for node, holder in list(_nodes(self._graph)):
             if (reader := readers.get(node.op_type)) is not None and (read := reader(node)) is not None:
                 what, fault, make = read
-                yield Forgets(named(node), node.op_type, what, _inside(holders) or fault), make
+                yield Forgets(named(node), node.op_type, what, _inside(holder) or fault), make
 
     # ---- what forgets
 
@@ -200,10 +191,8 @@ class _Opening:
         carried = node.inputs[: len(node.inputs) - node.attributes.get_int("num_scan_inputs", 0)]
         if not any((first := self._sizes.constant(value)) is not None and first.dtype.kind == "f" for value in carried):
             return None
-        fault = (
-            "carries what begins anew in every call, expected an LSTM, GRU or RNN; make its state an input and output"
-        )
-        return _ANEW, fault, lambda: None
+        advice = "expected an LSTM, GRU or RNN; make its state an input and output"
+        return _ANEW, f"carries what begins anew in every call, {advice}", lambda: None
 
     def _convolution(self, node: ir.Node) -> _Read | None:
         """A Conv that reads zeros in front of the first position, along one axis."""
@@ -223,7 +212,7 @@ class _Opening:
             shape = [zeros if each == axis else size for each, size in enumerate(self._sizes.of(source))]
             state = self._take(node, "window", shape, self._sizes.dtype(source))
             self._windows[key] = joined = self._add(state, "Concat", [state, source], axis=axis)
-            self._give(self._cut(state, joined, -zeros, _END, axis), state)
+            self._give(self._cut(state, joined, -zeros, END, axis), state)
         node.replace_input_with(0, self._windows[key])
         front = [0 if each == at else number for each, number in enumerate(window.front)]
         node.attributes["pads"] = ir.AttrInt64s("pads", [*front, *window.behind])
@@ -249,8 +238,8 @@ class _Opening:
             numbers[at :: len(window.spans)] = [0] * (len(numbers) // len(window.spans))
             full.producer().attributes[name] = ir.AttrInt64s(name, numbers)  # type: ignore[union-attr]
         begun = self._add(state, "Add", [self._cut(state, full, 0, tail, axis), state])
-        joined = self._add(state, "Concat", [begun, self._cut(state, full, tail, _END, axis)], axis=axis)
-        self._give(self._cut(state, joined, -tail, _END, axis), state)
+        joined = self._add(state, "Concat", [begun, self._cut(state, full, tail, END, axis)], axis=axis)
+        self._give(self._cut(state, joined, -tail, END, axis), state)
         result = self._cut(state, joined, 0, -tail, axis)
         if (bias := (*node.inputs, None)[2]) is not None:
             wide = self._add(state, "Unsqueeze", [bias, self._numbers(*range(1, len(shape) - 1))])
@@ -273,11 +262,11 @@ class _Opening:
         state = self._take(node, "sum", shape, self._sizes.dtype(source))
         joined = self._add(state, "Concat", [state, source], axis=axis)  # so that numbers are added in the file's order
         sums = self._again(state, node, [joined, node.inputs[1]])
-        last = self._cut(state, sums, -1, _END, axis)
+        last = self._cut(state, sums, -1, END, axis)
         if node.attributes.get_int("exclusive", 0):
-            last = self._add(state, "Add", [last, self._cut(state, source, -1, _END, axis)])
+            last = self._add(state, "Add", [last, self._cut(state, source, -1, END, axis)])
         self._give(last, state)
-        self._replace(node, self._cut(state, sums, 1, _END, axis))
+        self._replace(node, self._cut(state, sums, 1, END, axis))
 
     def _counting(self) -> set[ir.Node]:
         """The Ranges along positions that a sum over positions is divided by."""
@@ -346,14 +335,14 @@ class _Opening:
         self._graph.outputs.append(value)
 
     def _add(self, state: ir.Value, op: str, inputs: Sequence[ir.Value | None], **attributes: int) -> ir.Value:
-        """What another node makes, for a state."""
+        """Add a node for a state, and return its result."""
         node = ir.node(op, inputs, attributes, name=f"{op}.{next(self._numbers_of[op])}.{state.name}")
         node.outputs[0].name = f"{state.name}.{node.name}"
         self._graph.append(node)
         return node.outputs[0]
 
     def _again(self, state: ir.Value, node: ir.Node, inputs: Sequence[ir.Value | None]) -> ir.Value:
-        """What a node makes of other inputs."""
+        """Add a copy of a node that takes other inputs."""
         made = self._add(state, node.op_type, inputs)
         made.producer().attributes.update(node.attributes)  # type: ignore[union-attr]
         return made
@@ -370,13 +359,12 @@ class _Opening:
         return initializer(self._graph, f"opened.is.{'.'.join(map(str, numbers))}", np.array(numbers, np.int64))
 
 
-def _inside(holders: Sequence[ir.Node]) -> str:
-    """Why what stands in another node's graph cannot be opened; "" where it does not."""
-    if not holders:
+def _inside(holder: ir.Node | None) -> str:
+    """The fault of a node in the graph of an If, Loop or Scan; "" outside of one."""
+    if holder is None:
         return ""
-    branches = any(holder.op_type == "If" for holder in holders)
-    advice = "choose one branch by --fix NAME=VALUE" if branches else "export a model without it"
-    held = f"{holders[-1].op_type} {printable(named(holders[-1]))!r}"
+    advice = "choose one branch by --fix NAME=VALUE" if holder.op_type == "If" else "export a model without it"
+    held = f"{holder.op_type} {printable(named(holder))!r}"
     return f"begins anew inside {held}, expected it outside of branches and loops; {advice}"
 
 

@@ -18,8 +18,10 @@ from txl_export.families.graph.take.reading import Size
 from txl_export.families.graph.take.running import RunError
 from txl_export.graphs.quantised_matmul import initializer
 
+END = 2**63 - 1
+"""The end of an axis in a Slice."""
 Fold = Callable[[ir.Model], ir.Model]
-"""Computes what is always the same in a graph, in the helper process, and returns another graph."""
+"""Computes what is always the same in a graph, in the helper process, and returns a new graph."""
 RECURRENT = {"LSTM": 2, "GRU": 1, "RNN": 1}
 """Operators that carry states along a sequence, and how many, which start from their sixth input and the next one."""
 _OPERATORS = {"Conv", "ConvTranspose", "CumSum", "Range", "Loop", "Scan", "Slice", "Reshape", "Pad", *RECURRENT}
@@ -48,7 +50,7 @@ class Sizes:
 
     Args:
         model: the graph; it stays as it is.
-        segment: by name of an input, its axis of positions; empty where no axis is one, None where that is not known.
+        segment: by name of an input, its axis of positions; empty where that is not known.
         fold: computes what is always the same.
         more: values that are measured beside those of some operators.
 
@@ -56,22 +58,22 @@ class Sizes:
         EndedError: the helper died of the graph.
     """
 
-    def __init__(
-        self, model: ir.Model, segment: Mapping[str, int] | None, fold: Fold, more: Iterable[ir.Value] = ()
-    ) -> None:
-        nodes, axes = [node for node in model.graph if node.op_type in _OPERATORS], segment or {}
+    def __init__(self, model: ir.Model, segment: Mapping[str, int], fold: Fold, more: Iterable[ir.Value] = ()) -> None:
+        nodes = [node for node in model.graph if node.op_type in _OPERATORS]
         values = [end for node in nodes for end in (*node.inputs, *node.outputs[:1]) if end is not None] + [*more]
         for lengths in _POSITIONS:
             self._short, self._other, self._long = (
-                _measured(model, axes, fold, values, lengths[attempt] * times, times, attempt)
-                for times, attempt in ((1, 0), (1, 1), (2 if segment else 1, 0))
+                _measured(model, segment, fold, values, lengths[attempt] * times, times, attempt)
+                if segment or times == 1
+                else {}
+                for times, attempt in ((1, 0), (1, 1), (2, 0))
             )
-            if self._short and self._long:
+            if self._short and (self._long or not segment):
                 break
         self._symbols = [
-            {number: size for size, number in _numbers(model.graph, axes, attempt).items()} for attempt in (0, 1)
+            {number: size for size, number in _numbers(model.graph, segment, attempt).items()} for attempt in (0, 1)
         ]
-        if segment is None or any(self._is_fixed(node) for node in nodes):
+        if any(self._is_fixed(node) for node in nodes):
             self._long = {}
 
     def of(self, value: ir.Value | None) -> tuple[Size | None, ...]:
@@ -102,20 +104,18 @@ class Sizes:
         return self._short.get(value, _NOTHING).constant if known is None else known.numpy()
 
     def follows(self, value: ir.Value | None, axis: int) -> bool | None:
-        """Whether an axis becomes longer where the segment does; None where that cannot be told."""
+        """True where an axis becomes longer with the segment; None where that cannot be told."""
         one, two = ((*found.get(value, _NOTHING).sizes, *[None] * 9)[axis] for found in (self._short, self._long))
         return None if one is None or two is None else one != two
 
     def less(self, value: ir.Value, cut: ir.Value, axis: int) -> Size | None:
-        """By how much an axis of another value is shorter; None where that is not known."""
+        """The rows by which an axis of `cut` is shorter than that of `value`; None where that is not known."""
         runs = [[found.get(end, _NOTHING).sizes for end in (value, cut)] for found in (self._short, self._other)]
         found = [(one[axis] or 0) - (two[axis] or 0) for one, two in runs if len(one) == len(two) > axis]
         return self._told(found[0], found[1]) if len(found) == 2 else None
 
     def _is_fixed(self, node: ir.Node) -> bool:
-        """Whether a Reshape, or a Slice from the front, makes what is longer as long as before: then the graph's
-        constants are true of one length alone.
-        """
+        """True where a Reshape to [B, 7, 6], or a Slice up to 7, hides that its input is longer than 7 positions."""
         if node.op_type != "Reshape" and (node.op_type != "Slice" or whole_numbers(node.inputs[1]) != [0]):
             return False
         (given, longer), (made, same) = (
@@ -140,8 +140,8 @@ def _measured(
     times: int,
     attempt: int,
 ) -> dict[ir.Value | None, _Measured]:
-    """What is known of values of the outer graph, for an open length and for as many times the positions that it fixes;
-    other open sizes have the numbers of an attempt. Nothing where the graph does not go together with these.
+    """Measure values of the outer graph, for an open length and for `times` the positions that it fixes; other open
+    sizes have the numbers of an attempt. Nothing where the graph does not run with these.
 
     Raises:
         EndedError: the helper died of the graph.
@@ -149,9 +149,6 @@ def _measured(
     graph = (copy := model.clone()).graph
     numbers = _numbers(graph, segment, attempt)
     along = {_size(value, segment[str(value.name)]) for value in graph.inputs if value.name in segment}
-    twins = dict(zip(model.graph.inputs, graph.inputs, strict=True))
-    for node, twin in zip(model.graph, graph, strict=True):
-        twins |= zip(node.outputs, twin.outputs, strict=True)
     for value in (output for node in graph.all_nodes() for output in node.outputs):
         value.shape = None
     for value in graph.inputs:
@@ -170,7 +167,8 @@ def _measured(
             del graph.initializers[name]
             value.const_value = None
             graph.inputs.append(value)
-    asked = {value: twins[value] for value in values if value in twins}
+    twins = ir.convenience.create_value_mapping(graph, include_subgraphs=False)
+    asked = {value: twins[str(value.name)] for value in values if value.const_value is None and value.name in twins}
     graph.outputs.clear()
     # ONNX Runtime notes what it has inferred of a graph that it changes alone: a constant's copy always goes.
     for at, end in enumerate([*asked.values(), initializer(graph, "measured.is.0", np.int64(0))]):

@@ -18,11 +18,11 @@ class Window:
     """A Conv or ConvTranspose; a list has a number for each axis from the third.
 
     Attributes:
-        source: what it reads, without a Pad in front.
-        spans, strides: how many positions a result spans, and how far results are apart; of a ConvTranspose how many
-            results a position gives, and how far apart those of two positions begin.
-        front, behind: of a Conv, how many positions stand in front of the first one and behind the last one that
-            counts, as many as a result spans where that is computed; of a ConvTranspose, how many results are dropped.
+        source: the Conv's input, without a Pad in front.
+        spans, strides: positions that a result spans, and from one result to the next; of a ConvTranspose results that
+            a position gives, and from those of one position to those of the next.
+        front, behind: positions that a Conv adds in front and behind, as many as a result spans where these are
+            computed; results that a ConvTranspose drops.
         other: what stands there if not zeros, or "".
         cut: a Slice that drops what stands behind along one axis, or None.
     """
@@ -54,24 +54,23 @@ def read_window(node: ir.Node, sizes: Sizes) -> Window | None:
     if node.attributes.get_string("auto_pad", "NOTSET").startswith("SAME"):
         window.front, window.behind, window.other = [*window.spans], [*window.spans], "auto_pad"
     _add_pad(window)
-    if (cut := _cut(node, sizes)) is not None:
-        at, dropped, node_of_it = cut
-        if window.strides[at] == 1 and dropped == window.behind[at] > 0:
-            window.behind[at], window.cut = 0, node_of_it
+    at, dropped, cut = _cut(node, sizes) or (0, 0, None)
+    if window.strides[at] == 1 and dropped == window.behind[at] > 0:
+        window.behind[at], window.cut = 0, cut
     return window
 
 
 def read_tail(node: ir.Node, sizes: Sizes) -> tuple[Window, int, str] | None:
     """A ConvTranspose, the axis from the third along which its results overlap those of the next positions, and why
-    these cannot be carried or ""; None where they do not overlap. That a Slice behind it drops these alone is not
-    checked: of another one the chain has not as many results as the file.
+    these cannot be carried or ""; None where they do not overlap. A Slice behind it may drop more or fewer: then the
+    chain has not as many results as the file.
     """
-    window, said = _read(node, sizes), node.attributes
-    follows = [] if window is None else [sizes.follows(window.source, at + 2) for at in range(len(window.spans))]
-    along = [at for at, longer in enumerate(follows) if longer and window and window.spans[at] > window.strides[at]]
-    if window is None or not along:
+    if (window := _read(node, sizes)) is None:
         return None
-    at, fault = along[0], ""
+    wider = [at for at, span in enumerate(window.spans) if span > window.strides[at]]
+    if not (along := [at for at in wider if sizes.follows(window.source, at + 2)]):
+        return None
+    at, said, fault = along[0], node.attributes, ""
     if len(along) > 1 or "output_shape" in said or said.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
         fault = "gives sizes of its own, expected a kernel and a stride along one axis of positions"
     elif window.front[at]:
@@ -106,7 +105,7 @@ def _add_pad(window: Window) -> None:
         window.front, window.behind, window.other = [*window.spans], [*window.spans], "computed sizes"
         return
     if mode != "constant" or (value is not None and (filled is None or filled.numpy().any())):
-        window.other = "another number" if mode == "constant" else mode
+        window.other = "a number other than 0" if mode == "constant" else mode
     for at, axis in enumerate(named):
         front, behind = numbers[at], numbers[at + len(named)]
         if axis % rank < 2 or min(front, behind) < 0:
@@ -123,10 +122,10 @@ def _cut(node: ir.Node, sizes: Sizes) -> tuple[int, int, ir.Node] | None:
     """
     made = node.outputs[0]
     users = [user for user, _ in made.uses() if user.op_type != "Shape"]  # by which the end may be computed
-    if len(users) != 1 or users[0].op_type != "Slice" or users[0].graph is not node.graph or made.is_graph_output():
+    if len(users) != 1 or users[0].op_type != "Slice":
         return None
-    starts, _, axes, steps = (whole_numbers(value) for value in (*users[0].inputs, None, None)[1:5])
+    starts, _, axes = (whole_numbers(value) for value in (*users[0].inputs, None)[1:4])
     at = axes[0] % len(sizes.of(made)) if axes and sizes.of(made) else 0
     dropped = sizes.less(made, users[0].outputs[0], at)
-    right = at >= 2 and starts == [0] and steps in (None, [1])
+    right = at >= 2 and starts == [0]
     return (at - 2, dropped, users[0]) if right and isinstance(dropped, int) and dropped > 0 else None
