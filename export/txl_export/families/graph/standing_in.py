@@ -135,6 +135,9 @@ class FileEngine(Engine):
             "exported, or is not cut off"
         )
 
+    def release_pages(self) -> None:
+        """See `Engine`; no pages are mapped here."""
+
 
 class FileModel(Model):
     """The file as a loaded bundle.
