@@ -27,7 +27,7 @@ from txl_export.proof.input_source import InputSource, fitting
 from txl_export.proof.parity import Parity
 
 SEGMENTS = 200
-"""That are streamed where nobody says how many."""
+"""Segments that are streamed without --segments."""
 
 
 def verify_beside(
@@ -94,7 +94,7 @@ def verify_beside(
 
 
 def _firsts(file: Foreign, wiring: Wiring, said: Said, own: Arrays, rows: int) -> dict[str, Array]:
-    """What the file's states begin with, where it has no value of its own for them."""
+    """First values of the file's states that have none in the file, by the file's names."""
     firsts = dict[str, Array]()
     for port in [one for one in file.inputs if one.name in wiring.after and one.name not in said.given]:
         zeros = np.zeros([size if isinstance(size, int) else rows for size in port.shape])

@@ -32,7 +32,7 @@ from txl_export.proof.parity import Parity, failing
 from txl_export.proof.verification import verify_model
 
 SEQUENCES = 3
-"""Of a file that takes any number of them: so many run beside each other at most."""
+"""Sequences that run beside each other, of a file that takes any number of them."""
 
 
 def verify_file(
@@ -117,7 +117,7 @@ def _first_states(plan: Plan, starts: Mapping[str, Any], limit: float) -> list[G
 
 
 def _told(found: Parity, still: set[str], limit: float) -> str:
-    """Where the two part first, and what that says. `still` are states that the file never changed."""
+    """Name the segment in which the two part first, and the likely cause. `still`: states that never changed."""
     for chain in found.chains:
         sides = (("output", chain.outputs, 1), ("state", chain.states, chain.chain.every))
         apart = {

@@ -1,4 +1,4 @@
-"""What can be said of a bundle of a foreign file without PyTorch; functions as in `families.registry.FamilyFacts`."""
+"""Facts of a bundle of a foreign file, read without PyTorch; functions as in `families.registry.FamilyFacts`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def takes(source: object) -> bool:
 
 
 def facts(manifest: Manifest) -> dict[str, str]:
-    """What the exporter noted of the file."""
+    """Notes that the export made of the file, by the words that `inspect` shows."""
     names = {"file": "file", "rate": "steps a second", "opened": "opened", "settled": "fixed"}
     names |= {"lockstep": "in lockstep because", "fixed": "B is fixed because"}
     return {shown: str(manifest.family[name]) for name, shown in names.items() if manifest.family.get(name)}

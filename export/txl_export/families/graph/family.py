@@ -46,7 +46,7 @@ from txl_export.proof.parity import Parity
 from txl_export.proof.threads import engine_threads
 
 SECONDS = 3600.0
-"""That all runs of the file and all folding of its graph may take."""
+"""Seconds of processor time for all runs of the file and all folding of its graph."""
 SOURCE = "the file itself"
 
 

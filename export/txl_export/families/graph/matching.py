@@ -19,7 +19,7 @@ MOST = 64
 
 @dataclass(frozen=True)
 class Step:
-    """What a file is matched with.
+    """The names, types and axes that a file is matched with.
 
     Attributes:
         whose: "the module" or "the bundle", for messages.
@@ -38,7 +38,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Said:
-    """What the user says of a file.
+    """The user's options for a file.
 
     Attributes:
         rename: names of the file's inputs and outputs, and the step's for the same.
@@ -51,14 +51,14 @@ class Said:
     given: Arrays
 
     def without(self, names: Collection[str]) -> tuple[dict[str, Array], Said]:
-        """What is given under these names of a step's inputs, which are real inputs; and what is said besides."""
+        """Split off what is given under these names of a step's inputs: real inputs, and the options without them."""
         samples = {name: values for name, values in self.given.items() if name in names}
         return samples, replace(self, given={name: one for name, one in self.given.items() if name not in names})
 
 
 @dataclass(frozen=True)
 class Wiring:
-    """How a file is fed and read in the place of a step.
+    """The way in which a file is fed and read in the place of a step.
 
     Attributes:
         takes, returns: the file's names of a step's inputs and states, and of its outputs, by the step's names.
@@ -75,7 +75,7 @@ class Wiring:
     fixed: Mapping[str, int]
 
     def feeds(self, values: Arrays) -> dict[str, Array]:
-        """What the file is fed, for a step's inputs and states by the step's names."""
+        """Arrays by the file's names, for a step's inputs and states by the step's names."""
         return {**self.given, **{port: values[name] for name, port in self.takes.items()}}
 
 

@@ -31,7 +31,7 @@ from txl_export.families.own_module.plan import Plan
 from txl_export.families.own_module.spec import VALID
 
 SECONDS = 600.0
-"""Of processor time that all runs of a file may take together, and what is run between them, too."""
+"""Seconds of processor time for all runs of a file, and as many for what this process does between them."""
 Run = Callable[[Arrays], Arrays]
 
 
@@ -134,6 +134,9 @@ class FileEngine(Engine):
             f"{program.segment_length}, expected the module's {expected}; look whether a size was fixed when it was "
             "exported, or is not cut off"
         )
+
+    def release_pages(self) -> None:
+        """See `Engine`; no pages are mapped here."""
 
 
 class FileModel(Model):

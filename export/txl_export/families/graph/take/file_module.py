@@ -120,7 +120,7 @@ def caller(runner: Runner, path: Path, constants: Mapping[str, Array]) -> Call:
 
 
 def kind_of(name: str, dtype: str) -> str:
-    """What a step has for a type of ONNX.
+    """The type that a step has for one of a graph, e.g. float32 for float16.
 
     Raises:
         UsageError: no bundle has it.

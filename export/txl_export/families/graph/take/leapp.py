@@ -25,7 +25,7 @@ from txl_export.checkpoints.files.pickle_names import shown
 from txl_export.regular import read_regular
 
 MOST_BYTES, MOST_PARTS, DEEPEST, MOST_FILE_BYTES = 2**20, 2**16, 32, 2**31 - 1
-"""Of YAML: bytes, parts with each counted wherever it is referred to, how many in one another. Of each other file."""
+"""Bounds of YAML: bytes, parts (an alias counts as all that it stands for), depth. Bytes of each other file."""
 AGAIN = "export it again with LEAPP"
 
 
@@ -72,7 +72,7 @@ class Leapp:
 
 
 def is_leapp(path: Path) -> bool:
-    """Whether a path is one for `read_leapp`, by the first words of its YAML file; takes no package to tell."""
+    """True for a path that `read_leapp` takes, by the first words of its YAML file; this takes no package."""
     return bool(_texts(path)[0])
 
 
@@ -108,7 +108,7 @@ def read_leapp(path: Path) -> Leapp:
 
 
 def _texts(path: Path) -> tuple[dict[Path, str], str]:
-    """What begins as LEAPP's YAML files do, by their paths, and the node that is named behind a path, or ""."""
+    """Texts that begin as LEAPP's YAML files do, by their paths, and the node that is named behind a path, or ""."""
     (head, _, node), found = path.name.rpartition(":"), dict[Path, str]()
     with suppress(OSError):  # of a name that is too long
         path, node = (path.with_name(head), node) if head and not path.exists() else (path, "")
@@ -122,7 +122,7 @@ def _texts(path: Path) -> tuple[dict[Path, str], str]:
 
 
 def _read(table: Path, text: str) -> _Document:
-    """What a YAML file says, as texts, lists and tables alone: whatever tags it has make nothing else."""
+    """Read a YAML file as texts, lists and tables alone: its tags make no objects."""
     try:
         import yaml  # an extra
     except ModuleNotFoundError:

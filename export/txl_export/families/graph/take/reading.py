@@ -21,11 +21,11 @@ from txl_export.graphs.tracing import quiet
 from txl_export.regular import read_regular
 
 MOST_BYTES = 2**31 - 1
-"""What a protocol buffer can have; weights may lie beside it."""
+"""The most bytes of a protocol buffer; weights may lie beside it."""
 MOST_SIDES = 2**10
 """Inputs or outputs of a graph."""
 MOST_AXES, MOST_NAME = 64, 2**10
-"""Of an input or output: axes, and characters of its name or of a size's. Of a constant: axes."""
+"""The most axes of an input, output or constant; the most characters of a name of an input, output or size."""
 ADVICE = "expected an ONNX model; check the path"
 Size = int | str
 
@@ -159,7 +159,7 @@ def packed(model: ir.Model) -> bytes:
 
 
 def _why(error: BaseException) -> str:
-    """What went wrong first: onnx-ir prints whole graphs around it."""
+    """The first error of a chain, without the graphs that onnx-ir prints around it."""
     while error.__cause__ is not None:
         error = error.__cause__
     return one_line(error)

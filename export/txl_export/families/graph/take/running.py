@@ -18,7 +18,7 @@ from txl_export.families.graph.take.reading import Foreign, packed, parse
 from txl_export.families.graph.take.worker import Answer, Request
 
 SECONDS = 30.0
-"""Of processor time that all runs of a file may take together, and as many that what is done between them may take."""
+"""Seconds of processor time for all runs of a file, and as many for what this process does between them."""
 CLOCK = 20
 """Times as many seconds may pass by the clock: on a machine that does much else a process waits."""
 MEMORY, EACH = 2**31, 8
@@ -96,7 +96,7 @@ class Helper:
             return parse(self.ask(asked).graph, self._path)[0]
 
     def ask(self, request: Request) -> Answer:
-        """What the process answers.
+        """Send a request to the process and return its answer.
 
         Raises:
             RunError, EndedError: see `Runner.run`.

@@ -25,7 +25,7 @@ MOST_PARTS = 2**16
 OPSET = 18
 """To which a folded graph of an older opset is converted: the oldest that a bundle's graphs may have."""
 FOLDED = "folded.onnx"
-"""What ONNX Runtime writes where it folds."""
+"""The file that ONNX Runtime writes where it folds."""
 Numbers = tuple[str, tuple[int, ...], bytes]
 """An array: its type as NumPy writes it, its shape, its bytes."""
 OPENED: dict[int, Any] = {}
@@ -51,7 +51,7 @@ class Request(Struct, frozen=True):
 
 
 class Answer(Struct):
-    """How a request ended.
+    """The result of a request.
 
     Attributes:
         error: what ONNX Runtime said; "" where it did what was asked.
@@ -78,7 +78,7 @@ def graphs(*given: Any) -> Iterator[Any]:
 
 
 def parts(model: Any) -> int:
-    """How many nodes, initializers and functions a model of onnx has; no more are counted beyond `MOST_PARTS`."""
+    """The number of nodes, initializers and functions in a model of onnx, counted until it passes `MOST_PARTS`."""
     count = len(model.functions)
     for graph in graphs(model.graph, *model.functions):
         count += len(graph.node) + len(getattr(graph, "initializer", ()))
