@@ -63,7 +63,9 @@ def check_opened(
     """
     own = {one.input: one.initial for one in opened.hidden}
     firsts = {side.spec.name: own[side.port] for side, _ in step.states if side.port in own}
-    spec = replace(spec, states=[_as_found(entry, firsts[entry.name]) if entry.name in firsts else entry for entry in spec.states])
+    spec = replace(
+        spec, states=[_as_found(entry, firsts[entry.name]) if entry.name in firsts else entry for entry in spec.states]
+    )
     if not spec.has_length:
         _check_alone(spec, step, batch, whole, opened)
         return
