@@ -573,4 +573,5 @@ def test_windows_and_outputs_that_were_asked_for_are_taken_up_again(tmp_path):
     found = [stream.run({"x": each.astype(np.float32)})["sum"] for each in x]
     np.testing.assert_allclose(found[-1][0], x[-4:].sum((0, 1, 2)), rtol=1e-5)
     parity = txl_export.verify(tmp_path / "b", checkpoint=path)
-    assert (parity.passed, parity.reference) == (True, "the file itself")
+    assert parity.passed
+    assert parity.reference.startswith("the file itself")
