@@ -48,6 +48,7 @@ class GraphFacts:
         fixed: of these, the number that everything below was found with.
         random: operators that draw numbers, and outputs that these reach.
         frozen: nodes that join zeros to what comes in, with the operator and the sizes of the zeros.
+        history: an input with several positions of which no output has as many; "" for none.
         unknown: operators that no graph of a bundle may have.
         sizes: of open axes with which it ran.
         runs: that were made.
@@ -77,6 +78,7 @@ class GraphFacts:
     random: tuple[list[str], list[str]] = ([], [])
     frozen: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
+    history: str = ""
     sizes: dict[str, int] = field(default_factory=dict)
     runs: int = 0
     seconds: float = SECONDS
@@ -162,6 +164,9 @@ def _look(foreign: Foreign, choices: Choices, helper: Helper, facts: GraphFacts,
     heard.stage("follow changes of states", len(found.states))
     for lasting in behaviour.lasting(heard.advance):
         facts.lasting.append(lasting)
+    known = inputs.structure.kinds.positions.items()
+    longer = [name for name, axis in known if name in inputs.given and inputs.given[name].shape[axis] > 1]
+    facts.history = next((name for name in longer if name not in facts.axes.segment), "")
     facts.forgets = forgets(folded.model, facts.axes.segment, helper.fold)
     returned = {state.output for state in found.states}
     growing = {one.input: inputs.rows_of(one.input, one.grows) for one in found.states if one.grows is not None}
@@ -246,6 +251,11 @@ def what_next(facts: GraphFacts) -> str:
         return f"An export was tried and refused: {facts.tried}"
     undecided = "What is undecided is answered by --state IN=OUT, or by --state IN= where it is no state. "
     opened = "--open carries on what it forgets, unless that is meant. "
+    if facts.history:
+        opened += (
+            f"No output has as many positions as {facts.history}: where every call is given a whole history, which "
+            "overlaps the one before, the file is right as it is, and --open would be wrong. "
+        )
     return (
         "Whether the file equals the module that it was made of, txl-deploy verify FILE.onnx --module FILE.py:FUNCTION "
         f"tells. {undecided * bool(facts.undecided)}{opened * ('--open' in facts.command)}docs/onnx-files.md has all "

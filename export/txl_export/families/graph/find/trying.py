@@ -73,16 +73,21 @@ class Inputs:
             RunError: no sizes that were tried are right.
             EndedError: see `Runner.run`.
         """
-        refused = RunError("it takes nothing")
+        refused, empty = RunError("it takes nothing"), None
         for sizes, plain in self._attempts():
             self.sizes, self._plain = sizes, plain
             try:
                 self.given = self.draw(0)
                 self.first = runner.run(self.given)
-                return
             except RunError as error:
                 refused = error
-        raise refused
+                continue
+            if all(array.size for array in self.first.values()):
+                return
+            empty = empty or (sizes, plain, self.given, self.first)  # too few samples for one frame, perhaps
+        if empty is None:
+            raise refused
+        self.sizes, self._plain, self.given, self.first = empty
 
     def draw(self, seed: int, sizes: Mapping[str, int] | None = None) -> dict[str, Array]:
         """Inputs by name.

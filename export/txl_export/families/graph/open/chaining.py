@@ -24,6 +24,8 @@ from txl_export.families.own_module.spec import StateSpec, StepSpec
 _Found = Mapping[str, Array]
 LIMIT = 1e-5
 """Chained outputs may be this far from those of all positions at once, relative to the largest."""
+SMALL = 1e-3
+"""The same for results whose largest is below 1, relative to that."""
 SEGMENTS, LEAST = 6, 48
 """Segments that are chained; more of short ones, until they have so many positions: a window of 8 is full then."""
 WHOLE = 3
@@ -202,4 +204,7 @@ def _chained(spec: StepSpec, batch: int, total: int, length: int) -> dict[str, A
 def _apart(found: Array, wanted: Array) -> float:
     if found.shape != wanted.shape:
         return float("inf")
-    return relative_difference(found, wanted.astype(found.dtype))
+    apart = relative_difference(found, wanted.astype(found.dtype))
+    largest = float(np.abs(wanted).max(initial=0.0))
+    # Results below 1 are held against 1 there: of ones of 1e-6 everything would pass.
+    return max(apart, apart / largest * LIMIT / SMALL) if 0 < largest < 1 else apart
