@@ -650,4 +650,5 @@ def paired(data: bytes, folder: Path) -> tuple[Paired, Structure]:
     foreign, runner = read_foreign(path), Here(path, folder)
     structure = read_structure(ir.load(folder / "folded.onnx").graph, foreign.inputs)
     inputs = Inputs(foreign, structure)
-    return pair(inputs, runner, inputs.find(runner)), structure  # type: ignore[arg-type]
+    inputs.find(runner)  # type: ignore[arg-type]
+    return pair(inputs, runner), structure  # type: ignore[arg-type]

@@ -29,9 +29,6 @@ def one_input(data: bytes) -> None:
     found = read_leapp(table.with_name(f"{table.name}:{node}") if node else table)
     assert found.path.parent == table.parent
     assert found.path.is_file()
-    sizes = {tensor.name: tensor.shape for tensor in found.inputs}
-    assert {*found.states.values()} < {tensor.name for tensor in found.outputs}
-    assert all(array.shape == sizes[name] for name, array in found.initial.items())
     assert found.initial.keys() in ({*found.states}, set())
     assert found.rate is None or 0 < found.rate <= 1e9
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 from txl_report.schema.verification import Gate
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.errors import CheckError, UsageError, some
@@ -20,7 +21,7 @@ from txl_runtime.selftest import relative_difference
 from txl_runtime.types import Array, Arrays
 
 from txl_export.families.graph.matching import Said, Step, Wiring, match
-from txl_export.families.graph.standing_in import wired
+from txl_export.families.graph.standing_in import running
 from txl_export.families.graph.take.reading import Foreign, read_foreign
 from txl_export.proof.input_source import InputSource, fitting
 from txl_export.proof.parity import Parity
@@ -46,8 +47,8 @@ def verify_beside(
 
     Raises:
         CheckpointError: the file cannot be read.
-        UsageError: it does not run, or a name of its inputs and outputs is not the bundle's.
-        CheckError: it takes other types or sizes than the bundle.
+        UsageError: it cannot be opened, or a name of its inputs and outputs is not the bundle's.
+        CheckError: it takes other types or sizes than the bundle, or does not run with the bundle's inputs.
         BackendError: its process died, or its time is over.
     """
     model, foreign = open_model(), read_foreign(path)
@@ -64,15 +65,12 @@ def verify_beside(
     firsts = _firsts(foreign, wiring, said, stream.state(), rows)
     source = InputSource(manifest, samples, np.random.default_rng(0))
     worst, limit, first = dict.fromkeys(wiring.returns, 0.0), BISECT[manifest.precision], ""
-    with wired(foreign) as file:
+    with running(foreign) as run:
         heard.stage(f"stream beside {path.name}", count)
         for segment in range(count):
             inputs = source.take(rows, length)
             found = stream.run(inputs)
-            try:
-                theirs = file.run({**wiring.feeds(inputs), **firsts})
-            except CheckError as error:  # nothing was compared
-                raise UsageError(str(error)) from None
+            theirs = run({**wiring.feeds(inputs), **firsts})
             firsts = {port: theirs[after] for port, after in wiring.after.items()}
             for output in manifest.outputs:
                 name, other = output.name, theirs[wiring.returns[output.name]]
@@ -81,7 +79,9 @@ def verify_beside(
                         f"{path}: gives {wiring.returns[name]} of the shape {list(other.shape)}, expected the bundle's "
                         f"{name} {list(found[name].shape)}; look whether a size was fixed when it was exported"
                     )
-                apart = relative_difference(found[name], _normalised(other) if output.role == "logprobs" else other)
+                if output.role == "logprobs":  # the file's may be logits
+                    other = torch.from_numpy(other).log_softmax(-1).numpy()
+                apart = relative_difference(found[name], other)
                 worst[name] = max(worst[name], apart)
                 first = first or (f"{name} in segment {segment + 1} of {count}" if apart > limit else "")
             heard.advance()
@@ -101,12 +101,6 @@ def _firsts(file: Foreign, wiring: Wiring, said: Said, own: Arrays, rows: int) -
         like = own.get(said.rename.get(port.name, port.name), zeros)
         firsts[port.name] = like if like.shape == zeros.shape else zeros
     return firsts
-
-
-def _normalised(values: Array) -> Array:
-    """Log-probabilities of logits; of log-probabilities the same."""
-    shifted = values - values.max(-1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
 
 
 def _check(samples: Arrays, manifest: Manifest) -> None:

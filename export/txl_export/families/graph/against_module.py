@@ -19,7 +19,7 @@ from txl_runtime.listener import Listener
 from txl_runtime.selftest import relative_difference
 
 from txl_export.families.graph.matching import Said, Step, Wiring, match
-from txl_export.families.graph.standing_in import FileModel, wired
+from txl_export.families.graph.standing_in import FileModel, running
 from txl_export.families.graph.take.reading import read_foreign
 from txl_export.families.own_module.loading import importable
 from txl_export.families.own_module.plan import Plan, make_plan
@@ -77,8 +77,8 @@ def verify_file(
         lengths = [size for letter, size in wiring.fixed.items() if letter == "L"]
         plan = make_plan(spec, wiring.fixed.get("B", SEQUENCES), lengths, heard)
         heard.stage(f"open {path.name}")
-        with wired(foreign) as file:
-            model = FileModel(plan, file, wiring, "fp16" if half else "fp32")
+        with running(foreign) as run:
+            model = FileModel(plan, foreign, run, wiring, "fp16" if half else "fp32")
             found = verify_model(lambda: model, ModuleReference(plan), name, spec.samples, segments, heard, odd=False)
     limit, defaults = BISECT[model.manifest.precision], foreign.model.graph.initializers
     starts = {one: defaults[port].const_value for one, port in wiring.takes.items() if port in defaults}

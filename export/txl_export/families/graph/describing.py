@@ -17,7 +17,7 @@ from txl_runtime.guard.forms import FORMS
 from txl_runtime.listener import Listener, Silent
 from txl_runtime.sandbox.process import EndedError
 
-from txl_export.families.graph.find.behaviour import Axes, Behaviour, Lasting, open_sizes, positions
+from txl_export.families.graph.find.behaviour import Axes, Behaviour, Lasting, open_sizes
 from txl_export.families.graph.find.pairing import State, Undecided, pair
 from txl_export.families.graph.find.stepping import Choices, keep_outputs
 from txl_export.families.graph.find.structure import Context, Structure, read_structure, subgraphs
@@ -149,13 +149,13 @@ def _look(foreign: Foreign, choices: Choices, helper: Helper, facts: GraphFacts,
         folded = folded.of(folded.model)
     inputs, runner = Inputs(folded, read_structure(folded.model.graph, folded.inputs)), helper.open(folded.model)
     heard.stage("find sizes and inputs with which it runs")
-    first = inputs.find(runner)
+    inputs.find(runner)
     facts.sizes = inputs.sizes
     heard.stage("pair inputs and outputs")
-    again = runner.run(inputs.draw(0))
-    if any(again[name].tobytes() != array.tobytes() for name, array in first.items()):
+    again = runner.run(inputs.given)
+    if any(again[name].tobytes() != array.tobytes() for name, array in inputs.first.items()):
         raise EndedError("two runs with the same inputs return other numbers, so that changing one tells nothing")
-    found = pair(inputs, runner, first, choices.states)
+    found = pair(inputs, runner, choices.states)
     facts.states, facts.undecided, facts.data = found.states, found.undecided, found.data
     heard.stage("change sizes and single places")
     behaviour = Behaviour(inputs, runner, found.states)
@@ -163,14 +163,13 @@ def _look(foreign: Foreign, choices: Choices, helper: Helper, facts: GraphFacts,
     heard.stage("follow changes of states", len(found.states))
     for lasting in behaviour.lasting(heard.advance):
         facts.lasting.append(lasting)
-    segment = positions(inputs, found.states, facts.axes, first)
-    facts.forgets = forgets(folded.model, segment, helper.fold)
+    facts.forgets = forgets(folded.model, facts.axes.segment, helper.fold)
     returned = {state.output for state in found.states}
     growing = {one.input: inputs.rows_of(one.input, one.grows) for one in found.states if one.grows is not None}
     return replace(
         choices,
         states={**choices.states, **{one.input: one.suggested for one in found.undecided}},
-        fix={**facts.fixed, **open_sizes(inputs, found.states, facts.axes, segment)},
+        fix={**facts.fixed, **open_sizes(inputs, found.states, facts.axes)},
         outputs=tuple(name for name in wanted if name not in returned) if structure.random[1] else (),
         windows=growing,
     )

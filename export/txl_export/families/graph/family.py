@@ -28,7 +28,7 @@ from txl_export.families.graph.open.hidden import open_hidden
 from txl_export.families.graph.take.capturing import capturing
 from txl_export.families.graph.take.file_module import Call, FileModule, FileStep, caller
 from txl_export.families.graph.take.fixing import drop_unread, fix, lengthen
-from txl_export.families.graph.take.leapp import is_leapp, read_leapp
+from txl_export.families.graph.take.leapp import Leapp, is_leapp, read_leapp
 from txl_export.families.graph.take.reading import Foreign, packed, read_foreign
 from txl_export.families.graph.take.running import Helper, RunError
 from txl_export.families.own_module.family import FOR_CHECKPOINTS, PreparedStep, with_data
@@ -55,13 +55,10 @@ class Taken:
     """A file that was taken over as a step.
 
     Attributes:
-        foreign: the file.
-        graph: of it, with settings fixed, constants folded and hidden states open.
-        step: what that takes and returns.
-        module: that stands for it.
-        helper: folds graphs.
+        graph: of the file, with settings fixed, constants folded and hidden states open.
+        step, module: what that takes and returns, and a module that computes it.
         whole: runs the file itself; of one with hidden states, over any number of positions.
-        opened: the graph with the states that were hidden; None where --open is not given.
+        opened: the states that were hidden; None without --open.
     """
 
     foreign: Foreign
@@ -86,21 +83,19 @@ def prepare(source: str | Path, options: ExportOptions, heard: Listener) -> Prep
             f"precision is {options.precision}, which is for a Transformer-XL's matrices, expected fp32, fp16 or bf16 "
             "for an ONNX file; check --precision"
         )
-    leapp = read_leapp(Path(source)) if is_leapp(Path(source)) else None
+    leapp = read_leapp(Path(source)) if is_leapp(Path(source)) else Leapp(Path(source))
     initial = read_samples(Path(options.initial)) if isinstance(options.initial, str | Path) else options.initial
-    states = {**(leapp.states if leapp else {}), **(options.states or {})}
-    initial = {**(leapp.initial if leapp else {}), **(initial or {})}
     choices = Choices(
-        states,
+        {**leapp.states, **(options.states or {})},
         options.fix or {},
         options.open,
-        initial,
+        {**leapp.initial, **(initial or {})},
         options.batch_axes or {},
         options.position_axes or {},
         tuple(options.outputs),
         options.windows or {},
     )
-    taken = take(leapp.path if leapp else Path(source), choices, heard)
+    taken = take(leapp.path, choices, heard)
     asked = options.batch_sizes if options.batch_size != () else (taken.step.sequences or 1,)
     spec, vocabulary = with_data(taken.spec, options)
     plan = planned(taken, spec, asked, options.segment_lengths, heard)
@@ -112,11 +107,11 @@ def prepare(source: str | Path, options: ExportOptions, heard: Listener) -> Prep
         "file": taken.foreign.path.name,
         "sha256": hashlib.sha256(taken.foreign.data).hexdigest(),
         "states": {
-            **{name: output for name, output in states.items() if not output},
+            **{name: output for name, output in choices.states.items() if not output},
             **{side.port: output for side, output in taken.step.states if side.port in taken.step.shown},
         },
         "fix": {name: np.asarray(value).tolist() for name, value in choices.fix.items()},
-        "rate": leapp and leapp.rate,
+        "rate": leapp.rate,
         "open": choices.open,
         "initial": {
             side.port: f"initial.{side.spec.name}" for side, _ in taken.step.states if side.port in choices.initial
@@ -156,8 +151,10 @@ def verify(request: VerifyRequest, heard: Listener) -> tuple[Parity, None]:
             return replay_vectors(opener, manifest.precision, heard), None
         told, first = manifest.family, read_weight_file(bundle.file(manifest.weights))
         starts = {port: first[name].numpy() for port, name in told["initial"].items()}
-        older = (told.get("position_axes", {}), tuple(told.get("outputs", ())), told.get("windows", {}))
-        choices = Choices(told["states"], told["fix"], told["open"], starts, told["batch_axes"], *older)
+        axes = told["batch_axes"], told["position_axes"]
+        choices = Choices(
+            told["states"], told["fix"], told["open"], starts, *axes, tuple(told["outputs"]), told["windows"]
+        )
         path = read_leapp(request.checkpoint).path if is_leapp(request.checkpoint) else request.checkpoint
         taken = take(path, choices, heard)
         check_same_module(taken.spec, request.checkpoint.name, bundle, heard)
@@ -169,7 +166,7 @@ def take(path: Path, choices: Choices, heard: Listener, seconds: float = SECONDS
     """Take a file over: settings fixed, hidden states open where that is asked for, its states found.
 
     Args:
-        path: of the file.
+        path: of the ONNX file.
         choices: what the user says of it.
         heard: hears of the stages.
         seconds: of processor time that all runs may take together.

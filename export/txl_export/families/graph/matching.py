@@ -58,7 +58,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Wiring:
-    """A match.
+    """How a file is fed and read in the place of a step.
 
     Attributes:
         takes, returns: the file's names of a step's inputs and states, and of its outputs, by the step's names.
@@ -158,7 +158,11 @@ def _check_complete(foreign: Foreign, step: Step, ports: Mapping[str, Port], fou
     stray = {*step.states} - {*found.after}
     loose += [port for port in left if (named[port] in stray if port in named else step.more)]
     others = [one for one in free if one not in named]
-    fed = _guess(others, loose, lambda one, port: _form(ports[port]) == _form(free[one]))
+    fed = _guess(
+        others,
+        loose,
+        lambda one, port: free[one].dtype == ports[port].dtype and len(free[one].shape) == len(ports[port].shape),
+    )
     if not (left or lacking or fed):
         return
     options = [f"--rename {shlex.quote(f'{port}={name}')}" for port, name in named.items()]
@@ -183,7 +187,3 @@ def _guess(theirs: Iterable[str], ours: Iterable[str], fits: Callable[[str, str]
             found[best] = name
             left.remove(best)
     return found
-
-
-def _form(port: Port) -> tuple[str, int]:
-    return port.dtype, len(port.shape)

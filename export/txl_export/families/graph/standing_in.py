@@ -6,9 +6,10 @@ Its states are fed back here. A sequence that is idle keeps its state, whatever 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from operator import gt
+from pathlib import Path
 from weakref import WeakSet
 
 import numpy as np
@@ -23,69 +24,54 @@ from txl_runtime.types import Array, Arrays, Call
 
 from txl_export.families.graph.matching import Wiring
 from txl_export.families.graph.take.reading import Foreign
-from txl_export.families.graph.take.running import Helper, RunError, Runner
+from txl_export.families.graph.take.running import Helper, RunError
 from txl_export.families.own_module.identity import parameter_count
 from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.plan import Plan
 from txl_export.families.own_module.spec import VALID
 
 SECONDS = 600.0
-"""That all runs of a file may take, with what is run between them."""
-
-
-class Wired:
-    """A foreign graph that runs in a process of its own.
-
-    Args:
-        foreign: the graph.
-        runner: that has opened it.
-    """
-
-    def __init__(self, foreign: Foreign, runner: Runner) -> None:
-        self.path, self._runner = foreign.path, runner
-        self._types = {port.name: port.dtype for port in (*foreign.inputs, *foreign.optional)}
-
-    def run(self, feeds: Arrays) -> dict[str, Array]:
-        """What the graph returns for its inputs, which are cast to its types.
-
-        Raises:
-            CheckError: it does not run with these.
-            EndedError: see `Runner.run`.
-            UsageError: it takes something that no numbers can be cast to, or is given such a thing.
-        """
-        cast = {name: self._cast(name, np.asarray(one)) for name, one in feeds.items()}
-        try:
-            return self._runner.run(cast)
-        except RunError as error:
-            shapes = ", ".join(f"{name} {list(one.shape)}" for name, one in cast.items())
-            told = f"does not run with {shapes}, expected a run ({error})"
-            raise CheckError(f"{self.path}: {told}; look whether a size was fixed when it was exported") from None
-
-    def _cast(self, name: str, values: Array) -> Array:
-        kind = self._types[name]
-        try:
-            with np.errstate(all="ignore"):  # NaN is no whole number, and half precision has no large ones
-                return values.astype(kind)
-        except (TypeError, ValueError):
-            told = f"{name} is {kind or 'no tensor'}, which no array is made of {values.dtype}"
-            raise UsageError(f"{self.path}: {told}; see --inputs") from None
+"""Of processor time that all runs of a file may take together, and what is run between them, too."""
+Run = Callable[[Arrays], Arrays]
 
 
 @contextmanager
-def wired(foreign: Foreign) -> Iterator[Wired]:
-    """A foreign graph that is open, in a process of its own, within bounds of time and memory.
+def running(foreign: Foreign) -> Iterator[Run]:
+    """Open a foreign graph in a helper process. It is given arrays by name, which are cast to the graph's types.
 
     Raises:
-        UsageError: ONNX Runtime does not open it.
+        UsageError: ONNX Runtime does not open it, or an array cannot be cast.
+        CheckError: it does not run with what it is given.
         BackendError: its process died, or its time is over.
     """
+    types = {port.name: port.dtype for port in (*foreign.inputs, *foreign.optional)}
+
+    def run(feeds: Arrays) -> Arrays:
+        cast = {name: _cast(foreign.path, name, np.asarray(one), types[name]) for name, one in feeds.items()}
+        try:
+            return runner.run(cast)
+        except RunError as error:
+            shapes = ", ".join(f"{name} {list(one.shape)}" for name, one in cast.items())
+            told = f"does not run with {shapes}, expected a run ({error})"
+            raise CheckError(f"{foreign.path}: {told}; look whether a size was fixed when it was exported") from None
+
     try:
         with Helper(foreign, SECONDS) as helper:
-            yield Wired(foreign, helper.open(foreign.data))
+            runner = helper.open(foreign.data)
+            yield run
     except RunError as error:
         raise UsageError(f"{foreign.path}: ONNX Runtime does not open it: {error}; export it again") from None
     except EndedError as error:
         raise BackendError(f"{foreign.path}: {error}; try fewer --segments, or export it again") from None
+
+
+def _cast(path: Path, name: str, values: Array, kind: str) -> Array:
+    try:
+        with np.errstate(all="ignore"):  # NaN is no whole number, and half precision has no large ones
+            return values.astype(kind)
+    except (TypeError, ValueError):
+        told = f"{name} is {kind or 'no tensor'}, which no array is made of {values.dtype}"
+        raise UsageError(f"{path}: {told}; see --inputs") from None
 
 
 class FileEngine(Engine):
@@ -97,13 +83,13 @@ class FileEngine(Engine):
 
     least_rows = 1
 
-    def __init__(self, file: Wired, wiring: Wiring, manifest: Manifest) -> None:
-        self._file, self._wiring, self._manifest = file, wiring, manifest
+    def __init__(self, path: Path, run: Run, wiring: Wiring, manifest: Manifest) -> None:
+        self._path, self._run, self._wiring, self._manifest = path, run, wiring, manifest
         self._ports = {one.name: wiring.returns[one.name] for one in manifest.outputs}
         self._ports |= {
             one.output: wiring.after.get(wiring.takes.get(one.name, one.name), "") for one in manifest.states
         }
-        self.description = f"{file.path.name}, by ONNX Runtime on the CPU"
+        self.description = f"{path.name}, by ONNX Runtime on the CPU"
         self.still = {state.name for state in manifest.states}
 
     def bind(self, program: Program, inputs: Arrays, outputs: Arrays) -> Call:
@@ -121,7 +107,7 @@ class FileEngine(Engine):
     def run(self, program: Program, inputs: Arrays) -> Arrays:
         states = self._manifest.states
         values = {**inputs, **{state.name: inputs[state.input] for state in states}}
-        found = self._file.run(self._wiring.feeds(values))
+        found = self._run(self._wiring.feeds(values))
         with np.errstate(all="ignore"):
             returned = {one.name: found[self._ports[one.name]].astype(one.dtype) for one in self._manifest.outputs}
             returned |= {state.output: self._next(state, found, values) for state in states}
@@ -144,13 +130,10 @@ class FileEngine(Engine):
 
     def _cut_wrong(self, program: Program, name: str, values: Array, expected: object) -> CheckError:
         return CheckError(
-            f"{self._file.path}: gives {self._ports[name]} of the shape {list(values.shape)} in a segment of "
+            f"{self._path}: gives {self._ports[name]} of the shape {list(values.shape)} in a segment of "
             f"{program.segment_length}, expected the module's {expected}; look whether a size was fixed when it was "
             "exported, or is not cut off"
         )
-
-    def release_pages(self) -> None:
-        """See `Engine`; no pages are mapped here."""
 
 
 class FileModel(Model):
@@ -160,9 +143,9 @@ class FileModel(Model):
         engine: that runs it.
     """
 
-    def __init__(self, plan: Plan, file: Wired, wiring: Wiring, precision: str) -> None:
-        self._manifest = _manifest(plan, file, wiring, precision)
-        self.engine = FileEngine(file, wiring, self._manifest)
+    def __init__(self, plan: Plan, foreign: Foreign, run: Run, wiring: Wiring, precision: str) -> None:
+        self._manifest = _manifest(plan, foreign, wiring, precision)
+        self.engine = FileEngine(foreign.path, run, wiring, self._manifest)
         self.backend = HostBackend(self.engine, "replace", self._manifest.programs, self.engine.description)
         tensors = {name.removeprefix("initial."): value.numpy() for name, value in plan.initial_tensors.items()}
         numbers = {state.name: np.asarray(state.initial or 0.0) for state in plan.states if state.name not in tensors}
@@ -173,7 +156,7 @@ class FileModel(Model):
         return self._manifest
 
 
-def _manifest(plan: Plan, file: Wired, wiring: Wiring, precision: str) -> Manifest:
+def _manifest(plan: Plan, foreign: Foreign, wiring: Wiring, precision: str) -> Manifest:
     """The tables of a bundle of the module, whose programs are all the file's graph."""
     networks = {one.length: StepNetwork(plan, one, open_rows=True) for one in plan.transitions}
     programs = [
@@ -182,7 +165,7 @@ def _manifest(plan: Plan, file: Wired, wiring: Wiring, precision: str) -> Manife
             kind="step",
             segment_length=length,
             update="replace",
-            file=file.path.name,
+            file=foreign.path.name,
             inputs=network.inputs,
             outputs=network.outputs,
             open_batch="B" not in wiring.fixed and plan.streams == "independent",
@@ -191,7 +174,7 @@ def _manifest(plan: Plan, file: Wired, wiring: Wiring, precision: str) -> Manife
     ]
     return plan.manifest(
         programs,
-        model_id=hashlib.sha256(file.path.read_bytes()).hexdigest(),
+        model_id=hashlib.sha256(foreign.data).hexdigest(),
         precision=precision,
         family={"name": "graph"},
         weights="",

@@ -229,11 +229,12 @@ def test_a_bundle_is_held_against_its_file_and_found_to_be_another_ones(tmp_path
 def test_a_graph_that_is_written_wrong_is_not_let_through(tmp_path, monkeypatch):
     from txl_export.families.graph.take import capturing
 
-    right = capturing._Around._after
-    monkeypatch.setattr(
-        capturing._Around, "_after", lambda self, side, port: self._node("Neg", [right(self, side, port)])
-    )
-    with pytest.raises(UsageError, match=r"step-1 cannot be made of the file: the graph's state.h.out is"):
+    def wrong(model: ir.Model) -> None:
+        (node,) = (node for node in model.graph if node.op_type == "Add")
+        node.op_type = "Sub"
+
+    monkeypatch.setattr(capturing, "to_forms", wrong)
+    with pytest.raises(UsageError, match=r"step-1 cannot be made of the file: the graph's y is"):
         txl_export.export(leaky(tmp_path / "f.onnx"), tmp_path / "b")
     assert not (tmp_path / "b").exists()
 
@@ -321,7 +322,10 @@ def test_an_open_size_that_is_neither_sequences_nor_positions_gets_a_number(tmp_
         ({"open": True}, "no hidden states|no state is hidden"),
         ({"precision": "int8"}, "precision is int8, which is for a Transformer-XL's matrices"),
         ({"memory_length": 8}, "--memory-length is for a model in PyTorch, and this is an ONNX file"),
-        ({"segment_length": 4}, "L is 4, expected 1: no input has"),
+        (
+            {"segment_length": 4},
+            "--segment-length is 4, expected 1: a call of the file is 1 position, as far as its axes show",
+        ),
     ],
 )
 def test_options_that_do_not_fit_are_refused_in_one_line(options, said, tmp_path):

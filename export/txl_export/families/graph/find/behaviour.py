@@ -76,8 +76,7 @@ class Behaviour:
 
     def __init__(self, inputs: Inputs, runner: Runner, states: Sequence[State]) -> None:
         self._inputs, self._runner, self._states = inputs, runner, states
-        self._given = inputs.draw(0)
-        self._first = runner.run(self._given)
+        self._given, self._first = inputs.given, inputs.first
         self._returned = {state.output for state in states}
 
     def axes(self) -> Axes:
@@ -106,6 +105,7 @@ class Behaviour:
         found.sequences = None if batch and found.batch else count
         if count > 1 and found.batch:
             self._sequences(found, count)
+        found.segment = self._come_back(found) | dict(self._inputs.told)
         return found
 
     def lasting(self, told: Callable[[], None]) -> Iterable[Lasting]:
@@ -149,6 +149,23 @@ class Behaviour:
         held = [self._given[state.input].shape for state in self._states]
         common = firsts.pop() if len(firsts) == 1 and self._data() else 1
         return common if not held or any(common in sizes for sizes in held) else 1
+
+    def _come_back(self, axes: Axes) -> dict[str, int]:
+        """Where positions stand in data and results: only where something that is returned has as many of them."""
+        inner = {name for state in self._states for name in (state.input, state.output)}
+        places, arrays = (
+            {name: axis for name, axis in axes.segment.items() if name not in inner},
+            self._given | self._first,
+        )
+        if not places:  # of a graph that reads one token id of each sequence
+            for name in sorted(self._inputs.structure.rows.keys() & self._given.keys()):
+                sizes = enumerate(self._given[name].shape)
+                ones = [axis for axis, size in sizes if size == 1 and axis != axes.batch.get(name, -1)]
+                for axis in ones[-1:]:
+                    results = [one for one, found in self._first.items() if found.shape[axis : axis + 1] == (1,)]
+                    places = {one: axis for one in (name, *results) if one not in inner}
+        counts = {arrays[name].shape[axis] for name, axis in places.items()}
+        return places if len(counts) == 1 and places.keys() & self._first.keys() else {}
 
     def _moving(self, symbols: Sequence[str], size: int) -> dict[str, int] | None:
         """The axes that have another size where symbols have this one; None where the graph does not run then."""
@@ -228,42 +245,18 @@ def _differ(before: Array, after: Array) -> bool:
     return not np.allclose(before, after, rtol=0, atol=TOLD * scale, equal_nan=True)
 
 
-def positions(inputs: Inputs, states: Sequence[State], axes: Axes, first: Mapping[str, Array]) -> dict[str, int]:
-    """Where positions stand in data and results: only where something that is returned has as many of them.
-
-    Args:
-        inputs: of the graph.
-        states: of it, which have none.
-        axes: what was found of them.
-        first: what the graph returned for the inputs of seed 0.
-    """
-    given = inputs.draw(0)
-    inner = {name for state in states for name in (state.input, state.output)}
-    places = {name: axis for name, axis in axes.segment.items() if name not in inner}
-    if not places:  # of a graph that reads one token id of each sequence
-        for name in sorted(inputs.structure.rows.keys() & given.keys()):
-            ones = [
-                axis for axis, size in enumerate(given[name].shape) if size == 1 and axis != axes.batch.get(name, -1)
-            ]
-            for axis in ones[-1:]:
-                results = [one for one, found in first.items() if found.shape[axis : axis + 1] == (1,)]
-                places = {one: axis for one in (name, *results) if one not in inner}
-    sizes = {(given[name] if name in given else first[name]).shape[axis] for name, axis in places.items()}
-    return places if len(sizes) == 1 and places.keys() & first.keys() else {}
-
-
-def open_sizes(inputs: Inputs, states: Sequence[State], axes: Axes, segment: Mapping[str, int]) -> dict[str, int]:
+def open_sizes(inputs: Inputs, states: Sequence[State], axes: Axes) -> dict[str, int]:
     """Sizes that a file leaves open and that neither a weight decides nor are sequences or positions, with numbers that
     ran.
     """
-    given, grown = inputs.draw(0), {state.input: state.grows for state in states}
+    grown = {state.input: state.grows for state in states}
     return {
-        name_of_size(port.name, axis, size): given[port.name].shape[axis]
+        name_of_size(port.name, axis, size): inputs.given[port.name].shape[axis]
         for port in inputs.foreign.inputs
         for axis, size in enumerate(port.shape)
         if isinstance(size, str)
         and size not in inputs.fixed
-        and axis not in (axes.batch.get(port.name), segment.get(port.name), grown.get(port.name))
+        and axis not in (axes.batch.get(port.name), axes.segment.get(port.name), grown.get(port.name))
     }
 
 

@@ -75,31 +75,30 @@ class Paired:
     data: dict[str, str] = field(default_factory=dict)
 
 
-def pair(inputs: Inputs, runner: Runner, first: Mapping[str, Array], said: Mapping[str, str] | None = None) -> Paired:
+def pair(inputs: Inputs, runner: Runner, said: Mapping[str, str] | None = None) -> Paired:
     """Decide which inputs and outputs are states.
 
     Args:
         inputs: with sizes for which the graph runs.
         runner: with the graph.
-        first: what it returns for the inputs of seed 0.
         said: inputs and outputs that are states as the user says, or "" for an input that is none.
 
     Raises:
         RunError: more pairs fit than any model has.
         EndedError: see `Runner.run`.
     """
-    return _Pairing(inputs, runner, first, said or {}).decide()
+    return _Pairing(inputs, runner, said or {}).decide()
 
 
 class _Pairing:
     """The pairs that there may be, and those that were taken."""
 
-    def __init__(self, inputs: Inputs, runner: Runner, first: Mapping[str, Array], said: Mapping[str, str]) -> None:
-        self._inputs, self._runner, self._first, self._said = inputs, runner, first, said
-        self._given, self._other = inputs.draw(0), inputs.draw(1)
+    def __init__(self, inputs: Inputs, runner: Runner, said: Mapping[str, str]) -> None:
+        self._inputs, self._runner, self._said = inputs, runner, said
+        self._given, self._first, self._other = inputs.given, inputs.first, inputs.draw(1)
         self._ports = {port.name: port for port in inputs.foreign.inputs}
         alike = defaultdict[tuple[str, int], list[str]](list)
-        for name, array in first.items():
+        for name, array in self._first.items():
             alike[array.dtype.name, array.ndim].append(name)
         pairs = [(name, end) for name, one in self._given.items() for end in alike[one.dtype.name, one.ndim]]
         if len(pairs) > MOST_PAIRS:

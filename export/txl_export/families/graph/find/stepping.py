@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from txl_runtime.errors import UsageError, brief, printable, some
 from txl_runtime.listener import Listener
 from txl_runtime.types import Array
 
-from txl_export.families.graph.find.behaviour import Axes, Behaviour, name_of_size, positions
+from txl_export.families.graph.find.behaviour import Axes, Behaviour, name_of_size
 from txl_export.families.graph.find.naming import likeness
 from txl_export.families.graph.find.pairing import State, options_of, pair
 from txl_export.families.graph.find.structure import read_structure
@@ -81,20 +81,18 @@ def find_step(
             f"{name} decides which part of the graph runs, expected one part; give --fix {name}=VALUE, such as {such}"
         )
     heard.stage("find sizes and inputs with which it runs")
-    first = inputs.find(runner)
+    inputs.find(runner)
     heard.stage("pair inputs and outputs")
-    states = _states({**choices.states, **hidden}, inputs, runner, first)
+    states = _states({**choices.states, **hidden}, inputs, runner)
     heard.stage("change sizes and single places")
-    tables = _Tables(foreign, inputs, states, first, choices, frozenset(hidden))
-    tables.check("--position-axis", choices.position_axes)
-    axes = Behaviour(inputs, runner, states).axes()
-    found = segment or positions(inputs, states, axes, first)
+    _check_axes("--position-axis", choices.position_axes, inputs)
+    tables = _Tables(inputs, states, Behaviour(inputs, runner, states).axes(), choices, frozenset(hidden))
     for context in inputs.structure.contexts:
         heard.warn(
             f"convolution {context.node} reads {context.before} positions of {context.input} before those that are "
             "new: give them in front of these in each call"
         )
-    return replace(tables, axes=axes, segment={**found, **choices.position_axes}).step()
+    return tables.step()
 
 
 def segment_axes(foreign: Foreign, told: Mapping[str, int], runner: Runner) -> dict[str, int]:
@@ -105,9 +103,8 @@ def segment_axes(foreign: Foreign, told: Mapping[str, int], runner: Runner) -> d
         RunError, EndedError: see `Runner.run`.
     """
     inputs = Inputs(foreign, read_structure(foreign.model.graph, foreign.inputs), told)
-    first = inputs.find(runner)
-    states = pair(inputs, runner, first).states
-    return positions(inputs, states, Behaviour(inputs, runner, states).axes(), first)
+    inputs.find(runner)
+    return Behaviour(inputs, runner, pair(inputs, runner).states).axes().segment
 
 
 def keep_outputs(foreign: Foreign, choices: Choices) -> bool:
@@ -134,8 +131,8 @@ def keep_outputs(foreign: Foreign, choices: Choices) -> bool:
     return dropped
 
 
-def _states(known: Mapping[str, str], inputs: Inputs, runner: Runner, first: Mapping[str, Array]) -> list[State]:
-    given, carried = inputs.draw(0), inputs.structure.carried
+def _states(known: Mapping[str, str], inputs: Inputs, runner: Runner) -> list[State]:
+    given, first, carried = inputs.given, inputs.first, inputs.structure.carried
     for name, output in known.items():
         if name not in given or (output and output not in first):
             raise UsageError(
@@ -148,7 +145,7 @@ def _states(known: Mapping[str, str], inputs: Inputs, runner: Runner, first: Map
                 f"{name} is said to come back as {output or 'nothing'}, but a recurrent operator starts from it and "
                 f"ends in {some(ends)}; correct --state {name}={output}, or the folder that says so"
             )
-    found = pair(inputs, runner, first, known)
+    found = pair(inputs, runner, known)
     if found.undecided:
         may = "; ".join(f"{one.input} as {' or '.join(one.outputs)}" for one in found.undecided)
         raise UsageError(
@@ -171,60 +168,51 @@ def _states(known: Mapping[str, str], inputs: Inputs, runner: Runner, first: Map
     return found.states
 
 
+def _check_axes(option: str, axes: Mapping[str, int], inputs: Inputs) -> None:
+    """Raise where the graph lacks an axis that the user names, or they have several sizes."""
+    shapes = {name: array.shape for name, array in (inputs.given | inputs.first).items()}
+    for name, axis in axes.items():
+        if axis >= len(shapes.get(name, ())):
+            raise UsageError(
+                f"{option} is {name}={axis}, expected one of {some([*shapes], 9)} and one of its axes; check it"
+            )
+    if len({shapes[name][axis] for name, axis in axes.items()}) > 1:
+        told = ", ".join(f"{shapes[name][axis]} in {name}" for name, axis in axes.items())
+        raise UsageError(f"{option} names axes of {told}, expected one size; check it")
+
+
 @dataclass(frozen=True)
 class _Tables:
     """A graph's inputs, outputs and states, made a step's tables."""
 
-    foreign: Foreign
     inputs: Inputs
     states: Sequence[State]
-    first: Mapping[str, Array]
+    axes: Axes
     choices: Choices
     hidden: frozenset[str]
-    axes: Axes = field(default_factory=Axes)
-    segment: Mapping[str, int] = field(default_factory=dict)
-
-    def check(self, option: str, axes: Mapping[str, int]) -> None:
-        """Raise where the graph lacks an axis that the user names, or they have several sizes."""
-        known = [port.name for port in (*self.foreign.inputs, *self.foreign.outputs)]
-        for name, axis in axes.items():
-            if name not in known or axis >= len(self._sizes(name)):
-                raise UsageError(
-                    f"{option} is {name}={axis}, expected one of {some(known, 9)} and one of its axes; check it"
-                )
-        if len({self._sizes(name)[axis] for name, axis in axes.items()}) > 1:
-            told = ", ".join(f"{self._sizes(name)[axis]} in {name}" for name, axis in axes.items())
-            raise UsageError(f"{option} names axes of {told}, expected one size; check it")
 
     def step(self) -> FileStep:
         """See `find_step`."""
         after = {state.input: state.output for state in self.states}
-        ports = {port.name: port for port in self.foreign.inputs}
-        outputs = {port.name: port for port in self.foreign.outputs}
-        given = [name for name in ports if name not in after]
+        foreign, given = self.inputs.foreign, self.inputs.given
+        ports, outputs = ({port.name: port for port in side} for side in (foreign.inputs, foreign.outputs))
+        taken = [name for name in ports if name not in after]
         returned = [name for name in outputs if name not in after.values()]
-        names, own = _names([*given, *returned]), _names([*after])  # an output may be an input, and have its name
-        self.check("--batch-axis", self.choices.batch_axes)
+        names, own = _names([*taken, *returned]), _names([*after])  # an output may be an input, and have its name
+        _check_axes("--batch-axis", self.choices.batch_axes, self.inputs)
         if unknown := [name for name in self.choices.initial if name not in after]:
             raise UsageError(f"--initial has {some(unknown)}, expected states: {some([*after], 9)}; check its names")
-        lengths = {self.first_input(name).shape[axis] for name, axis in self.segment.items() if name in ports}
-        fixed = any(isinstance(ports[name].shape[axis], int) for name, axis in self.segment.items() if name in ports)
+        places = [(name, axis) for name, axis in self.axes.segment.items() if name in ports]
+        lengths = {given[name].shape[axis] for name, axis in places}
+        fixed = any(isinstance(ports[name].shape[axis], int) for name, axis in places)
         return FileStep(
-            tuple(map(self._input, [ports[name] for name in given], names)),
-            tuple(map(self._output, [outputs[name] for name in returned], names[len(given) :])),
+            tuple(map(self._input, [ports[name] for name in taken], names)),
+            tuple(map(self._output, [outputs[name] for name in returned], names[len(taken) :])),
             tuple((self._state(ports[name], plain), after[name]) for name, plain in zip(after, own, strict=True)),
             self._sequences(ports),
             1 if not lengths else max(lengths) if fixed else None,
             frozenset(after) - self.hidden,
         )
-
-    def first_input(self, name: str) -> Array:
-        """What an input was in the first run."""
-        return self.inputs.draw(0)[name]
-
-    def _sizes(self, name: str) -> tuple[int, ...]:
-        """In the first run."""
-        return self.first[name].shape if name in self.first else self.first_input(name).shape
 
     def _sequences(self, ports: Mapping[str, Port]) -> int | None:
         """B, where the file fixes it."""
@@ -242,26 +230,27 @@ class _Tables:
         told, shown = self.choices.batch_axes, self.axes.batch.get(name)
         if name in told:
             return told[name]
-        sizes, others = self._sizes(name), {self._sizes(one)[axis] for one, axis in told.items()}
+        arrays = self.inputs.given | self.inputs.first
+        sizes, others = arrays[name].shape, {arrays[one].shape[axis] for one, axis in told.items()}
         count = others.pop() if len(others) == 1 else self.axes.sequences
         if shown is not None and (not told or sizes[shown] == count):
             return shown
         if not told and (self.axes.batch or count != 1):
             return None
-        places = [axis for axis, size in enumerate(sizes) if size == count and axis != self.segment.get(name)]
+        places = [axis for axis, size in enumerate(sizes) if size == count and axis != self.axes.segment.get(name)]
         by_nodes = self.inputs.structure.kinds.sequences.get(name)
         return by_nodes if by_nodes in places else next(iter(places), None)
 
     def _letter(self, name: str, axis: int) -> str:
         if axis == self._batch(name):
             return "B"
-        return "L" if self.segment.get(name) == axis else ""
+        return "L" if self.axes.segment.get(name) == axis else ""
 
     def _shape(self, name: str, sizes: Sequence[int], said: Sequence[int | str]) -> tuple[int | str, ...]:
         shape = tuple(self._letter(name, axis) or int(size) for axis, size in enumerate(sizes))
         for axis, size in enumerate(shape):
             opened = isinstance(said[axis], str) and said[axis] not in self.inputs.fixed
-            if opened and isinstance(size, int) and name not in self.first:
+            if opened and isinstance(size, int) and name not in self.inputs.first:
                 open_size = name_of_size(name, axis, str(said[axis]))
                 raise UsageError(
                     f"{name} is open on axis {axis}, and it is neither sequences nor positions that come back, "
@@ -271,12 +260,12 @@ class _Tables:
         return shape
 
     def _input(self, port: Port, name: str) -> Side:
-        shape, rows = self._shape(port.name, self.first_input(port.name).shape, port.shape), self.inputs.structure.rows
+        shape, rows = self._shape(port.name, self.inputs.given[port.name].shape, port.shape), self.inputs.structure.rows
         tokens = rows.get(port.name) if port.dtype in ("int64", "int32") else None
         return Side(port.name, port.dtype, InputSpec(name, shape, kind_of(port.name, port.dtype), tokens))
 
     def _output(self, port: Port, name: str) -> Side:
-        found = self.first[port.name]
+        found = self.inputs.first[port.name]
         shape = self._shape(port.name, found.shape, found.shape)
         return Side(port.name, found.dtype.name, OutputSpec(name, shape, self._role(found)))
 
@@ -289,7 +278,7 @@ class _Tables:
         return "logprobs" if np.allclose(sums, 1, atol=1e-3) else "logits"
 
     def _state(self, port: Port, name: str) -> Side:
-        shape = self._shape(port.name, self.first_input(port.name).shape, port.shape)
+        shape = self._shape(port.name, self.inputs.given[port.name].shape, port.shape)
         initial: Any = 0.0
         if port.name in self.choices.initial:
             initial = _first_value(port, self.choices.initial[port.name])

@@ -42,6 +42,7 @@ class Inputs:
         fixed: sizes of symbols that a weight decides.
         sizes: of every symbol, with which the graph runs.
         roles: of every symbol: batch, segment, rows (of a cache), total (rows and segment) or weight.
+        given, first: the inputs of seed 0 and what the graph returns for them, after `find`.
     """
 
     def __init__(self, foreign: Foreign, structure: Structure, told: Mapping[str, int] | None = None) -> None:
@@ -50,6 +51,7 @@ class Inputs:
             port.name for port in foreign.inputs if any(_alike(port, output) for output in foreign.outputs)
         }
         self.sizes, self.roles, self._plain = dict[str, int](), dict[str, str](), 0
+        self.given, self.first = dict[str, Array](), dict[str, Array]()
         self.fixed = {
             symbol: structure.kinds.sizes[port.name, axis]
             for port in foreign.inputs
@@ -64,8 +66,8 @@ class Inputs:
         self.roles |= dict.fromkeys(self.fixed, "weight")
         self._floats = {port.name: port.dtype.startswith("float") for port in foreign.inputs}
 
-    def find(self, runner: Runner) -> dict[str, Array]:
-        """Sizes with which the graph runs, and what it returns for them; they stay those of this object.
+    def find(self, runner: Runner) -> None:
+        """Find sizes with which the graph runs.
 
         Raises:
             RunError: no sizes that were tried are right.
@@ -75,7 +77,9 @@ class Inputs:
         for sizes, plain in self._attempts():
             self.sizes, self._plain = sizes, plain
             try:
-                return runner.run(self.draw(0))
+                self.given = self.draw(0)
+                self.first = runner.run(self.given)
+                return
             except RunError as error:
                 refused = error
         raise refused
@@ -103,7 +107,7 @@ class Inputs:
 
     def rows_of(self, name: str, axis: int) -> int:
         """Rows that a growing cache had in the first run, or 1 where it had none."""
-        return int(self.draw(0)[name].shape[axis]) or 1
+        return int(self.given[name].shape[axis]) or 1
 
     def stretches(self, name: str) -> bool:
         """Whether an input is as long as the segment, as data is and no state."""

@@ -66,15 +66,16 @@ def check_opened(
         return
     for length in lengths:
         segments = max(SEGMENTS, -(-LEAST // length))
+        inputs, states = _given(spec, batch, length * segments), _starts(spec, step, batch, opened)
         try:
-            wanted = whole(_feeds(step, *_given(spec, batch, length * segments), step.shown))
+            wanted = whole(_feeds(step, inputs, states, step.shown))
         except UsageError as error:
             raise UsageError(
                 f"--open made {opened} explicit, and nothing shows that a chain is right, because the file does not "
                 f"run with {length * segments} positions at once ({error}); export it with an open length, or the "
                 "module that it was made of"
             ) from None
-        found = _chained(spec, batch, length * segments, length)
+        found = _chained(spec, inputs, states, batch, length)
         for side in step.outputs:
             name = f"{side.port} of {segments} segments of {length}"
             _check(opened, name, found[side.spec.name], wanted[side.port], "the file's own run over all of them")
@@ -99,7 +100,7 @@ def _check_alone(spec: StepSpec, step: FileStep, batch: int, whole: Call, opened
         shown.outputs[0].name = f"{end.name} shown"
         graph.outputs.append(shown.outputs[0])
     draws, after, calls = np.random.default_rng(3), {side.port: output for side, output in step.states}, list[_Found]()
-    run, states = opened.start(model), fresh_states(spec, batch)
+    run, states = opened.start(model), _starts(spec, step, batch, opened)
     held = first = _feeds(step, {}, states, after)
     for _ in range(POSITIONS):
         given = _feeds(step, random_inputs(spec, batch, 1, draws, spec.samples), states, ())
@@ -119,6 +120,17 @@ def _check_alone(spec: StepSpec, step: FileStep, batch: int, whole: Call, opened
             found = np.concatenate(steps) if end is node.outputs[0] else steps[-1]
             other = f"{node.op_type} {printable(named(node))!r} alone over {POSITIONS} positions"
             _check(opened, printable(str(end.name)), found, results[str(end.name)], other)
+
+
+def _starts(spec: StepSpec, step: FileStep, batch: int, opened: Opened) -> dict[str, Tensor | None]:
+    """First states; of those that were hidden what the file begins with, where the user says another first value."""
+    states, own = dict(fresh_states(spec, batch)), {one.input: one.initial for one in opened.hidden}
+    for side, _ in step.states:
+        first = states[side.spec.name]
+        if side.port in own and first is not None:
+            start = np.zeros(()) if (said := own[side.port]) is None else said
+            states[side.spec.name] = torch.from_numpy(np.broadcast_to(start, first.shape).astype(first.numpy().dtype))
+    return states
 
 
 def _alone(taken: Sequence[ir.Value], made: Sequence[ir.Value]) -> ir.Model:
@@ -143,22 +155,21 @@ def divisible(spec: StepSpec, batch: int, length: int, shorter: int) -> bool:
 
     Several segments are run, because a first one may return the same and leave other states behind.
     """
-    total = math.lcm(length, shorter) * WHOLE
+    inputs, states = _given(spec, batch, math.lcm(length, shorter) * WHOLE), fresh_states(spec, batch)
     try:
-        wanted, found = (_chained(spec, batch, total, each) for each in (length, shorter))
+        wanted, found = (_chained(spec, inputs, states, batch, each) for each in (length, shorter))
     except UsageError:
         return False
     return all(_apart(found[name], values) <= LIMIT for name, values in wanted.items())
 
 
-def _given(spec: StepSpec, batch: int, length: int) -> tuple[Mapping[str, Tensor], Held]:
-    """Inputs of as many positions, from the samples where these have them, and first states: the same each time."""
+def _given(spec: StepSpec, batch: int, length: int) -> dict[str, Tensor]:
+    """Inputs of as many positions, from the samples where these have them."""
     samples = spec.samples
     enough = samples is not None and all(
         np.shape(samples[entry.name])[axis] >= length for entry in spec.inputs for axis in entry.axes.positions
     )
-    drawn = random_inputs(spec, batch, length, np.random.default_rng(3), samples if enough else None)
-    return drawn, fresh_states(spec, batch)
+    return random_inputs(spec, batch, length, np.random.default_rng(3), samples if enough else None)
 
 
 def _feeds(
@@ -170,12 +181,12 @@ def _feeds(
     return {side.port: tensor.numpy().astype(side.dtype) for side, tensor in sides if tensor is not None}
 
 
-def _chained(spec: StepSpec, batch: int, total: int, length: int) -> dict[str, Array]:
-    """Outputs of segments of a length over the positions of `_given`, one behind the other."""
+def _chained(spec: StepSpec, inputs: Mapping[str, Tensor], held: Held, batch: int, length: int) -> dict[str, Array]:
+    """Outputs of all segments, one behind the other."""
     eager, parts = Eager(spec), list[Mapping[str, Tensor]]()
-    inputs, held = _given(spec, batch, total)
     counts = torch.full((batch,), length, dtype=torch.int32)
     axes = {entry.name: entry.axes.positions for entry in (*spec.inputs, *spec.output_specs)}
+    total = next(inputs[name].shape[places[0]] for name, places in axes.items() if places and name in inputs)
     for first in range(0, total, length):
         given = {
             name: tensor.narrow(axes[name][0], first, length) if axes[name] else tensor

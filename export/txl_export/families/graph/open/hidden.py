@@ -170,7 +170,9 @@ class _Opening:
             fault = f"is {direction}, expected forward: it needs positions that come later"
         elif any(first is not None and (first != first[:, :1]).any() for first in starts.values()):
             fault = "begins with other numbers for each sequence, expected the same; make its first state an input"
-        return _ANEW, fault, partial(self._open_recurrence, node, {at: starts[at] for at in hidden})
+        other = any(first is not None and first.any() for first in starts.values())
+        what = f"{_ANEW}{', which are not zeros' * other}"
+        return what, fault, partial(self._open_recurrence, node, {at: starts[at] for at in hidden})
 
     def _open_recurrence(self, node: ir.Node, starts: Mapping[int, NDArray[Any] | None]) -> None:
         given = [*node.inputs, *[None] * 8]
@@ -349,7 +351,8 @@ class _Opening:
         return self._add(state, "Slice", [value, *(self._numbers(number) for number in (start, end, axis))])
 
     def _replace(self, node: ir.Node, value: ir.Value) -> None:
-        """Let a value stand where a node's result stood."""
+        """Let a value stand where a node's result stood, and have its sizes."""
+        self._sizes.same(value, node.outputs[0])
         ir.convenience.replace_nodes_and_values(self._graph, node, [node], [], [node.outputs[0]], [value])
 
     def _numbers(self, *numbers: int) -> ir.Value:

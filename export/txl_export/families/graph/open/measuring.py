@@ -88,6 +88,12 @@ class Sizes:
         names = [symbols.get(number or 0) for symbols, number in zip(self._symbols, (one, two), strict=True)]
         return one if one == two else names[0] if names[0] == names[1] else None
 
+    def same(self, value: ir.Value, other: ir.Value) -> None:
+        """Let what is known of one value be known of a new one, which stands where it stood."""
+        for found in (self._short, self._other, self._long):
+            if other in found:
+                found[value] = found[other]
+
     def dtype(self, value: ir.Value | None) -> ir.DataType:
         """The type of a value's numbers; float32 where it is not known."""
         return self._short.get(value, _NOTHING).dtype or ir.DataType.FLOAT

@@ -12,10 +12,11 @@ from functools import partial
 
 import onnx_ir as ir
 from onnx_ir.passes.common import TopologicalSortPass
+from txl_runtime.bundle.tables import StateTensor
 from txl_runtime.errors import UsageError
 from txl_runtime.guard.forms import OPSETS
 
-from txl_export.families.graph.take.file_module import FileStep, Side
+from txl_export.families.graph.take.file_module import FileStep
 from txl_export.families.graph.take.fixing import forget_sizes
 from txl_export.families.graph.take.forms import to_forms
 from txl_export.families.graph.take.reading import copied
@@ -28,22 +29,11 @@ from txl_export.families.own_module.spec import VALID, OutputSpec
 from txl_export.graphs.quantised_matmul import initializer
 from txl_export.graphs.settling import UnsettledError, settle
 
-_TYPES = {
-    "float32": ir.DataType.FLOAT,
-    "int32": ir.DataType.INT32,
-    "bool": ir.DataType.BOOL,
-}
+_TYPES = {"float32": ir.DataType.FLOAT, "int32": ir.DataType.INT32, "bool": ir.DataType.BOOL}
 
 
 def capturing(graph: ir.Model, step: FileStep, plan: Plan, helper: Helper) -> Capture:
-    """What makes the graphs of a file's programs.
-
-    Args:
-        graph: of the file, which stays as it is.
-        step: what it takes and returns.
-        plan: of the bundle.
-        helper: folds graphs.
-    """
+    """Make the graphs of a file's programs, each of a copy of the file's graph."""
 
     def again(name: str, network: StepNetwork, _: Example) -> ir.Model:
         try:
@@ -52,7 +42,7 @@ def capturing(graph: ir.Model, step: FileStep, plan: Plan, helper: Helper) -> Ca
             raise UsageError(f"{name} cannot be made of the file: {error}") from None
         ir.external_data.load_to_model(model)
         to_forms(model)
-        _Around(model.graph, step, plan, network).put()
+        _put_around(model.graph, step, plan, network)
         TopologicalSortPass()(model)
         settle(model, name, network.inputs, network.outputs, OPSETS)
         return model
@@ -85,72 +75,46 @@ def _sized(graph: ir.Model, step: FileStep, network: StepNetwork) -> ir.Model:
     return model
 
 
-class _Around:
-    """Puts a program's inputs and outputs around a graph's."""
+def _put_around(graph: ir.Graph, step: FileStep, plan: Plan, network: StepNetwork) -> None:
+    """Make a graph's inputs and outputs the program's, in its order, in place."""
+    given = {spec.name: ir.Value(name=spec.name, type=ir.TensorType(_TYPES[spec.dtype])) for spec in network.inputs}
+    kinds = {spec.name: _TYPES[spec.dtype] for spec in network.outputs}
+    states = {state.name: state for state in plan.states}
+    taken = {side.port: given[side.spec.name] for side in step.inputs}
+    taken |= {side.port: given[states[side.spec.name].input] for side, _ in step.states}
+    results = {str(value.name): value for value in graph.outputs}
 
-    def __init__(self, graph: ir.Graph, step: FileStep, plan: Plan, network: StepNetwork) -> None:
-        self._graph, self._step, self._plan, self._network = graph, step, plan, network
-        self._ports = {str(value.name): value for value in graph.inputs}
-        self._given = {spec.name: self._input(spec.name, spec.dtype) for spec in network.inputs}
-        self._results = {str(value.name): value for value in graph.outputs}
+    def node(op: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
+        graph.append(made := ir.node(op, inputs, attributes=attributes))
+        return made.outputs[0]
 
-    def put(self) -> None:
-        """In place: inputs and outputs are the program's then, in its order."""
-        step, states = self._step, {state.name: state for state in self._plan.states}
-        for side in step.inputs:
-            self._enter(side, side.spec.name)
-        for side, _ in step.states:
-            self._enter(side, states[side.spec.name].input)
-        results = [self._output(side) for side in step.outputs]
-        results += [self._after(side, port) for side, port in step.states]
-        for ends, values in ((self._graph.inputs, self._given.values()), (self._graph.outputs, results)):
-            ends.clear()
-            ends.extend(values)
+    def number(values: int | list[int], kind: ir.DataType) -> ir.Value:
+        return initializer(graph, f"around.{len(graph.initializers)}", ir.tensor(values, dtype=kind).numpy())
 
-    def _input(self, name: str, dtype: str) -> ir.Value:
-        return ir.Value(name=name, type=ir.TensorType(_TYPES[dtype]))
+    def cast(value: ir.Value, kind: ir.DataType | None) -> ir.Value:
+        return value if kind is None or value.dtype == kind else node("Cast", value, to=kind.value)
 
-    def _enter(self, side: Side, name: str) -> None:
-        """Let the graph read a program's input where it read its own."""
-        given, own = self._given[name], self._ports[side.port]
-        kind = own.dtype
-        own.name = f"{side.port}.cast"
-        made = given if kind == given.dtype else self._node("Cast", [given], to=kind.value if kind else 1)
-        ir.convenience.replace_all_uses_with(own, made, replace_graph_outputs=True)
-        for port, value in self._results.items():
-            self._results[port] = made if value is own else value
-
-    def _output(self, side: Side) -> ir.Value:
-        value = self._results[side.port]
-        if isinstance(side.spec, OutputSpec) and side.spec.role == "logits":
-            return self._node("LogSoftmax", [value], axis=-1)
-        return self._as(value, self._dtype(side.spec.name))
-
-    def _after(self, side: Side, port: str) -> ir.Value:
+    def after(state: StateTensor, port: str) -> ir.Value:
         """The state after the step, that before it for a sequence that is idle."""
-        (state,) = (one for one in self._plan.states if one.name == side.spec.name)
-        value = self._as(self._results[port], state.dtype)
-        if self._plan.streams != "independent" or state.batch_axis is None:
+        value = cast(results[port], kinds[state.output])
+        if plan.streams != "independent" or state.batch_axis is None:
             return value
-        live = self._node("Greater", [self._given[VALID], self._number(0, ir.DataType.INT32)])
-        axes = [axis for axis in range(len(state.shape)) if axis != state.batch_axis]
-        if axes:
-            live = self._node("Unsqueeze", [live, self._number(axes, ir.DataType.INT64)])
-        return self._node("Where", [live, value, self._given[state.input]])
+        live = node("Greater", given[VALID], number(0, ir.DataType.INT32))
+        if axes := [axis for axis in range(len(state.shape)) if axis != state.batch_axis]:
+            live = node("Unsqueeze", live, number(axes, ir.DataType.INT64))
+        return node("Where", live, value, given[state.input])
 
-    def _dtype(self, name: str) -> str:
-        return next(spec.dtype for spec in self._network.outputs if spec.name == name)
-
-    def _as(self, value: ir.Value, dtype: str) -> ir.Value:
-        kind = _TYPES[dtype]
-        return value if value.dtype == kind else self._node("Cast", [value], to=kind.value)
-
-    def _number(self, values: int | list[int], kind: ir.DataType) -> ir.Value:
-        return initializer(
-            self._graph, f"around.{len(self._graph.initializers)}", ir.tensor(values, dtype=kind).numpy()
-        )
-
-    def _node(self, op: str, inputs: Sequence[ir.Value], **attributes: int) -> ir.Value:
-        node = ir.node(op, inputs, attributes=attributes)
-        self._graph.append(node)
-        return node.outputs[0]
+    for own in graph.inputs:
+        made = cast(taken[str(own.name)], own.dtype)
+        ir.convenience.replace_all_uses_with(own, made, replace_graph_outputs=True)
+        results = {port: made if value is own else value for port, value in results.items()}
+    returned = [
+        node("LogSoftmax", results[side.port], axis=-1)
+        if isinstance(side.spec, OutputSpec) and side.spec.role == "logits"
+        else cast(results[side.port], kinds[side.spec.name])
+        for side in step.outputs
+    ]
+    returned += [after(states[side.spec.name], port) for side, port in step.states]
+    for ends, values in ((graph.inputs, given.values()), (graph.outputs, returned)):
+        ends.clear()
+        ends.extend(values)

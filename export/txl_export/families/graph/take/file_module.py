@@ -28,13 +28,7 @@ Call = Callable[[dict[str, Array]], Mapping[str, Array]]
 
 @dataclass(frozen=True)
 class Side:
-    """One tensor of a step, and what the graph calls it.
-
-    Attributes:
-        port: the graph's name.
-        dtype: the graph's.
-        spec: the step's.
-    """
+    """One tensor of a step: its name and NumPy's dtype in the graph, and what the step says of it."""
 
     port: str
     dtype: str
@@ -46,10 +40,9 @@ class FileStep:
     """A graph as a step.
 
     Attributes:
-        inputs, outputs: beside the states.
-        states: with the graph's names of what goes in and of what comes back.
-        sequences: B where it is fixed, else None.
-        positions: L where it is fixed or where there is none, else None.
+        inputs, outputs: all but the states.
+        states: each with the graph's name of the output that is its next value.
+        sequences, positions: B and L where the graph fixes them, else None; 1 position where no input has any.
         shown: the graph's names of states that the file itself takes.
     """
 
@@ -72,13 +65,13 @@ class FileStep:
 
 
 class FileModule(nn.Module):
-    """A graph as PyTorch's module, without gradients. Its tensors are the graph's.
+    """A graph as PyTorch's module, without gradients.
 
     Args:
         step: what it takes and returns.
         call: runs the graph on arrays by its names.
-        graph: whose larger constants are the parameters.
-        number: which graph it is.
+        graph: whose float32 initializers are the parameters.
+        number: tells graphs with the same parameters apart.
     """
 
     def __init__(self, step: FileStep, call: Call, graph: ir.Graph, number: int) -> None:
@@ -95,7 +88,9 @@ class FileModule(nn.Module):
         def run(*given: Tensor) -> tuple[Tensor, ...]:
             feeds = {side.port: tensor.numpy().astype(side.dtype) for side, tensor in zip(takes, given, strict=True)}
             found = call(feeds)
-            return tuple(torch.from_numpy(np.array(found[port]).astype(own_dtype(side))) for port, side in gives)
+            return tuple(
+                torch.from_numpy(np.array(found[port]).astype(kind_of(port, side.dtype))) for port, side in gives
+            )
 
         self._run = run
 
@@ -104,13 +99,13 @@ class FileModule(nn.Module):
         return self._run(*given)
 
 
-def own_dtype(side: Side) -> str:
-    """What a step has for a graph's type."""
-    return side.spec.dtype if isinstance(side.spec, StateSpec) else kind_of(side.port, side.dtype)
-
-
 def caller(runner: Runner, path: Path, constants: Mapping[str, Array]) -> Call:
-    """Runs a file, with the same values for some of its inputs in each call; errors become this project's."""
+    """A function that runs a file, with the same values for some inputs in each call.
+
+    Raises, where it is called:
+        UsageError: the file does not run with these shapes.
+        BackendError: its process died, or its time is over.
+    """
 
     def call(feeds: dict[str, Array]) -> Mapping[str, Array]:
         try:
@@ -130,14 +125,8 @@ def kind_of(name: str, dtype: str) -> str:
     Raises:
         UsageError: no bundle has it.
     """
-    kinds = {
-        "float16": "float32",
-        "float32": "float32",
-        "float64": "float32",
-        "bool": "bool",
-        "int64": "int64",
-        "uint32": "int64",
-    }
+    kinds = dict.fromkeys(("float16", "float32", "float64"), "float32")
+    kinds |= {"bool": "bool", "int64": "int64", "uint32": "int64"}
     if dtype not in kinds and not re.fullmatch(r"u?int(8|16|32)", dtype):
         raise UsageError(f"{name} is {dtype or 'no tensor'}, expected numbers that float32, int32 or bool hold")
     return kinds.get(dtype, "int32")

@@ -100,18 +100,15 @@ def lengthen(model: ir.Model, segment: Mapping[str, int]) -> bool:
         model: of the file.
         segment: by name of an input, its axis of positions.
     """
-    fixed = [value for value in model.graph.inputs if _is_fixed(value, segment.get(str(value.name)))]
-    for value in fixed:
-        axis = segment[str(value.name)]
-        value.shape = ir.Shape([None if at == axis else size for at, size in enumerate(value.shape or ())])
-    if fixed:
-        for result in model.graph.outputs:
-            result.shape = None
-    return bool(fixed)
-
-
-def _is_fixed(value: ir.Value, axis: int | None) -> bool:
-    return axis is not None and value.shape is not None and isinstance(value.shape[axis], int)
+    fixed = False
+    for value in model.graph.inputs:
+        sizes, axis = [*(value.shape or ())], segment.get(str(value.name))
+        if axis is not None and sizes and isinstance(sizes[axis], int):
+            sizes[axis], fixed = None, True
+            value.shape = ir.Shape(sizes)
+    for result in model.graph.outputs if fixed else ():
+        result.shape = None
+    return fixed
 
 
 def _decoded(name: str, text: str) -> Any:

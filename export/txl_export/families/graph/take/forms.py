@@ -35,7 +35,7 @@ _USUAL = MappingProxyType({"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid
 def _as_usual(_: ir.Graph, node: ir.Node) -> None:
     """Activations that are the usual ones need not be said, nor that the sequence comes first."""
     if (layout := node.attributes.get("layout")) is not None and layout.as_int() == 0:
-        del node.attributes["layout"]
+        del node.attributes["layout"]  # a bundle's RNN has none
     said = node.attributes.get("activations")
     one = _USUAL[node.op_type]
     if said is not None and list(said.as_strings()) in (one, one * 2):

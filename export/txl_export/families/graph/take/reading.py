@@ -93,19 +93,13 @@ def read_foreign(path: Path) -> Foreign:
         raise CheckpointError(f"{path}: {error}") from None
     model, beside = parse(data, path)
     for values, side in ((model.graph.inputs, "inputs"), (model.graph.outputs, "outputs")):
-        if len({value.name for value in values}) != len(values):
-            raise CheckpointError(f"{path}: two of its {side} have one name, expected a name for each; export it again")
-        if len(values) > MOST_SIDES:
-            raise CheckpointError(f"{path}: {len(values)} {side}, expected at most {MOST_SIDES}; no model has so many")
-        for value in values:
-            axes = [*(value.shape or ())]
-            symbols = [size.value or "" for size in axes if isinstance(size, ir.SymbolicDim)]
-            longest = max(map(len, (str(value.name), *symbols)))
-            if len(axes) > MOST_AXES or longest > MOST_NAME:
-                raise CheckpointError(
-                    f"{path}: one of its {side} has {len(axes)} axes and a name of {longest} characters, expected "
-                    f"at most {MOST_AXES} and {MOST_NAME}; no model has so many"
-                )
+        axes = max((len(value.shape or ()) for value in values), default=0)
+        longest = max((len(str(text)) for one in values for text in (one.name, *(one.shape or ()))), default=0)
+        if len(values) > MOST_SIDES or axes > MOST_AXES or longest > MOST_NAME:
+            raise CheckpointError(
+                f"{path}: {len(values)} {side} of at most {axes} axes, with names of at most {longest} characters, "
+                f"expected at most {MOST_SIDES}, {MOST_AXES} and {MOST_NAME}; no model has more"
+            )
     return Foreign(path, data, model, (), (), len(data) + beside).of(model)
 
 

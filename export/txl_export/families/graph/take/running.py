@@ -34,12 +34,11 @@ class Helper:
     this or a `Runner` of it any more.
 
     Args:
-        foreign: the file.
-        seconds: of processor time that all requests may take together; as many may pass in this thread meanwhile.
+        seconds: of processor time that all requests may take together; this thread may take as many meanwhile.
 
     Attributes:
         memory: bytes that the process may take.
-        runs: of graphs, that were asked for.
+        runs: number of runs of graphs that were asked for.
     """
 
     def __init__(self, foreign: Foreign, seconds: float = SECONDS) -> None:
@@ -130,11 +129,6 @@ class Runner:
     def left(self) -> float:
         """See `Helper`."""
         return self._helper.left
-
-    @property
-    def runs(self) -> int:
-        """See `Helper`."""
-        return self._helper.runs
 
     def check(self) -> None:
         """See `Helper`."""

@@ -371,6 +371,14 @@ def test_a_sum_over_positions_goes_on(more):
     assert [(state.input, state.op, state.shape) for state in found] == [("sums.sum", "CumSum", ("B", 1, D))]
 
 
+def test_a_convolution_that_reads_a_sum_goes_on_with_it():
+    """What stands in a sum's place has its sizes."""
+    node = helper.make_node("CumSum", ["x", "along"], ["sum"], "sums")
+    along = np.array(2)
+    found = proven(convolved([node, conv("sum", pads=[2, 0])], w=drawn(D, D, 3), along=along), drawn(B, D, TOTAL), 2)
+    assert [state.op for state in found] == ["CumSum", "Conv"]
+
+
 def mean(*count: onnx.NodeProto, more: Sequence[onnx.TensorProto] = ()) -> onnx.ModelProto:
     """The mean of x as [B, T, D] from the first position on, by a number "n" of positions."""
     nodes = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 
@@ -63,6 +64,26 @@ def test_a_policy_of_one_position_a_call_equals_its_module_over_300_steps(tmp_pa
         UsageError, match=r"--segment-length is 4, expected 1: a call of the file is 1 position, .*axis"
     ):
         txl_export.export(path, tmp_path / "c", open=True, segment_length=4)
+
+
+def test_a_stream_begins_with_what_the_user_says_in_place_of_the_file_s_own_numbers(tmp_path):
+    """A tracer leaves what its own runs left in the memory as a constant in the file."""
+
+    class Leftover(Policy):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            left = torch.full((1, 1, 16), 0.5)
+            return self.actor(self.memory(x[None], (left, left))[0][0])
+
+    policy = Leftover()
+    path = saved(policy, {"x": torch.randn(1, 12)}, tmp_path / "p.onnx")
+    zeros = {f"LSTM_memory_LSTM.{kind}": np.zeros((1, 1, 16), np.float32) for kind in "hc"}
+    with pytest.raises(UsageError, match="expected states") as refused:
+        txl_export.export(path, tmp_path / "b", open=True, initial={"nobody": zeros})
+    names = re.findall(r"[\w.]+\.[hc]\b", str(refused.value))
+    txl_export.export(path, tmp_path / "b", open=True, initial=dict(zip(names, zeros.values(), strict=True)))
+    x = torch.randn(1, 12)
+    found = txl_runtime.load(tmp_path / "b", "cpu").stream().run({"x": x.numpy()})["y"]
+    np.testing.assert_allclose(found, Policy().forward(x).detach().numpy(), atol=1e-5)
 
 
 class Denoiser(torch.nn.Module):

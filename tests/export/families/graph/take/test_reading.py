@@ -38,7 +38,6 @@ def test_names_dtypes_and_sizes_are_read_and_open_ones_are_told_apart(tmp_path):
         (b"text", "no ONNX model"),
         (b"PK\3\4" * 20, "no ONNX model"),
         (model().SerializeToString()[:-9], "no ONNX model"),
-        (model(("x", "x")).SerializeToString(), "two of its inputs have one name"),
     ],
 )
 def test_what_is_no_model_is_refused(data, said, tmp_path):
@@ -81,9 +80,9 @@ def test_names_and_axes_without_end_are_refused_before_anything_is_made_of_them(
     constant = model()
     constant.graph.initializer.add(name="w", data_type=TensorProto.INT64, dims=[1] * 2000, raw_data=bytes(8))
     wrong = (
-        (long, "a name of 2000"),
-        (many, "2003 axes"),
-        (symbol, "a name of 2400"),
+        (long, "1 inputs .* names of at most 2000 characters"),
+        (many, "at most 2003 axes"),
+        (symbol, "1 outputs .* names of at most 2400 characters"),
         (constant, "tensor has 2000 axes"),
     )
     for made, said in wrong:
