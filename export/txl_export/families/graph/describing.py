@@ -166,8 +166,8 @@ def _look(foreign: Foreign, choices: Choices, helper: Helper, facts: GraphFacts,
         facts.lasting.append(lasting)
     known = inputs.structure.kinds.positions.items()
     longer = [name for name, axis in known if name in inputs.given and inputs.given[name].shape[axis] > 1]
-    facts.history = next((name for name in longer if name not in facts.axes.segment), "")
-    facts.forgets = forgets(folded.model, facts.axes.segment, helper.fold)
+    facts.history = next((name for name in longer if name not in facts.axes.positions), "")
+    facts.forgets = forgets(folded.model, facts.axes.positions, helper.fold)
     returned = {state.output for state in found.states}
     growing = {one.input: inputs.rows_of(one.input, one.grows) for one in found.states if one.grows is not None}
     return replace(

@@ -54,6 +54,7 @@ class Axes:
         independent: whether a sequence is what it would be without the others; None where there is but one.
         reaching: inputs through which a sequence reaches another one.
         segment: where positions stand that come one after the other.
+        positions: the same where an output has as many as an input, so that a chain of segments is a sequence.
         lengths: sizes of the segment that run; empty where it is fixed.
     """
 
@@ -62,6 +63,7 @@ class Axes:
     independent: bool | None = None
     reaching: list[str] = field(default_factory=list)
     segment: dict[str, int] = field(default_factory=dict)
+    positions: dict[str, int] = field(default_factory=dict)
     lengths: list[int] = field(default_factory=list)
 
 
@@ -99,7 +101,7 @@ class Behaviour:
         found.sequences = None if batch and found.batch else count
         if count > 1 and found.batch:
             self._sequences(found, count)
-        found.segment = self._come_back(found) | dict(self._inputs.told)
+        found.positions = self._come_back(found) | dict(self._inputs.told)
         return found
 
     def lasting(self, told: Callable[[], None]) -> Iterable[Lasting]:
@@ -249,7 +251,7 @@ def open_sizes(inputs: Inputs, states: Sequence[State], axes: Axes) -> dict[str,
         for axis, size in enumerate(port.shape)
         if isinstance(size, str)
         and size not in inputs.fixed
-        and axis not in (axes.batch.get(port.name), axes.segment.get(port.name), grown.get(port.name))
+        and axis not in (axes.batch.get(port.name), axes.positions.get(port.name), grown.get(port.name))
     }
 
 

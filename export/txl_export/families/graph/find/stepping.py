@@ -26,6 +26,9 @@ from txl_export.families.graph.take.running import Runner
 from txl_export.families.own_module.sizes import in_bundle
 from txl_export.families.own_module.spec import InputSpec, OutputSpec, StateSpec
 
+MOST_NAMED = 2**16
+"""The most pairs of an input and an output whose names are compared."""
+
 
 @dataclass(frozen=True)
 class Choices:
@@ -102,7 +105,7 @@ def segment_axes(foreign: Foreign, told: Mapping[str, int], runner: Runner) -> d
     """
     inputs = Inputs(foreign, read_structure(foreign.model.graph, foreign.inputs), told)
     inputs.find(runner)
-    return Behaviour(inputs, runner, pair(inputs, runner).states).axes().segment
+    return Behaviour(inputs, runner, pair(inputs, runner).states).axes().positions
 
 
 def keep_outputs(foreign: Foreign, choices: Choices) -> bool:
@@ -116,6 +119,8 @@ def keep_outputs(foreign: Foreign, choices: Choices) -> bool:
     outputs = {port.name: port for port in foreign.outputs}
     if unknown := [name for name in choices.outputs if name not in outputs]:
         raise UsageError(f"the file returns no {some(unknown)}, expected {some([*outputs], 9)}; check --output")
+    if (pairs := len(foreign.inputs) * len(outputs)) > MOST_NAMED:
+        raise UsageError(f"{pairs} pairs of inputs and outputs, expected at most {MOST_NAMED}; no model has so many")
     graph = foreign.model.graph
     kept = {*(choices.outputs or outputs), *choices.states.values(), *read_structure(graph, foreign.inputs).carried}
     for port in foreign.inputs:
@@ -200,7 +205,7 @@ class _Tables:
         _check_axes("--batch-axis", self.choices.batch_axes, self.inputs)
         if unknown := [name for name in self.choices.initial if name not in after]:
             raise UsageError(f"--initial has {some(unknown)}, expected states: {some([*after], 9)}; check its names")
-        places = [(name, axis) for name, axis in self.axes.segment.items() if name in ports]
+        places = [(name, axis) for name, axis in self.axes.positions.items() if name in ports]
         lengths = {given[name].shape[axis] for name, axis in places}
         fixed = any(isinstance(ports[name].shape[axis], int) for name, axis in places)
         return FileStep(
@@ -235,14 +240,14 @@ class _Tables:
             return shown
         if not told and (self.axes.batch or count != 1):
             return None
-        places = [axis for axis, size in enumerate(sizes) if size == count and axis != self.axes.segment.get(name)]
+        places = [axis for axis, size in enumerate(sizes) if size == count and axis != self.axes.positions.get(name)]
         by_nodes = self.inputs.structure.kinds.sequences.get(name)
         return by_nodes if by_nodes in places else next(iter(places), None)
 
     def _letter(self, name: str, axis: int) -> str:
         if axis == self._batch(name):
             return "B"
-        return "L" if self.axes.segment.get(name) == axis else ""
+        return "L" if self.axes.positions.get(name) == axis else ""
 
     def _shape(self, name: str, sizes: Sequence[int], said: Sequence[int | str]) -> tuple[int | str, ...]:
         shape = tuple(self._letter(name, axis) or int(size) for axis, size in enumerate(sizes))

@@ -174,7 +174,7 @@ class _Pass:
                 found.rows[name] = min(found.rows.get(name, sizes[axis]), sizes[axis])
         elif op == "Equal" and len(given) > 1:
             for ways, other in zip(given, node.inputs[::-1], strict=True):
-                for name in found.among(ways.moved):
+                for name in found.among(ways.moved) if ways.moved.bit_count() <= FEW else ():  # a setting is one input
                     known = found.compared.setdefault(name, [])
                     known += (numbers(other) or [])[: 8 if len(known) < FEW else 0]
         elif op == "Conv" and len(given) > 1:

@@ -11,15 +11,13 @@ from txl_runtime.types import Array
 
 from txl_export.families.graph.find.naming import speaks_of
 from txl_export.families.graph.find.structure import Structure
-from txl_export.families.graph.take.reading import Foreign, Port
+from txl_export.families.graph.take.reading import MOST_NUMBERS, Foreign, Port
 from txl_export.families.graph.take.running import RunError, Runner
 
 LENGTHS = (4, 1, 2, 8, 16, 32, 64, 128, 160, 256, 320, 480, 512, 576, 640, 1024, 1536, 1600, 3200, 16000)
 """Positions that are tried where a graph leaves them open."""
 ROWS = (6, 0, 1, 16)
 """Rows of a cache that are tried where a graph leaves them open."""
-MOST_NUMBERS = 2**24
-"""Numbers of all inputs together; more are not drawn."""
 CALLED = {
     "batch": ("batch",),
     "total": ("total",),

@@ -6,6 +6,7 @@ than any model has is refused in one line.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -14,6 +15,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
+from onnx.external_data_helper import load_external_data_for_tensor
 from txl_runtime.errors import CheckpointError, brief, one_line, printable
 
 from txl_export.families.graph.take.worker import MOST_PARTS, graphs, parts
@@ -26,6 +28,10 @@ MOST_SIDES = 2**10
 """Inputs or outputs of a graph."""
 MOST_AXES, MOST_NAME = 64, 2**10
 """The most axes of an input, output or constant; the most characters of a name of an input, output or size."""
+MOST_NUMBERS = 2**24
+"""The most numbers of an input, and of all that are drawn together."""
+SMALL = 2**9
+"""The most bytes of a tensor beside the file that is read into the graph."""
 ADVICE = "expected an ONNX model; check the path"
 Size = int | str
 
@@ -91,7 +97,12 @@ def read_foreign(path: Path) -> Foreign:
         raise CheckpointError(f"{path}: {error.strerror}, {ADVICE}") from None
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
-    model, beside = parse(data, path)
+    model, beside, data = parse(data, path)
+    for value in model.graph.inputs:
+        fixed = math.prod(size for size in value.shape or () if isinstance(size, int))
+        if fixed > MOST_NUMBERS:
+            told = brief(printable(str(value.name)))
+            raise CheckpointError(f"{path}: {told} has {fixed:.3g} numbers, expected at most {MOST_NUMBERS}")
     for values, side in ((model.graph.inputs, "inputs"), (model.graph.outputs, "outputs")):
         axes = max((len(value.shape or ()) for value in values), default=0)
         longest = max((len(str(text)) for one in values for text in (one.name, *(one.shape or ()))), default=0)
@@ -103,8 +114,9 @@ def read_foreign(path: Path) -> Foreign:
     return Foreign(path, data, model, (), (), len(data) + beside).of(model)
 
 
-def parse(data: bytes, path: Path) -> tuple[ir.Model, int]:
-    """A model's bytes as a graph that can be changed, and how many bytes its weights have in files beside `path`.
+def parse(data: bytes, path: Path) -> tuple[ir.Model, int, bytes]:
+    """A model's bytes as a graph that can be changed, how many bytes its weights have in files beside `path`, and the
+    bytes with the small ones of these weights in them: ONNX Runtime looks at those, and knows of no files.
 
     Raises:
         CheckpointError: they are no ONNX model, it has more nodes than it may, or its parts do not fit together.
@@ -124,14 +136,21 @@ def parse(data: bytes, path: Path) -> tuple[ir.Model, int]:
             raise CheckpointError(f"{path}: has sparse weights, expected dense ones; export it again")
     if not all(isinstance(text, str) for text in texts):  # onnx has them as bytes
         raise CheckpointError(f"{path}: a name in it is no UTF-8, expected text; export it again")
-    beside = _beside((tensor for graph in graphs(model.graph, *model.functions) for tensor in _tensors(graph)), path)
+    tensors = [tensor for graph in graphs(model.graph, *model.functions) for tensor in _tensors(graph)]
+    beside = _beside(tensors, path)
     try:
+        if small := [tensor for tensor in tensors if _length(tensor) <= SMALL]:
+            for tensor in small:
+                load_external_data_for_tensor(tensor, str(path.parent))
+                tensor.ClearField("external_data")
+                tensor.ClearField("data_location")
+            data = model.SerializeToString()
         with quiet():  # what is wrong with the graph is said in one line, by who runs it
             made = ir.from_proto(model)
             ir.external_data.set_base_dir(made.graph, str(path.parent))
     except Exception as error:  # onnx-ir raises what happens to go wrong
         raise CheckpointError(f"{path}: no graph that could be changed ({_why(error)}); export it again") from None
-    return made, beside
+    return made, beside, data
 
 
 def copied(model: ir.Model) -> ir.Model:
@@ -178,6 +197,12 @@ def _texts(graph: Any) -> Iterator[Any]:
         yield from (attribute.name for attribute in node.attribute)
 
 
+def _length(tensor: Any) -> float:
+    """The bytes of a tensor that lies beside the file, as far as it says so."""
+    said = {entry.key: entry.value for entry in tensor.external_data}
+    return float(said["length"]) if said.get("length", "").isdecimal() else math.inf
+
+
 def _tensors(graph: Any) -> Iterator[Any]:
     yield from getattr(graph, "initializer", ())
     for node in graph.node:
@@ -217,11 +242,11 @@ def _beside(tensors: Iterable[Any], path: Path) -> int:
         if place not in found:
             plain, beside = PurePosixPath(place), path.parent / place
             inside = not (plain.is_absolute() or ".." in plain.parts or "\\" in place or "\0" in place)
-            if not inside or not beside.is_file():
+            if len(place) > MOST_NAME or not inside or not beside.is_file():
                 told = brief(printable(place))
                 raise CheckpointError(f"{path}: its weights lie in {told!r}, expected a file beside it; copy it too")
             found[place] = beside.stat().st_size
-        ends = sum(int(said[key]) for key in ("offset", "length") if said.get(key, "").isdecimal())
+        ends = sum(int(said[key][:20]) for key in ("offset", "length") if said.get(key, "")[:20].isdecimal())
         if ends > found[place]:
             told = f"{printable(place)} has {found[place]} bytes, of which its weights take {ends} or more"
             raise CheckpointError(f"{path}: {told}, expected all of them; copy it again")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import onnx
+import onnx.numpy_helper
 import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
 from txl_export.families.graph.take import reading, worker
 from txl_export.families.graph.take.reading import Port, copied, read_foreign
+from txl_export.families.graph.take.running import Helper
 from txl_runtime.errors import CheckpointError
 
 
@@ -143,3 +146,41 @@ def test_sparse_weights_are_refused_and_not_left_out(tmp_path):
     (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
     with pytest.raises(CheckpointError, match="has sparse weights, expected dense ones"):
         read_foreign(tmp_path / "m.onnx")
+
+
+def test_an_input_of_more_numbers_than_anybody_feeds_is_refused(tmp_path):
+    """218 bytes: fixing it, or giving it to the file where nothing reads it, would take gigabytes here."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2**30, 2]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", [x], [y])
+    onnx.save(helper.make_model(graph), tmp_path / "m.onnx")
+    with pytest.raises(CheckpointError, match=r"x has 2.15e\+09 numbers, expected at most 16777216"):
+        read_foreign(tmp_path / "m.onnx")
+
+
+def test_small_weights_beside_the_file_are_read_into_it_and_large_ones_stay(tmp_path):
+    """ONNX Runtime looks at small ones where it is given bytes, which have no folder."""
+    proto = model(
+        nodes=[helper.make_node("Add", ["x", "w"], ["z"]), helper.make_node("MatMul", ["z", "v"], ["y"])], ir_version=8
+    )
+    for name, sizes in (("w", (3,)), ("v", (3, 300))):
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(sizes, np.float32), name))
+    onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    foreign = read_foreign(tmp_path / "m.onnx")
+    weights = onnx.load_model_from_string(foreign.data).graph.initializer
+    assert {tensor.name: bool(tensor.external_data) for tensor in weights} == {"w": False, "v": True}
+    with Helper(foreign) as process:
+        found = process.open(foreign.data).run({"x": np.zeros((1, 2, 3), np.float32)})
+    assert (found["y"] == 3).all()
+
+
+@pytest.mark.parametrize(("key", "value"), [("length", "9" * 5000), ("location", "w" * 5000)])
+def test_a_place_of_weights_without_end_is_refused_in_one_line(key, value, tmp_path):
+    proto = model(nodes=[helper.make_node("Add", ["x", "w"], ["y"])])
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((300,), np.float32), "w"))
+    onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    proto = onnx.load(tmp_path / "m.onnx", load_external_data=False)
+    next(entry for entry in proto.graph.initializer[0].external_data if entry.key == key).value = value
+    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+    with pytest.raises(CheckpointError) as refused:
+        read_foreign(tmp_path / "m.onnx")
+    assert len(str(refused.value)) < 1000
