@@ -152,12 +152,14 @@ class Behaviour:
             {name: axis for name, axis in axes.segment.items() if name not in inner},
             self._given | self._first,
         )
-        if not places:  # of a graph that reads one token id of each sequence
+        if not places:  # of a graph that reads token ids: one of each sequence, or a fixed number
             for name in sorted(self._inputs.structure.rows.keys() & self._given.keys()):
-                sizes = enumerate(self._given[name].shape)
-                ones = [axis for axis, size in sizes if size == 1 and axis != axes.batch.get(name, -1)]
-                for axis in ones[-1:]:
-                    results = [one for one, found in self._first.items() if found.shape[axis : axis + 1] == (1,)]
+                shape = self._given[name].shape
+                others = [axis for axis in range(len(shape)) if axis != axes.batch.get(name, -1)]
+                ones = [axis for axis in others if shape[axis] == 1]
+                for axis in ones[-1:] or (others if len(others) == 1 else ()):
+                    size = shape[axis : axis + 1]
+                    results = [one for one, found in self._first.items() if found.shape[axis : axis + 1] == size]
                     places = {one: axis for one in (name, *results) if one not in inner}
         counts = {arrays[name].shape[axis] for name, axis in places.items()}
         return places if len(counts) == 1 and places.keys() & self._first.keys() else {}
