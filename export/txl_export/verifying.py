@@ -131,7 +131,7 @@ def _said(inputs: str | Path | None, states: Mapping[str, str] | None, rename: M
 
 
 def _made_of(path: Path, manifest: Manifest) -> bool:
-    """Whether a bundle was made of this very file."""
+    """A bundle was made of this very file, by its hash."""
     with contextlib.suppress(OSError, CheckpointError):  # what reads it then says why it cannot be read
         return manifest.family.get("sha256") == hashlib.sha256(read_regular(path, MOST_BYTES)).hexdigest()
     return False

@@ -129,7 +129,7 @@ def describe_graph(
         facts.runs = helper.runs
     if not facts.stopped and (facts.states or facts.undecided or facts.forgets):
         heard.stage("try the export")
-        _try(path, choices, asked or str(path), facts, said or {})
+        _try(foreign, choices, asked or str(path), facts, said or {})
     facts.next = what_next(facts)
     return facts
 
@@ -199,7 +199,7 @@ def _unknown(graph: ir.Graph) -> list[str]:
     return sorted(left - {"Dropout"})
 
 
-def _try(path: Path, choices: Choices, source: str, facts: GraphFacts, said: Mapping[str, str]) -> None:
+def _try(foreign: Foreign, choices: Choices, source: str, facts: GraphFacts, said: Mapping[str, str]) -> None:
     """Begin with the export as `export` does, in each way that may be right, and keep the first that works."""
     from txl_export.families.graph.family import begun  # which imports PyTorch, and takes its time
 
@@ -209,7 +209,7 @@ def _try(path: Path, choices: Choices, source: str, facts: GraphFacts, said: Map
         untold = {name: output for name, output in way.states.items() if name not in said}
         facts.command = shlex.join(_command(replace(way, states=untold), source))
         try:
-            facts.unknown = _unknown(begun(path, way, Silent(), TRIED).graph.graph)
+            facts.unknown = _unknown(begun(foreign, way, Silent(), TRIED).graph.graph)
         except BackendError as error:
             facts.tried = f"not tried to its end: {error}"
         except TxlError as error:

@@ -1,7 +1,7 @@
 """A foreign ONNX file as a family: from the file to a bundle, and a bundle against the file itself.
 
-The functions are those of `families.registry.Family`. What stands for the file is a module (`stepping.FileModule`), so
-that plan, proof and writing are those of a model of the user's own.
+The functions are those of `families.registry.Family`. What stands for the file is a module
+(`take.file_module.FileModule`), so that plan, proof and writing are those of a model of the user's own.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def prepare(source: str | Path, options: ExportOptions, heard: Listener) -> Prep
         tuple(options.outputs),
         options.windows or {},
     )
-    taken = take(leapp.path, choices, heard)
+    taken = take(read_foreign(leapp.path), choices, heard)
     asked = options.batch_sizes if options.batch_size != () else (taken.step.sequences or 1,)
     spec, vocabulary = with_data(taken.spec, options)
     plan = planned(taken, spec, asked, options.segment_lengths, heard)
@@ -105,7 +105,7 @@ def prepare(source: str | Path, options: ExportOptions, heard: Listener) -> Prep
     family = {
         "name": "graph",
         "file": taken.foreign.path.name,
-        "sha256": hashlib.sha256(taken.foreign.data).hexdigest(),
+        "sha256": taken.foreign.sha256,
         "states": {
             **{name: output for name, output in choices.states.items() if not output},
             **{side.port: output for side, output in taken.step.states if side.port in taken.step.shown},
@@ -156,25 +156,24 @@ def verify(request: VerifyRequest, heard: Listener) -> tuple[Parity, None]:
             told["states"], told["fix"], told["open"], starts, *axes, tuple(told["outputs"]), told["windows"]
         )
         path = read_leapp(request.checkpoint).path if is_leapp(request.checkpoint) else request.checkpoint
-        taken = take(path, choices, heard)
+        taken = take(read_foreign(path), choices, heard)
         check_same_module(taken.spec, request.checkpoint.name, bundle, heard)
         plan = planned(taken, taken.spec, (manifest.batch_size,), manifest.segment_lengths, heard)
         return verify_step(opener, plan, SOURCE, request.segments, heard, EMULATED if emulated else None), None
 
 
-def take(path: Path, choices: Choices, heard: Listener, seconds: float = SECONDS) -> Taken:
+def take(foreign: Foreign, choices: Choices, heard: Listener, seconds: float = SECONDS) -> Taken:
     """Take a file over: settings fixed, hidden states open where that is asked for, its states found.
 
     Args:
-        path: of the ONNX file.
-        choices: what the user says of it.
+        foreign, choices: the file, and what the user says of it.
         heard: hears of the stages.
         seconds: of processor time that all runs may take together.
 
     Raises:
-        TxlError: it cannot be read, run, or made a step.
+        TxlError: it cannot be run, or made a step.
     """
-    foreign = read_foreign(path)
+    path = foreign.path
     heard.stage("open the file in a helper process")
     helper = Helper(foreign, seconds)
     try:
@@ -192,13 +191,13 @@ def take(path: Path, choices: Choices, heard: Listener, seconds: float = SECONDS
         raise
 
 
-def begun(path: Path, choices: Choices, heard: Listener, seconds: float) -> Taken:
+def begun(foreign: Foreign, choices: Choices, heard: Listener, seconds: float) -> Taken:
     """Begin with an export as `prepare` does, within so much processor time, and leave it at that.
 
     Raises:
         TxlError: `prepare` would raise it.
     """
-    taken = take(path, choices, heard, seconds)
+    taken = take(foreign, choices, heard, seconds)
     try:
         planned(taken, taken.spec, (taken.step.sequences or 1,), (), heard)
     finally:

@@ -5,7 +5,6 @@ Its states are fed back here. A sequence that is idle keeps its state, whatever 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from operator import gt
@@ -177,7 +176,7 @@ def _manifest(plan: Plan, foreign: Foreign, wiring: Wiring, precision: str) -> M
     ]
     return plan.manifest(
         programs,
-        model_id=hashlib.sha256(foreign.data).hexdigest(),
+        model_id=foreign.sha256,
         precision=precision,
         family={"name": "graph"},
         weights="",

@@ -10,6 +10,7 @@ import foreign_graphs as graphs
 import pytest
 import torch
 from foreign_graphs import STATEFUL, STATELESS, B, Case, D, H, exported, step
+from onnx import TensorProto, helper
 from support import PACKAGES
 from torch import Tensor, nn
 from txl_export.families.graph.describing import GraphFacts, describe_graph
@@ -51,6 +52,33 @@ def test_positions_are_found_where_they_are_open_and_where_they_are_fixed(tmp_pa
         assert axes.batch == {"x": 0, "h": 1, "c": 1, "y": 0, "hn": 1, "cn": 1}
         assert axes.sequences == (None if name == "lstm open" else B)
         assert axes.lengths == ([1, 4, 5, 8] if name == "lstm open" else [])
+
+
+def test_a_history_that_every_call_is_given_is_told_from_a_stream_and_so_is_a_start_that_is_not_zeros(tmp_path):
+    def run(self, x):
+        left = torch.full((1, 1, H), 0.5)
+        return self.l(x, (left, left))[0][:, -1]
+
+    case = Case(step(run, l=lambda: nn.LSTM(D, H, batch_first=True)), {"x": graphs.normal(1, 10, D)}, ("y",), {})
+    facts = of_case(case, tmp_path)
+    assert [found.what for found in facts.forgets] == [
+        "begins with the same numbers in every call, which are not zeros"
+    ]
+    assert (facts.history, "--open would be wrong" in facts.next) == ("x", True)
+
+
+def test_a_graph_that_onnx_runtime_does_not_open_is_not_looked_at(tmp_path):
+    """95 bytes, whose node reads itself: a walk along it would have no end."""
+    node = helper.make_node("Cast", ["a"], ["a"], to=TensorProto.FLOAT)
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "a"))
+    proto = helper.make_model(helper.make_graph([node], "g", [x], [y]), ir_version=8)
+    facts = described(proto.SerializeToString(), tmp_path)
+    assert (facts.stopped.startswith("ONNX Runtime does not run it"), facts.command, facts.runs) == (True, "", 0)
+
+
+def test_sizes_with_which_nothing_comes_back_are_passed_over(tmp_path):
+    case = Case(step(lambda self, x: x[:, 4:] * 2), {"x": graphs.normal(B, 9)}, ("y",), {}, {"x": {1: "time"}})
+    assert of_case(case, tmp_path).sizes == {"time": 8}
 
 
 @pytest.mark.parametrize("name", ["growing caches and a mask", "growing caches and a mask of both lengths"])

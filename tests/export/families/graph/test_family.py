@@ -575,3 +575,12 @@ def test_windows_and_outputs_that_were_asked_for_are_taken_up_again(tmp_path):
     parity = txl_export.verify(tmp_path / "b", checkpoint=path)
     assert parity.passed
     assert parity.reference.startswith("the file itself")
+
+
+def test_a_file_whose_small_weights_lie_beside_it_is_known_again(tmp_path):
+    """Its bundle is held against it as the file that it was made of, and not as one from elsewhere."""
+    path = written(STATEFUL["gru cell"], tmp_path)
+    onnx.save(onnx.load(path), path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    txl_export.export(path, tmp_path / "b")
+    found = txl_export.verify(tmp_path / "b", checkpoint=path)
+    assert (found.passed, found.reference.startswith("the file itself")) == (True, True)

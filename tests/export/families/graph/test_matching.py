@@ -37,7 +37,7 @@ def file(inputs: list[Port], outputs: tuple[str, ...] = RETURNED, optional: tupl
     returned = [
         Port(name, "float16" if name in ("h_out", "v.5") else "float32", like.get(name, ())) for name in outputs
     ]
-    return Foreign(Path("a.onnx"), b"", NOTHING, tuple(inputs), tuple(returned), 0, optional)
+    return Foreign(Path("a.onnx"), "", b"", NOTHING, tuple(inputs), tuple(returned), 0, optional)
 
 
 def matched(foreign: Foreign, more: bool = False, **options: Any) -> Wiring:

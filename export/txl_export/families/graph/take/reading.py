@@ -6,6 +6,7 @@ than any model has is refused in one line.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -57,7 +58,8 @@ class Foreign:
 
     Attributes:
         path: of the file.
-        data: the file's own bytes, which a proof runs.
+        sha256: of the bytes that lie there.
+        data: these bytes, with small weights that lie beside them; a proof runs them.
         model: the graph; its larger tensors stay in the files beside it.
         inputs, outputs: without inputs that have a value in the file.
         optional: inputs that have one, which is taken where a call does not give another.
@@ -65,6 +67,7 @@ class Foreign:
     """
 
     path: Path
+    sha256: str
     data: bytes
     model: ir.Model
     inputs: tuple[Port, ...]
@@ -97,6 +100,7 @@ def read_foreign(path: Path) -> Foreign:
         raise CheckpointError(f"{path}: {error.strerror}, {ADVICE}") from None
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
+    sha256 = hashlib.sha256(data).hexdigest()
     model, beside, data = parse(data, path)
     for value in model.graph.inputs:
         fixed = math.prod(size for size in value.shape or () if isinstance(size, int))
@@ -111,7 +115,7 @@ def read_foreign(path: Path) -> Foreign:
                 f"{path}: {len(values)} {side} of at most {axes} axes, with names of at most {longest} characters, "
                 f"expected at most {MOST_SIDES}, {MOST_AXES} and {MOST_NAME}; no model has more"
             )
-    return Foreign(path, data, model, (), (), len(data) + beside).of(model)
+    return Foreign(path, sha256, data, model, (), (), len(data) + beside).of(model)
 
 
 def parse(data: bytes, path: Path) -> tuple[ir.Model, int, bytes]:

@@ -1,4 +1,4 @@
-"""Whether segments may be parted, by what comes later, too."""
+"""Segments may be parted, or not: told by what comes later, too."""
 
 from __future__ import annotations
 
@@ -23,16 +23,22 @@ D = 6
 
 
 class Late(torch.nn.Module):
-    """Sums up means of segments, and returns them from the 8th position on."""
+    """Sums up means of segments, and returns them from the 8th position on, times a number."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
 
     def forward(self, x: torch.Tensor, h: torch.Tensor, seen: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """[B, L], [B, 1] and [B, 1] → [B, L], [B, 1], [B, 1]."""
-        return x + torch.where(seen < 8, 0, h), h + x.mean(1, keepdim=True), seen + x.shape[1]
+        return (x + torch.where(seen < 8, 0, h)) * self.scale, h + x.mean(1, keepdim=True), seen + x.shape[1]
 
 
-def test_a_segment_that_leaves_another_state_behind_is_told_by_the_next_ones():
+@pytest.mark.parametrize("scale", [1.0, 1e-6])
+def test_a_segment_that_leaves_another_state_behind_is_told_by_the_next_ones(scale):
+    """Results of 1e-6, as in SI units, are held against their own size."""
     states = [StateSpec("h", ("B", 1)), StateSpec("seen", ("B", 1))]
-    spec = StepSpec(Late(), [InputSpec("x", ("B", "L"))], states, [OutputSpec("y", ("B", "L"))])
+    spec = StepSpec(Late(scale), [InputSpec("x", ("B", "L"))], states, [OutputSpec("y", ("B", "L"))])
     assert not divisible(spec, 2, 8, 1)
 
 

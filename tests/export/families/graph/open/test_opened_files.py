@@ -15,6 +15,7 @@ import txl_export
 import txl_runtime
 from txl_export.families.graph.family import planned, take
 from txl_export.families.graph.find.stepping import Choices
+from txl_export.families.graph.take.reading import read_foreign
 from txl_export.families.own_module.module_call import Eager
 from txl_export.families.own_module.sizes import fresh_states
 from txl_runtime.errors import UsageError
@@ -126,8 +127,8 @@ def test_a_cache_that_grows_is_cut_to_a_window_and_held_against_the_file_with_it
     given = {"x": torch.randn(1, 1, 6), "past": torch.zeros(1, 3, 6)}
     path = saved(Cached(), given, tmp_path / "c.onnx", {"past": {1: "P"}, "present": {1: "Q"}}, ("y", "present"))
     with pytest.raises(UsageError, match="past is longer after each call"):
-        take(path, Choices({"x": ""}, {}, False, {}, {}), Silent())
-    taken = take(path, Choices({"x": ""}, {}, False, {}, {}, windows={"past": 5}), Silent())
+        take(read_foreign(path), Choices({"x": ""}, {}, False, {}, {}), Silent())
+    taken = take(read_foreign(path), Choices({"x": ""}, {}, False, {}, {}, windows={"past": 5}), Silent())
     plan = planned(taken, taken.spec, (1,), (), Silent())
     assert [(state.name, state.shape) for state in plan.states] == [("past", (1, 5, 6))]
     session = onnxruntime.InferenceSession(ir.to_proto(taken.graph).SerializeToString())
