@@ -86,7 +86,10 @@ def verify_beside(
                 first = first or (f"{name} in segment {segment + 1} of {count}" if apart > limit else "")
             heard.advance()
     gates = tuple(Gate(f"{name} max abs (relative)", value, limit, value <= limit) for name, value in worst.items())
-    advice = f"they part first at {first}: in the first segment other weights or inputs, later other states"
+    advice = (
+        f"they part first at {first}: in the first segment other weights or inputs, later other states, or weights "
+        "that differ a little"
+    )
     what = f"{path.name}, {count} segments of {length}"
     return Parity(
         model.backend.description, manifest.precision, what, (), None, gates, advice=advice, model_id=manifest.model_id

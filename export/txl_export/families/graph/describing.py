@@ -18,9 +18,10 @@ from txl_runtime.listener import Listener, Silent
 from txl_runtime.sandbox.process import EndedError
 
 from txl_export.families.graph.find.behaviour import Axes, Behaviour, Lasting, open_sizes
+from txl_export.families.graph.find.nodes import subgraphs
 from txl_export.families.graph.find.pairing import State, Undecided, pair
 from txl_export.families.graph.find.stepping import Choices, keep_outputs
-from txl_export.families.graph.find.structure import Context, Structure, read_structure, subgraphs
+from txl_export.families.graph.find.structure import Context, Structure, read_structure
 from txl_export.families.graph.find.trying import Inputs
 from txl_export.families.graph.open.hidden import Forgets, forgets
 from txl_export.families.graph.take.fixing import fix
@@ -161,7 +162,8 @@ def _look(foreign: Foreign, choices: Choices, helper: Helper, facts: GraphFacts,
     heard.stage("change sizes and single places")
     behaviour = Behaviour(inputs, runner, found.states)
     facts.axes = behaviour.axes()
-    heard.stage("follow changes of states", len(found.states))
+    if found.states:
+        heard.stage("follow changes of states", len(found.states))
     for lasting in behaviour.lasting(heard.advance):
         facts.lasting.append(lasting)
     known = inputs.structure.kinds.positions.items()

@@ -67,9 +67,10 @@ def test_a_history_that_every_call_is_given_is_told_from_a_stream_and_so_is_a_st
     assert (facts.history, "--open would be wrong" in facts.next) == ("x", True)
 
 
-def test_a_graph_that_onnx_runtime_does_not_open_is_not_looked_at(tmp_path):
-    """95 bytes, whose node reads itself: a walk along it would have no end."""
-    node = helper.make_node("Cast", ["a"], ["a"], to=TensorProto.FLOAT)
+@pytest.mark.parametrize(("inputs", "attributes"), [(["a"], {"to": TensorProto.FLOAT}), (["x", "x"], {"axis": "none"})])
+def test_a_graph_that_onnx_runtime_does_not_open_is_not_looked_at(inputs, attributes, tmp_path):
+    """95 bytes, whose node reads itself: a walk along it would have no end; and an attribute of another type."""
+    node = helper.make_node("Cast" if "to" in attributes else "Gather", inputs, ["a"], **attributes)
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "a"))
     proto = helper.make_model(helper.make_graph([node], "g", [x], [y]), ir_version=8)
     facts = described(proto.SerializeToString(), tmp_path)

@@ -16,10 +16,9 @@ from typing import Any
 
 import onnx_ir as ir
 
+from txl_export.families.graph.find.nodes import numbers
 from txl_export.families.graph.take.reading import MOST_AXES
 
-FEW = 64
-"""Numbers of a constant that are looked at: of a larger one its sizes are enough."""
 KINDS = ("positions", "sequences")
 Dim = tuple[Any, tuple[int, ...]]
 """A size, a symbol, or None where it is not known; and the inputs' axes that it was made of, by their numbers."""
@@ -271,14 +270,6 @@ def _axes(node: ir.Node) -> list[int]:
     """The axes that a node is given, as attributes or, since opset 13, as an input."""
     one = node.attributes.get_int("axis", None)
     return [*node.attributes.get_ints("axes", ())] or numbers((*node.inputs, None)[1]) or ([] if one is None else [one])
-
-
-def numbers(value: ir.Value | None) -> list[int] | None:
-    """A small constant of whole numbers as a list; None for what is none."""
-    tensor = None if value is None else ir.convenience.get_const_tensor(value)
-    if tensor is None or tensor.size > FEW or not tensor.dtype.is_integer():
-        return None
-    return [int(number) for number in tensor.numpy().ravel()]
 
 
 _OTHERS = frozenset(

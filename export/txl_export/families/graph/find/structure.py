@@ -16,11 +16,10 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from txl_export.families.graph.find.axes import FEW, Kinds, numbers, read_axes
+from txl_export.families.graph.find.axes import Kinds, read_axes
+from txl_export.families.graph.find.nodes import FEW, RECURRENT, name_of, numbers, subgraphs
 from txl_export.families.graph.take.reading import Port
 
-RECURRENT = {"LSTM": 2, "GRU": 1, "RNN": 1}
-"""Operators that carry states along a sequence, and how many, which start from their sixth input and the next one."""
 MOVES = frozenset(
     re.findall(
         r"\w+",
@@ -211,16 +210,6 @@ class _Pass:
         needs = (sizes[2] - 1) * dilation + 1 - max(stride, 1) - pads[1]
         if pads[0] == 0 and needs > 0:
             self.found.contexts.append(Context(name_of(node), self.found.among(source.moved)[0], needs, stride))
-
-
-def subgraphs(node: ir.Node) -> list[ir.Graph]:
-    """The graphs that a node holds, such as the branches of an If."""
-    return [each.as_graph() for each in node.attributes.values() if each.type == ir.AttributeType.GRAPH]
-
-
-def name_of(node: ir.Node) -> str:
-    """A node's name, or its first result's."""
-    return node.name or next((str(value.name) for value in node.outputs), "")
 
 
 def _sizes(value: ir.Value | None) -> tuple[int, ...]:

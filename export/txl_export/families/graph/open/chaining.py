@@ -14,8 +14,8 @@ from txl_runtime.errors import CheckError, UsageError, printable, some
 from txl_runtime.selftest import relative_difference
 from txl_runtime.types import Array
 
-from txl_export.families.graph.open.hidden import Hidden, named
-from txl_export.families.graph.open.measuring import RECURRENT
+from txl_export.families.graph.find.nodes import RECURRENT, name_of
+from txl_export.families.graph.open.hidden import Hidden
 from txl_export.families.graph.take.file_module import Call, FileStep
 from txl_export.families.own_module.module_call import Eager, Held
 from txl_export.families.own_module.sizes import fresh_states, random_inputs
@@ -98,7 +98,7 @@ def _check_alone(spec: StepSpec, step: FileStep, batch: int, whole: Call, opened
             "one position; give --position-axis NAME=N where positions stand, or export the module that it was made of"
         )
     graph, names = (model := opened.model.clone()).graph, {one.node for one in opened.hidden}
-    nodes = [node for node in graph if node.op_type in RECURRENT and named(node) in names]
+    nodes = [node for node in graph if node.op_type in RECURRENT and name_of(node) in names]
     both = (end for node in nodes for end in (*node.inputs, *node.outputs) if end is not None and end.name)
     ends = [*dict.fromkeys(end for end in both if end.const_value is None)]
     for end in ends:
@@ -124,7 +124,7 @@ def _check_alone(spec: StepSpec, step: FileStep, batch: int, whole: Call, opened
         for end in made:
             steps = [call[f"{end.name} shown"] for call in calls]
             found = np.concatenate(steps) if end is node.outputs[0] else steps[-1]
-            other = f"{node.op_type} {printable(named(node))!r} alone over {POSITIONS} positions"
+            other = f"{node.op_type} {printable(name_of(node))!r} alone over {POSITIONS} positions"
             _check(opened, printable(str(end.name)), found, results[str(end.name)], other)
 
 

@@ -26,7 +26,8 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from txl_runtime.errors import CheckpointError, TxlError, UsageError, one_line, printable
 from txl_runtime.sandbox.process import EndedError
 
-from txl_export.families.graph.open.measuring import END, RECURRENT, Fold, Sizes, whole_numbers
+from txl_export.families.graph.find.nodes import RECURRENT, name_of, numbers
+from txl_export.families.graph.open.measuring import END, Fold, Sizes
 from txl_export.families.graph.open.windows import Window, read_tail, read_window
 from txl_export.families.graph.take.reading import Size
 from txl_export.graphs.quantised_matmul import initializer
@@ -154,7 +155,7 @@ class _Opening:
         for node, holder in list(_nodes(self._graph)):
             if (reader := readers.get(node.op_type)) is not None and (read := reader(node)) is not None:
                 what, fault, make = read
-                yield Forgets(named(node), node.op_type, what, _inside(holder) or fault), make
+                yield Forgets(name_of(node), node.op_type, what, _inside(holder) or fault), make
 
     # ---- what forgets
 
@@ -248,7 +249,7 @@ class _Opening:
 
     def _sum(self, node: ir.Node) -> _Read | None:
         """A CumSum along positions."""
-        axes, source = whole_numbers(node.inputs[1]), node.inputs[0]
+        axes, source = numbers(node.inputs[1]), node.inputs[0]
         rank = len(self._sizes.of(source))
         if not axes or not rank or not self._sizes.follows(source, axes[0] % rank):
             return None
@@ -314,15 +315,15 @@ class _Opening:
         sizes = tuple(size for size in shape if size is not None)
         if len(sizes) != len(shape) or not sizes:
             raise UsageError(
-                f"{node.op_type} {printable(named(node))!r} has a state of sizes {[*shape]}, expected ones that follow "
-                "from the inputs; give open sizes by --fix NAME=SIZE"
+                f"{node.op_type} {printable(name_of(node))!r} has a state of sizes {[*shape]}, expected ones that "
+                "follow from the inputs; give open sizes by --fix NAME=SIZE"
             )
-        stem = re.sub(r"\W+", "_", named(node), flags=re.ASCII).strip("_")
+        stem = re.sub(r"\W+", "_", name_of(node), flags=re.ASCII).strip("_")
         stem = stem if stem.isidentifier() else f"{node.op_type}_{stem}"
         names = (f"{stem}{f'_{number}' if number else ''}.{kind}" for number in self._numbers_of[f"{stem}.{kind}"])
         name = next(name for name in names if not self._names & {name, f"new_{name}"})
         self._names |= {name, f"new_{name}"}
-        self.found.append(Hidden(named(node), node.op_type, name, f"new_{name}", sizes, initial))
+        self.found.append(Hidden(name_of(node), node.op_type, name, f"new_{name}", sizes, initial))
         made = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(sizes))
         self._graph.inputs.append(made)
         return made
@@ -364,10 +365,5 @@ def _inside(holder: ir.Node | None) -> str:
     if holder is None:
         return ""
     advice = "choose one branch by --fix NAME=VALUE" if holder.op_type == "If" else "export a model without it"
-    held = f"{holder.op_type} {printable(named(holder))!r}"
+    held = f"{holder.op_type} {printable(name_of(holder))!r}"
     return f"begins anew inside {held}, expected it outside of branches and loops; {advice}"
-
-
-def named(node: ir.Node) -> str:
-    """A node's name, or its first result's."""
-    return node.name or str(node.outputs[0].name)

@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from txl_export.families.graph.find.nodes import RECURRENT, numbers
 from txl_export.families.graph.take.reading import Size
 from txl_export.families.graph.take.running import RunError
 from txl_export.graphs.quantised_matmul import initializer
@@ -22,8 +23,6 @@ END = 2**63 - 1
 """The end of an axis in a Slice."""
 Fold = Callable[[ir.Model], ir.Model]
 """Computes what is always the same in a graph, in the helper process, and returns a new graph."""
-RECURRENT = {"LSTM": 2, "GRU": 1, "RNN": 1}
-"""Operators that carry states along a sequence, and how many, which start from their sixth input and the next one."""
 _OPERATORS = {"Conv", "ConvTranspose", "CumSum", "Range", "Loop", "Scan", "Slice", "Reshape", "Pad", *RECURRENT}
 _POSITIONS = ((3840, 11520), (240, 720))
 """Positions of a segment whose length is open, in two attempts: more than kernels have, and whole frames of audio; then
@@ -116,19 +115,13 @@ class Sizes:
 
     def _is_fixed(self, node: ir.Node) -> bool:
         """True where a Reshape to [B, 7, 6], or a Slice up to 7, hides that its input is longer than 7 positions."""
-        if node.op_type != "Reshape" and (node.op_type != "Slice" or whole_numbers(node.inputs[1]) != [0]):
+        if node.op_type != "Reshape" and (node.op_type != "Slice" or numbers(node.inputs[1]) != [0]):
             return False
         (given, longer), (made, same) = (
             [found.get(end, _NOTHING).sizes for found in (self._short, self._long)]
             for end in (node.inputs[0], node.outputs[0])
         )
         return given != longer and made == same and bool(made) and None not in made
-
-
-def whole_numbers(value: ir.Value | None) -> list[int] | None:
-    """The numbers of a constant; None for what is none."""
-    tensor = None if value is None else ir.convenience.get_const_tensor(value)
-    return None if tensor is None else [int(number) for number in tensor.numpy().ravel()]
 
 
 def _measured(

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from txl_export.families.graph.open.measuring import Sizes, whole_numbers
+from txl_export.families.graph.find.nodes import numbers
+from txl_export.families.graph.open.measuring import Sizes
 
 
 @dataclass
@@ -100,14 +101,14 @@ def _add_pad(window: Window) -> None:
     window.source, pads, value, axes = (*pad.inputs, None, None)[:4]
     filled = None if value is None else ir.convenience.get_const_tensor(value)
     mode, rank = pad.attributes.get_string("mode", "constant"), len(window.spans) + 2
-    numbers, named = whole_numbers(pads), [*range(rank)] if axes is None else whole_numbers(axes)
-    if numbers is None or named is None:
+    zeros, along = numbers(pads), [*range(rank)] if axes is None else numbers(axes)
+    if zeros is None or along is None:
         window.front, window.behind, window.other = [*window.spans], [*window.spans], "computed sizes"
         return
     if mode != "constant" or (value is not None and (filled is None or filled.numpy().any())):
         window.other = "a number other than 0" if mode == "constant" else mode
-    for at, axis in enumerate(named):
-        front, behind = numbers[at], numbers[at + len(named)]
+    for at, axis in enumerate(along):
+        front, behind = zeros[at], zeros[at + len(along)]
         if axis % rank < 2 or min(front, behind) < 0:
             window.other = window.other or ("more than positions" if front or behind else "")
         if axis % rank >= 2:
@@ -124,7 +125,7 @@ def _cut(node: ir.Node, sizes: Sizes) -> tuple[int, int, ir.Node] | None:
     users = [user for user, _ in made.uses() if user.op_type != "Shape"]  # by which the end may be computed
     if len(users) != 1 or users[0].op_type != "Slice":
         return None
-    starts, _, axes = (whole_numbers(value) for value in (*users[0].inputs, None)[1:4])
+    starts, _, axes = (numbers(value) for value in (*users[0].inputs, None)[1:4])
     at = axes[0] % len(sizes.of(made)) if axes and sizes.of(made) else 0
     dropped = sizes.less(made, users[0].outputs[0], at)
     right = at >= 2 and starts == [0]
