@@ -26,8 +26,8 @@ def score_rows(output: StreamSoftmax, features: Floats, targets: Ids, top: int) 
         top: k.
 
     Returns:
-        Log-probabilities of the targets, [t]; ids and log-probabilities of the k best tokens, [t, k]. Rows with NaN have
-        NaN; with k > 0, so do all rows of their chunk.
+        Log-probabilities of the targets, [t]; ids and log-probabilities of the k best tokens, [t, k]. A row with NaN
+        gives NaN; with k > 0, so do all rows of its chunk.
     """
     count, words = len(features), output.clusters[-1][1]
     logprobs = np.zeros(count, np.float32)

@@ -29,7 +29,7 @@ class Store:
         self.host_bytes = self.lost = 0
 
     def capacity(self, rows: int) -> int:
-        """Return the most sessions such that each without a row has room here: rows + host_bytes // largest, or fewer."""
+        """Return the most sessions such that each without a row has room: at most rows + host_bytes // largest."""
         sessions = self._limits.sessions
         return min(sessions, rows + self._limits.host_bytes // self._largest) if self._largest else sessions
 
