@@ -23,6 +23,6 @@ def pip_line(extra: str) -> str:
         if url.scheme == "file" and place.exists():
             editable = "-e " if came.get("dir_info", {}).get("editable") else ""
             return f"pip install {editable}{shlex.quote(f'{place}[{extra}]')}"
-    except (PackageNotFoundError, ValueError, AttributeError, OSError):  # not installed, or recorded in a different form
+    except (PackageNotFoundError, ValueError, AttributeError, OSError):  # not installed, or a record in no known form
         pass
     return f"pip install '.[{extra}]' in a checkout of the project"

@@ -17,7 +17,7 @@ class Abilities:
         run_ragged: each sequence may have its own number of valid positions in a segment, from 0 to the program's L.
         run_single: a segment of one position can be run.
         count_rows: the runtime counts memory rows, so that callers can read their number and limit it.
-        read_text: it reads token ids and nothing else, and returns log-probabilities, whatever the shapes.
+        read_text: it reads token ids and nothing else, and returns log-probabilities, in any shapes.
         pair_tokens: it declares ids as ["B", "L"] and log-probabilities as ["B", "L", V].
         feed_tokens: it reads and returns one token after the other, so that a stream takes ids [b, T].
         score: `feed_tokens`, and there is a state after every token, which scoring and generating need.

@@ -173,7 +173,7 @@ def _memory(m: Tables) -> Iterator[str]:
             yield f"{state.name} starts as {state.initial} and as {initial[state.name]}, expected the same in all rules"
     held, run = {state.update for state in m.states}, set(m.updates)
     if run and "replace" not in run:
-        held.discard("replace")  # whole states may stand beside memory rows
+        held.discard("replace")  # "replace" states may accompany memory rows
     for rule in sorted(held ^ run if m.states else ()):
         yield f"the state table does not fit: rule {rule} has states or programs, expected both"
     if "fill" in m.counters and m.states and not rows:

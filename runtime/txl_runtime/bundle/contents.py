@@ -41,7 +41,7 @@ def decode_vectors(data: bytes, source: str) -> dict[str, NDArray[Any]]:
 
 
 def _unpacked(data: bytes) -> dict[str, NDArray[Any]]:
-    """The arrays of an .npz file.
+    """Return the arrays of an .npz file.
 
     Raises:
         ValueError, or what zipfile and zlib raise: see `decode_vectors`.
@@ -69,7 +69,7 @@ def _array(stored: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
 
 
 def decode_report(data: bytes, source: str) -> dict[str, Any]:
-    """The verification report.
+    """Return the verification report.
 
     Raises:
         BundleError: the bytes are no JSON.

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 MANIFEST, SELFTEST, REPORT = "manifest.json", "selftest.safetensors", "report.json"
 """Names that exports write; for the vectors, readers use the name in the manifest."""
 WEIGHTS = "weights.safetensors"
+"""Name of the weight file that exports write."""
 ENGINES = "engines/"
 """Folder of engines. Only the backend that opens one checks it: a bundle stays usable when an engine is lost."""
 

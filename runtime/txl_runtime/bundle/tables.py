@@ -37,7 +37,7 @@ BYTES = {"bool": 1, "float16": 2, "bfloat16": 2}
 
 
 class TensorSpec(Struct, frozen=True, kw_only=True):
-    """An input or output of a graph; "rows" in a shape is an open number, 0 for a state that comes back empty."""
+    """An input or output of a graph; "rows" is an open size, and 0 that of a state that comes back without rows."""
 
     name: str
     dtype: DType
@@ -151,8 +151,8 @@ class StateTensor(Struct, frozen=True, kw_only=True, dict=True):
         rows: the fewest and the most rows, if a step may return a different number of them than it read. A state
             starts with the fewest. Null if the number is fixed.
         absent: whether there is no such tensor before the first step.
-        initial: a sequence's first value: a number, or the name of a tensor of the weight file, which broadcasts to
-            the shape of one row for "rolled" and "ring", and to the shape without the batch for "replace". Null for
+        initial: a sequence's first value: a number, or the name of a tensor of the weight file, which has the shape of
+            one row for "rolled" and "ring", and broadcasts to the shape without the batch for "replace". Null for
             zeros.
         update: "replace": the graph returns the whole new tensor. "rolled": it returns all memory rows, the filled
             ones last. "ring": rows stand in slots 0 … slots-1, the next one goes to slot `head`, and rows after the
@@ -236,7 +236,7 @@ class Program(Struct, frozen=True, kw_only=True):
             read a different number of rows. A state that is not among the inputs has to be absent or without rows.
         open_batch: whether the graph runs any number of sequences up to B, which the tables' shapes have.
         opset: versions of the operators that the graph imports, such as {"ai.onnx": 18, "com.microsoft": 1}; "ai.onnx"
-            stands for ONNX's own, whose domain is empty in a graph. Empty in format 2.0, which does not record them.
+            stands for ONNX's own, whose domain is empty in a graph. Empty if not recorded, as in format 2.0.
     """
 
     name: str
@@ -291,7 +291,7 @@ class Tables:
         return tuple(rule for rule in UPDATE_RULES if rule in found)
 
     def states_of(self, update: str) -> tuple[StateTensor, ...]:
-        """Return the state that programs of one update rule carry; "replace" tensors may stand beside memory rows."""
+        """Return the state that programs of one update rule carry; "replace" tensors may accompany memory rows."""
         rules = (update, "replace") if update in self.updates else (update,)
         return tuple(state for state in self.states if state.update in rules)
 

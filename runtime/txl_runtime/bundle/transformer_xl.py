@@ -72,7 +72,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         return tuple(pairwise(edges))
 
     def cluster_width(self, cluster: int) -> int:
-        """Embedding width of one cluster."""
+        """Return the embedding width of one cluster."""
         return int(self.d_embed // self.div_val**cluster)
 
 

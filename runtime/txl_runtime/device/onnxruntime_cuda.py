@@ -43,8 +43,8 @@ KERNELS = {
     ("1.31.1", "linux-x86_64"): "75, 80, 86, 89, 90, 120",
     ("1.31.1", "linux-aarch64"): "89, 90, 120, 121",
 }
-"""By version and platform, the compute capabilities, times 10, that pip's onnxruntime-gpu has machine code for; a driver
-cannot compile it for others. Used only in the message of a failure, since builds from source may have other code."""
+"""By version and platform, the compute capabilities, times 10, for which pip's onnxruntime-gpu has code; no driver
+can compile for others. Used only in the message of a failure: builds from source may have other code."""
 NO_KERNEL = "no kernel image"
 UNFIT_FUSION = "SkipLayerNorm"
 """Operator into which ONNX Runtime before 1.24 fuses layer norms, in bf16 too, for which it has no kernel."""

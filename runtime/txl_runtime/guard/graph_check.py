@@ -29,6 +29,7 @@ ATTRIBUTE = table("1b 2f 3v 4b 5b 13b 20v", "7b 7f 8b 8v")
 TENSOR = table("2v 8b 9b 12b 14v", "1b 1v 4b 4f 5b 5v 7b 7v 10b 10d 11b 11v 13b")
 VALUE, TYPE, TENSOR_TYPE, SHAPE = table("1b 2b 3b"), table("1b 6b"), table("1v 2b"), table("", "1b")
 SIZE, PAIR, OPSET = table("1v 2b 3b"), table("1b 2b"), table("1b 2v")
+"""Fields that each message of an ONNX file may have, by ONNX's numbers; the others are refused."""
 KINDS = {"b": (2, 3), "f": (1, 2), "i": (2, 3), "s": (3, 4), "t": (4, 5), "F": (6, 7), "I": (7, 8)}
 """By attribute type: ONNX's number of the type, and the field that holds the value."""
 FIELDS = {1: 4, 11: 10, 7: 7, 12: 11, 13: 11}

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 VARINT, BYTES, FIXED32, FIXED64 = 0, 2, 5, 1
+"""Kinds of fields: protocol buffers' wire types."""
 Table: TypeAlias = dict[int, tuple[int, int, int]]
 """By allowed tag: the field's number, its kind, and a unique bit if it may occur once, else 0."""
 

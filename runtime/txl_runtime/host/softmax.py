@@ -23,6 +23,7 @@ class _Rows:
     """
 
     KEPT = 8
+    """Most numbers of rows that stay bound; the oldest is dropped first."""
 
     def __init__(self, engine: Engine, program: Program) -> None:
         self._engine, self._program, self._least = engine, program, engine.least_rows

@@ -31,7 +31,7 @@ class LibraryFeatures:
         opset: the newest ONNX opset that its parser supports. The parser accepts graphs of newer ones silently.
         ring: whether TensorScatter becomes an update in place (KV_CACHE_UPDATE).
         reads_in_place: whether ONNX's Attention of one position reads a ring in place. Known from the kernels of built
-            engines; False means that nobody has looked.
+            engines; False means unknown.
         gpus: compute capabilities, times 10, for which engines can be built on any machine. Empty if an engine is built
             for the GPU of the building machine.
     """
@@ -50,6 +50,7 @@ class LibraryFeatures:
 
 
 RTX_GPUS = (75, 80, 86, 89, 120, 121)
+"""Compute capabilities, times 10, that TensorRT-RTX can build engines for."""
 
 FACTS: tuple[LibraryFeatures, ...] = (
     LibraryFeatures("tensorrt", (10, 0), opset=20, ring=False),

@@ -100,7 +100,7 @@ def give_weights(executables: Sequence[EngineExecutable], bundle: Bundle, device
 
 
 class _Cache:
-    """The file of one engine's compiled kernels. Its name includes the engine's key, so that no other engine reads it."""
+    """The file of one engine's compiled kernels. The engine's key is in its name, so that no other engine reads it."""
 
     def __init__(self, bundle: Bundle, engine: EngineFile) -> None:
         path = bundle.folder.place  # the real path: a bundle given as "." has no name
