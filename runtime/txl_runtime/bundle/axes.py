@@ -95,17 +95,17 @@ class Axes:
         return np.moveaxis(rows, (0, 1), (self.batch or 0, self.positions[0]))
 
     def joined(self, parts: Sequence[Array]) -> Array:
-        """Return one array from the parts of single sequences; the first part if the tensor has no "B"."""
+        """Return one array from single sequences' parts, e.g. [2, T, 3] of two [T, 3]; the first part without "B"."""
         if len(parts) == 1 and self.batch is not None:
             return np.expand_dims(parts[0], self.batch)  # one sequence: a view, not a copy
         return parts[0] if self.batch is None else np.stack(parts, self.batch)
 
     def concatenated(self, parts: Sequence[Array]) -> Array:
-        """Return one array from the arrays of groups of sequences; the first if the tensor has no "B"."""
+        """Return one array from groups of sequences, e.g. [5, T] of [2, T] and [3, T]; the first without "B"."""
         return parts[0] if self.batch is None else np.concatenate(parts, self.batch)
 
     def clear_uncounted(self, array: Array, counts: Ids, value: Any = 0) -> None:
-        """Write `value` into all of an idle sequence (count 0), and after count + ahead positions of any other."""
+        """Write `value` behind each sequence's count + ahead positions: counts [2, 0] keep array[0, :2] alone."""
         if self.batch is None:
             return
         if not self.positions:

@@ -25,7 +25,7 @@ EXPANDED, SMALL = 64, 1 << 26
 
 
 def decode_vectors(data: bytes, source: str) -> dict[str, NDArray[Any]]:
-    """Return arrays by name from a safetensors file, or from an .npz file as in bundles of format 2.0.
+    """Return arrays by name, e.g. {"length": [steps]}, from a safetensors file, or an .npz file of format 2.0.
 
     Args:
         source: the file's path; the ending .npz selects the second.

@@ -104,7 +104,7 @@ class Bundle:
         return decode_vocabulary(self.read(name), self.manifest.vocab_size, str(self.file(name))) if name else None
 
     def weights(self, *names: str) -> dict[str, NDArray[Any]]:
-        """Return tensors of the weight file by name.
+        """Return tensors of the weight file by name, e.g. {"embedding": [V, D]}.
 
         Raises:
             BundleError: the file is not safetensors, lacks a name, or was replaced since the bundle was opened.
@@ -116,7 +116,7 @@ class Bundle:
         return found
 
     def selftest(self) -> dict[str, NDArray[Any]]:
-        """Return the stored vectors, as arrays by name.
+        """Return the stored vectors, as arrays by name, e.g. {"length": [steps]}; `selftest` lists them.
 
         Raises:
             BundleError: the bundle has none, or they cannot be read.

@@ -43,7 +43,7 @@ def to_float32(stored: Array, name: str) -> Floats:
 
 
 def from_float32(values: Floats, name: str) -> Array:
-    """Return float32 values as they are stored in a type, rounded to nearest, ties to even."""
+    """Return float32 values as stored in a type, rounded to nearest, ties to even: 0x3F80 for 1.0 in bfloat16."""
     if name != "bfloat16":
         with np.errstate(over="ignore"):
             return values.astype(stored_type(name), copy=False)

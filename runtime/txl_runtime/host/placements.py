@@ -41,7 +41,7 @@ class HostPlacement(Placement):
         self._starts = {s.name: start_of(s, initial[s.name].astype(np.dtype(s.dtype))) for s in states}
 
     def bound(self, program: Program, side: int) -> tuple[Arrays, Arrays]:
-        """Return a program's state inputs and outputs, arrays of all B sequences by name, for sequences on `side`."""
+        """Return a program's state inputs and outputs by name, e.g. [B, M, D], for sequences on `side`."""
         raise NotImplementedError
 
     def kept(self, outputs: Collection[str], side: int) -> Iterable[tuple[Array, Array]]:

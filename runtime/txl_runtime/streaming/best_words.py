@@ -35,7 +35,7 @@ class BestWords:
     Args:
         clusters: token ids [first, last) of each part: the head's words, then those of each tail.
         given: the program's outputs by name: "<part>.ids" and "<part>.values" [b, K], "sums" [b, parts], "clusters"
-            [b, tails].
+            [b, tails]. A device may fill them after the construction, before the first method is called.
     """
 
     def __init__(self, clusters: Sequence[tuple[int, int]], given: Mapping[str, Array]) -> None:
@@ -45,7 +45,7 @@ class BestWords:
         self._cut = [ids.shape[1] < last - first for ids, (first, last) in zip(self._ids, clusters, strict=True)]
 
     def best(self, b: int) -> tuple[Ids, NDArray[np.bool_]]:
-        """Return the best word of each of b sequences, and whether it is certain: no second word of its part ties."""
+        """Return the best word of each sequence, [b], and whether it is certain, [b]: no word of its part ties."""
         firsts, seconds = (
             np.array([values[:b, min(at, values.shape[1] - 1)] for values in self._values]) for at in (0, 1)
         )  # [parts, b]

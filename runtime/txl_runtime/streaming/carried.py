@@ -68,7 +68,7 @@ class CarriedState:
         yield from self._gathered([state for state in self._states if state.counted], int(self.fill.max(initial=0)))
 
     def state(self) -> dict[str, Array]:
-        """Return copies of the state by the names and shapes of the bundle's table, with b sequences.
+        """Return copies of the state by the names and shapes of the bundle's table, e.g. {"hidden": [b, D]}.
 
         An absent tensor is left out. Memory is float32 with M rows, the oldest first; with fill 2 and M 4, rows 2 and 3
         exist.
@@ -110,7 +110,7 @@ class CarriedState:
             self.loop.put(which, found)
 
     def reset(self, rows: ArrayLike | None = None) -> None:
-        """Set all sequences, or those in `rows`, to their first state; `rows` are indices, or one bool per sequence.
+        """Set sequences to their first state: all, or those in `rows`, indices or bools: [1] or [False, True].
 
         Raises:
             UsageError: an index is no sequence, or the model runs in lockstep and `rows` are only some of them.

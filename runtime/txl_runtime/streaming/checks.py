@@ -50,7 +50,7 @@ def check_tokens(
 
 
 def ids_fit(found: NDArray[Any], vocab_size: int) -> bool:
-    """Return whether all numbers of an integer array are within 0 … vocab_size - 1."""
+    """Return whether all numbers of an integer array are within 0 … vocab_size - 1: True for [0, 2] and 3."""
     if found.size == 1:
         value: int = found.item()
         return 0 <= value < vocab_size
@@ -157,7 +157,7 @@ def as_array(values: ArrayLike, what: str) -> NDArray[Any]:
 
 
 def zeros(shape: tuple[int, ...], what: str = "results") -> NDArray[np.float32]:
-    """Return float32 zeros, to hold results; raise UsageError if memory does not suffice."""
+    """Return float32 zeros, e.g. [b, T, V], to hold results; raise UsageError if memory does not suffice."""
     try:
         return np.zeros(shape, np.float32)
     except (MemoryError, ValueError):

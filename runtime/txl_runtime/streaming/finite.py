@@ -11,7 +11,10 @@ from txl_runtime.types import Array, Arrays, Ids
 
 
 def run_finite(loop: Loop, manifest: Manifest, inputs: Arrays, counts: Ids, commit: bool) -> dict[str, Array]:
-    """Run a segment and return its outputs; if a value is not finite, raise an error and keep the state as it was."""
+    """Run a segment and return its outputs, e.g. [b, T, F]; if a value is not finite, raise an error.
+
+    The state then stays as it was; see `Stream.run`.
+    """
     for entry in manifest.inputs:
         if entry.name in inputs:
             _refuse(UsageError, f"input {entry.name}", inputs[entry.name], entry.axes.batch, counts)

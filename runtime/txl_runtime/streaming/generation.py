@@ -100,7 +100,7 @@ class Ends:
         return tuple(text.finish() for text in self._texts)
 
     def take(self, tokens: Ids, running: NDArray[np.bool_], last: bool) -> None:
-        """Take a token of each running sequence, and clear `running` for a sequence that ends with it.
+        """Take tokens [b], one of each running sequence, and clear running [b] for a sequence that ends.
 
         Args:
             last: whether these are the last tokens, so that no text is held back.

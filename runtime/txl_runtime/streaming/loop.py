@@ -40,7 +40,7 @@ class Result(Protocol):
         """Return negative log-likelihoods in nats, [b, T], of the "targets" among the inputs."""
 
     def outputs(self) -> dict[str, Array]:
-        """Return copies of all outputs in the table's shapes, with b and T; zero beyond each sequence's count."""
+        """Return copies of all outputs in the table's shapes, e.g. [b, T, F]; zero beyond each sequence's count."""
 
 
 class Loop(Protocol):

@@ -251,7 +251,7 @@ def draw_all(
     tokens: NDArray[np.int32],
     count: DrawCount,
 ) -> None:
-    """Draw the next token of each running sequence, as `draw_from` does.
+    """Draw the next token of each running sequence into tokens [b], as `draw_from` does.
 
     Raises:
         BackendError: a sequence failed; that of the lowest index is raised.
@@ -365,7 +365,7 @@ def check_stop_tokens(stop_tokens: Iterable[int], vocab_size: int) -> frozenset[
 
 
 def best_first(values: NDArray[np.floating[Any]], count: int) -> Ids:
-    """Return the indices of the `count` largest values, largest first; of equal values the lower index first."""
+    """Return the indices of the `count` largest values, of equal ones the lower first: [1, 0] of [2, 5, 2] for 2."""
     among = np.arange(len(values))
     if count < len(values):
         among = np.flatnonzero(values >= np.partition(values, len(values) - count)[len(values) - count])

@@ -102,7 +102,7 @@ def encoded(state: StreamState, more: Mapping[str, str] | None = None) -> bytes:
 
 
 def decoded(facts: dict[str, str], tensors: dict[str, Array], source: str) -> StreamState:
-    """Return the state from the metadata and tensors of a file that `encoded` made, as `state_files` reads them.
+    """Return the state from a file's metadata and tensors, e.g. {"fill": [b], "layers.00.key": [b, rows, …]}.
 
     Raises:
         UsageError: the file is no saved state; the message begins with `source`.
