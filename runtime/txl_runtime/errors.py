@@ -2,7 +2,7 @@
 
     TxlError              base of everything raised on purpose
     ├── UsageError        an argument, a token array, an option
-    ├── CheckpointError   a checkpoint that cannot be read as a Transformer-XL
+    ├── CheckpointError   a checkpoint, or a model's file, that cannot be read
     ├── BundleError       a bundle that is missing, altered, inconsistent or too new
     ├── BackendError      an engine that is not installed or cannot run this bundle
     └── CheckError       a parity gate or a self-test that did not pass
@@ -33,7 +33,7 @@ class UsageError(TxlError, ValueError):
 
 
 class CheckpointError(TxlError):
-    """A checkpoint cannot be read as a Transformer-XL."""
+    """A checkpoint, or a model's file, cannot be read."""
 
 
 class BundleError(TxlError):

@@ -42,7 +42,7 @@ def open_plain(path: Path | str, links: bool = True) -> Iterator[tuple[io.Buffer
         links: whether the last part of the path may be a link.
 
     Raises:
-        NotPlainError: the path leads to something else than a plain file.
+        NotPlainError: the path leads to a folder, a pipe or a device.
         OSError: the file is missing, or cannot be opened.
     """
     if not stat.S_ISREG(mode := os.stat(path).st_mode):  # noqa: PTH116 - as of the descriptor below

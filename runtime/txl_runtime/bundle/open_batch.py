@@ -1,4 +1,4 @@
-"""Programs whose graphs leave B open: they run any number of sequences up to the manifest's batch size.
+"""Programs whose graphs leave B open, so that they run any number of sequences up to the manifest's batch size.
 
 Only a bundle that has such programs needs this module.
 """

@@ -55,7 +55,7 @@ def sync_folder(folder: Path) -> None:
 
 
 KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
-"""Names for messages of what may stand where a file is to be written; all but plain files and devices."""
+"""Names for messages, by type of file; plain files and devices are not among them."""
 
 
 def plain_place(path: Path) -> Path:

@@ -129,7 +129,7 @@ class Step:
 
 
 class Steps:
-    """All steps of a loop's calls."""
+    """The steps of a loop's calls, made when first needed."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[DeviceCall, tuple[tuple[str, Part], ...]], Step] = {}

@@ -37,7 +37,7 @@ DTYPES = {
 
 
 class OnnxRuntimeCpu(Engine):
-    """One session per graph, opened with the bundle; arrays are bound once and never copied.
+    """Sessions of ONNX Runtime, one per graph, opened with the bundle; arrays are bound once and never copied.
 
     Programs that share a file share its session, and with it one copy of the weights.
 

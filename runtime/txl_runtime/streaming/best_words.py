@@ -45,7 +45,7 @@ class BestWords:
         self._cut = [ids.shape[1] < last - first for ids, (first, last) in zip(self._ids, clusters, strict=True)]
 
     def best(self, b: int) -> tuple[Ids, NDArray[np.bool_]]:
-        """Return the best word of each sequence, [b], and whether it is certain, [b]: no word of its part ties."""
+        """Return each sequence's best word, [b], and whether it is certain, [b]: no other of its part is equal."""
         firsts, seconds = (
             np.array([values[:b, min(at, values.shape[1] - 1)] for values in self._values]) for at in (0, 1)
         )  # [parts, b]

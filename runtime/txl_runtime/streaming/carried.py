@@ -1,4 +1,4 @@
-"""The state that a stream carries from segment to segment: shown, reset, moved, stored and restored."""
+"""A stream's state from segment to segment: it is shown, reset, moved, stored and restored here."""
 
 from __future__ import annotations
 
