@@ -88,7 +88,7 @@ class CompiledEngines:
 
         Raises:
             BundleError: the graph does not match its program.
-            BackendError: the library cannot build the graph.
+            BackendError: onnx is not installed.
         """
         facts = self.library.facts
         graph = read_graph(data, program, folder, facts.opset, hashes)

@@ -18,7 +18,7 @@ from txl_engines.shapes import inferred, known_shapes
 
 
 def closed(model: Any, declared: Iterable[Any], program: Program) -> bytes:
-    """Return the bytes of a graph in which no size is open any more.
+    """Close the open sizes of a graph, and return its bytes.
 
     Args:
         model: the graph; it is changed.

@@ -1,4 +1,4 @@
-"""Put the libraries' error messages into sentences that tell a user what to do."""
+"""Put the libraries' error messages into sentences that advise a user."""
 
 from __future__ import annotations
 

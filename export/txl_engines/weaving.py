@@ -33,7 +33,7 @@ class Weaver:
         return name
 
     def constant(self, array: NDArray[Any]) -> str:
-        """Return the name of a constant; equal constants share one."""
+        """Return the name of a constant array, e.g. int64 [2]; equal constants share one."""
         key = f"{array.dtype}{array.shape}", array.tobytes()
         if key not in self._constants:
             name = self._constants[key] = f"whole.constant.{len(self._constants)}"
@@ -54,7 +54,7 @@ class Weaver:
         return self.add("Slice", value, *places, out=out)
 
     def best(self, value: str, count: str, out: str) -> tuple[str, str]:
-        """Select the `count` largest of each row: [n, V] → values [n, count], best first, and their columns (int64)."""
+        """Select each row's `count` largest, ties in order: [n, V] → values [n, count], best first, and columns."""
         places = f"{out}.places"
         name = f"whole.TopK.{out}"
         self._graph.node.append(self.onnx.helper.make_node("TopK", [value, count], [out, places], name=name, axis=1))

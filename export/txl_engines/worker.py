@@ -109,7 +109,7 @@ def compile_graph(
     the builder.
 
     Raises:
-        TxlError: the library or its engine does not match what the program needs.
+        TxlError: the library or its engine does not fit the program.
     """
     started = time.monotonic()
     compiler = Compiler(library)
@@ -192,7 +192,7 @@ class _Teller:
 def main() -> None:
     """Serve one request."""
     with os.fdopen(os.dup(1), "wb") as stream:
-        os.dup2(2, 1)  # what native code prints goes to stderr and not into the answer
+        os.dup2(2, 1)  # prints of native code go to stderr, or they would be read as an answer
         request = msgspec.json.decode(sys.stdin.buffer.readline(), type=BuildRequest)
         graph = sys.stdin.buffer.read(request.size)
         teller, places = _Teller(stream), SimpleQueue[Path]()
