@@ -147,7 +147,7 @@ def ids_of_text(bundle: Bundle, text: Path) -> tuple[Ids, str]:
 
 
 def measure(model: Model, ids: Ids, source: str, *, context: bool, listener: Listener) -> Measures:
-    """Measure a model on a text: losses and, with `context`, the context in use."""
+    """Measure a model on a text, token ids int32 [T]: losses and, with `context`, the context in use."""
     from txl_report.measuring import measure_context, measure_text
 
     return Measures(

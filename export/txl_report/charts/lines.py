@@ -60,7 +60,7 @@ def line_chart(
     up_label: str,
     level: tuple[float, str] | None = None,
 ) -> Chart:
-    """Draw curves over a number, each with a band or bars between its ends; a vertical axis not from 0 says so.
+    """Draw curves over a number, each with a band or bars between its ends; the label of an axis not from 0 notes it.
 
     Args:
         name, title, description: as `new_figure`.

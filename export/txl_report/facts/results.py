@@ -81,7 +81,7 @@ def _of_file(
 
 
 def _other(found: Verification | Measurement, manifest: Manifest) -> str:
-    """Say how a document's model or precision differs from the bundle's; "" if not. Older documents name no model."""
+    """Describe how a document's model or precision differs from the bundle's; "" if not. Old ones name no model."""
     if found.model_id and found.model_id != manifest.model_id:
         return f"is of model {found.model_id[:12]}, the bundle is of {manifest.model_id[:12]}"
     if found.precision != manifest.precision:

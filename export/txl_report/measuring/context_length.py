@@ -135,6 +135,6 @@ def gains_of(losses: Values) -> Values:
 
 
 def first_small(gains: Values) -> int:
-    """Return the index of the first length whose gain is small, or of the longest if none is."""
+    """Return the index of the first gain below `LEAST_GAIN`, e.g. 1 for [0.2, 0.005, 0]; of the longest if none is."""
     small = np.flatnonzero(gains < LEAST_GAIN)
     return int(small[0]) if len(small) else len(gains)

@@ -70,7 +70,7 @@ def checked_ids(model: Model, ids: ArrayLike) -> Ids:
 
 
 def cut_pieces(model: Model, ids: Ids, warm_up: int) -> TextPieces | None:
-    """Cut a text into the most pieces that the model reads side by side, with warm-up less than half of each.
+    """Cut a text into B pieces, or into fewer so that warm-up takes less than half of each.
 
     Args:
         model: a model whose tokens have losses.

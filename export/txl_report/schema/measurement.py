@@ -50,7 +50,7 @@ class Row(Struct, frozen=True, kw_only=True):
             of any other model.
         gb_per_second: those bytes divided by the median time.
         of_bandwidth: gb_per_second divided by the speed measured of its memory in the same run; None if that was not
-            measured: for a competitor on the CPU while the bundle runs on a device.
+            measured, as for a competitor on the CPU while the bundle runs on a device.
         restless: number of slices that began before the process had come to rest.
         foreign: the largest share of the machine that other processes used during a slice, 0 … 1; None off Linux.
     """
@@ -157,7 +157,7 @@ class Overhead(Struct, frozen=True, kw_only=True):
             Python, the driver's calls, and waiting for the copies of a step to and from the device.
         step: a whole step with its engine.
         share: in_step / step.
-        what: the part whose cost it is.
+        what: the name of the measured part, e.g. "Python".
         put: on a device, time until the whole step stands in its queue, launches included; None if not measured.
     """
 
@@ -190,7 +190,7 @@ class LoadTime(Struct, frozen=True, kw_only=True):
 
 
 class Footprint(Struct, frozen=True, kw_only=True):
-    """Bytes of physical memory of a process that loads a bundle and runs segments; None where not measured.
+    """Bytes of physical memory of a process that loads a bundle and runs segments; None if not measured.
 
     From /proc/self/smaps. Private pages count, and so do shared pages of files (the mapped weights, libraries). A page
     of a file counts once, even if it is mapped twice or by other processes too.

@@ -57,7 +57,7 @@ def read_plain(path: Path, most: int) -> bytes:
     """Read at most `most` bytes of a plain file; a pipe or a device does not hang the reader.
 
     Raises:
-        OSError: there is none, or it is something else.
+        OSError: the file is missing, or is something else.
     """
     with open_plain(path) as (file, _):
         return file.read(most) or b""  # None for a system file that has nothing now, such as /proc/kmsg
