@@ -40,7 +40,7 @@ def main() -> NoReturn:
 
 
 def _lacks(missing: list[str]) -> int:
-    """Say how to install the command line; written without the modules that are missing."""
+    """Print how to install the command line, without the modules that are missing; return the exit code."""
     from txl_runtime.installing import pip_line
 
     line = (

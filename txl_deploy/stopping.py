@@ -26,7 +26,7 @@ def listen() -> None:
 def finish() -> None:
     """Ignore interrupts from now on: all output is written, so nothing is left to stop.
 
-    Python handles no signal while libraries are unloaded, so the process would seem to be ended by one.
+    Python handles no signal while libraries are unloaded, so a late interrupt would end the process by its default.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 

@@ -31,7 +31,7 @@ class Competitor(ABC):
 
     @abstractmethod
     def run(self, inputs: Arrays) -> Mapping[str, Array]:
-        """Run one segment of all sequences; inputs and outputs have the bundle's names."""
+        """Run one segment of all sequences, by the bundle's names: {"x": [B, L, 3]} → {"y": [B, L, 2]}."""
 
     @abstractmethod
     def step_bytes(self, length: int) -> int:

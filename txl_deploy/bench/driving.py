@@ -26,7 +26,7 @@ def shortest_length(manifest: Manifest) -> int:
 
 
 def random_inputs(manifest: Manifest, length: int, seed: int = 0) -> dict[str, Array]:
-    """Make one segment of all sequences: normal floats, uniform ids, and integers 0 or 1 for other integer inputs."""
+    """Make one segment, e.g. {"tokens": int32 [B, L]}: normal floats, uniform ids, other integers 0 or 1."""
     draws = np.random.default_rng(seed)
     return {entry.name: _random(entry, entry.sizes(manifest.batch_size, length), draws) for entry in manifest.given}
 

@@ -17,7 +17,7 @@ SEGMENTS = 16
 
 
 class Task(NamedTuple):
-    """A kind of work: what is asked for after each segment of `segment_length` tokens.
+    """A kind of work: the result that is asked for after each segment of `segment_length` tokens.
 
     `decode` asks for the log-probabilities after one token, `prefill` for the most likely next token after a segment
     and nothing else, `score` for the nats of every token of a segment, `step` for all outputs of a segment.

@@ -175,7 +175,7 @@ def print_skeleton(path: Path, document: dict[str, Any]) -> None:
     """Print the module to complete for a file that was described.
 
     Raises:
-        UsageError: there is none for this file.
+        UsageError: the file has no such module.
     """
     if not document.get("skeleton"):
         why = document.get("refused", "expected a TorchScript archive of no known family")

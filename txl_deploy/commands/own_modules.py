@@ -41,7 +41,7 @@ def of_adapter(name: str, checkpoint: str | None, weights: Path | None) -> Path:
     """Return the checkpoint of a package's model.
 
     Raises:
-        UsageError: there is none, or two.
+        UsageError: no checkpoint is given, it does not exist, or two are given.
     """
     if checkpoint is not None:
         raise UsageError(

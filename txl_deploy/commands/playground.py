@@ -27,7 +27,7 @@ REDIRECT = """<!DOCTYPE html>
 <html lang="en"><meta charset="utf-8"><title>Playground</title><meta name="referrer" content="no-referrer">
 <meta http-equiv="refresh" content="0; url={0}"><p><a href="{0}">Playground</a></p></html>
 """
-"""Page given to the browser in place of the address: other users see a program's arguments, but not a private file."""
+"""Page given to the browser in place of the address: other users see a program's arguments, but no private file."""
 DAY = 86_400.0
 """Seconds for which a page may stay unused; its sessions end with it in any case."""
 

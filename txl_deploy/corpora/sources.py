@@ -56,7 +56,7 @@ class Corpus:
         """List the files.
 
         Raises:
-            UsageError: there is none, a folder cannot be read, or the field's name is not printable.
+            UsageError: there is no file, a folder cannot be read, or the field's name is not printable.
         """
         if self.named is not None and not self.named.isprintable():
             raise UsageError(f"--field is {shown(self.named)}, expected the name of a field; check it")

@@ -18,7 +18,7 @@ def find_compiler() -> list[str]:
     """Return the compiler's command: the variable CC, or cc.
 
     Raises:
-        BackendError: there is none.
+        BackendError: no compiler was found.
     """
     try:
         command = shlex.split(os.environ.get("CC", "")) or ["cc"]

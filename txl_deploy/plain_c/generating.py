@@ -214,7 +214,7 @@ def _cast(found: re.Match[str]) -> str:
 
 
 def _alone(source: str, name: str) -> str:
-    """Return the program with internal linkage only, without what a compiler warns of, and with little stack.
+    """Return the program with internal linkage only, without compiler warnings, and with little stack.
 
     NaN stays NaN, as in the engine; the generator's own code takes the other value. No integer is NaN.
     """
@@ -235,7 +235,7 @@ def _alone(source: str, name: str) -> str:
 
 
 def _in_slots(body: str) -> str:
-    """Let temporaries share memory if none of them is read any more when another one is written.
+    """Let temporaries share memory if each is read for the last time before the next one is written.
 
     Those that share have values of one type, so that no compiler may assume that they do not overlap.
     """
@@ -267,7 +267,7 @@ def _in_slots(body: str) -> str:
 
 
 def _multiply_adds(model: Any) -> int | None:
-    """Count those of one run of a graph with fixed sizes; None if a shape is unknown."""
+    """Count the multiply-adds of one run of a graph with fixed sizes; None if a shape is unknown."""
     graph = inferred(model).graph
     shapes = known_shapes(graph) | {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     total = 0

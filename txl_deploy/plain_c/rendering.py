@@ -121,7 +121,7 @@ def render(template: str, context: Mapping[str, Any]) -> str:
 
 
 def literals(array: Array) -> str:
-    """Write the values of an array as C literals, exactly."""
+    """Write the values of an array as C literals, exactly: [0.5, 2.0] as "5.00000000e-01f, 2.00000000e+00f"."""
     flat = array.ravel().tolist()
     written = [_float(value) for value in flat] if array.dtype.kind == "f" else [str(int(value)) for value in flat]
     return ",\n".join(", ".join(written[first : first + 8]) for first in range(0, len(written), 8))

@@ -65,7 +65,7 @@ def whole_update(manifest: Manifest) -> str:
     """Return the update rule whose programs return whole states.
 
     Raises:
-        UsageError: there is none, or a state changes its size.
+        UsageError: no rule does, or a state changes its size.
     """
     rules = [rule for rule in ("rolled", "replace") if rule in manifest.updates]
     if not rules:

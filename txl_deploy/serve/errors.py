@@ -30,7 +30,7 @@ class ApiError(TxlError):
         status: the HTTP status.
         param: the wrong field of the request, if a single one is.
         code: a word for programs, if there is one.
-        retry_after: seconds after which a new try makes sense; None if none does.
+        retry_after: seconds after which a new try makes sense; None if it makes none.
         repeatable: False if the same request must not be sent again, because a session has read a part of it.
     """
 

@@ -93,11 +93,11 @@ class SharedLayers:
         return embedded.view(*tokens.shape, -1) * c.embedding_scale
 
     def linear(self, name: str, x: Tensor) -> Tensor:
-        """Apply a projection by name, with its bias if it has one."""
+        """Apply a projection by name, with its bias if it has one: [..., in] → [..., out]."""
         return F.linear(x, self.state[f"{name}.weight"], self.state.get(f"{name}.bias"))
 
     def joined(self, factors: Mapping[str, float]) -> list[tuple[Tensor, Tensor | None]]:
-        """Join several attention projections per layer into one weight and bias, each multiplied by its factor."""
+        """Join each layer's projections, times their factors: q, k and v become one weight [3·H·d_head, D] and bias."""
 
         def join(name: str, kind: str) -> Tensor:
             return torch.cat([self.state[f"{name}.{part}.{kind}"] * factor for part, factor in factors.items()])
@@ -106,7 +106,7 @@ class SharedLayers:
         return [(join(name, "weight"), join(name, "bias") if bias else None) for name in self.attention]
 
     def norm(self, name: str, x: Tensor) -> Tensor:
-        """Apply a layer norm by name."""
+        """Apply a layer norm by name, over [..., D]."""
         weight, bias = self.state[f"{name}.weight"], self.state[f"{name}.bias"]
         return F.layer_norm(x, (self.config.d_model,), weight, bias, self.config.layer_norm_epsilon)
 
@@ -122,7 +122,7 @@ class SharedLayers:
         return self.norm(f"{name}.norm", hidden + self.linear(f"{name}.outer", inner))
 
     def final(self, hidden: Tensor) -> Tensor:
-        """Apply the last norm, if the model has one."""
+        """Apply the last norm, if the model has one, over [..., D]."""
         return self.norm("final_norm", hidden) if self.config.final_norm else hidden
 
     def log_probabilities(self, hidden: Tensor) -> Tensor:
@@ -221,5 +221,5 @@ class Eager(TokenCompetitor):
 
     @torch.inference_mode()
     def on_arrays(self, work: Work, tokens: Ids) -> Array:
-        """Run one of the three methods above on token ids, and return an array."""
+        """Run one of the three methods above on token ids [B, T], and return its result as an array."""
         return np.asarray(work(torch.from_numpy(tokens)))

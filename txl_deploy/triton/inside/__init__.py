@@ -1,1 +1,1 @@
-"""Modules that run inside Triton: copied into every package, beside the runtime. They import only the runtime."""
+"""Modules that run inside Triton: copied into every package, beside the runtime, which is all that they import."""
