@@ -19,7 +19,9 @@ from txl_runtime.device.engines.sidecar import GivenWeight
 from txl_runtime.errors import BackendError, BundleError
 
 OLDEST_OPSET = 9
+"""Oldest opset that the libraries' parsers are made for."""
 MOST_BYTES = 1 << 31
+"""Bytes from which on protobuf holds no graph: 2 GiB."""
 ADVICE = "export the model again"
 
 

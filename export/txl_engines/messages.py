@@ -9,6 +9,7 @@ from txl_engines.checking import Graph
 from txl_engines.compiler import NodeError
 
 LONGEST = 400
+"""Most characters of a library's message that a user is shown."""
 
 KNOWN: tuple[tuple[str, str], ...] = (
     (

@@ -39,6 +39,7 @@ from txl_engines.layers import LayerReport, read_layers
 IN_PLACE = "KV_CACHE_UPDATE"
 """Type of the layer that TensorScatter becomes; its output may share its input's memory."""
 SECONDS_BETWEEN_STEPS = 0.05
+"""Least seconds between two messages about steps: nobody could see more of them."""
 ADVICE = "export the model again"
 
 
