@@ -12,6 +12,7 @@ from txl_report.visible import as_one_line
 MOST_BARS = 40
 """Bars that are drawn; a table lists all of them."""
 LONGEST_NAME = 34
+"""Most characters of a bar's name, which shares its line with the value."""
 ROW = 40
 """Pixels of a bar with its name above it."""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from txl_report.numbers import fixed, power_of_ten
 
 MOST_TICKS = 6
+"""Most ticks of an axis."""
 _LEAST, _MOST = 1e-250, 1e250
 """Bounds within which quotients of two numbers are finite; no measurement lies outside."""
 

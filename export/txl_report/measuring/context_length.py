@@ -37,6 +37,7 @@ FEWEST_COMPARED, FEWEST_BLOCKS = 1_000, 16
 LENGTHS = 24
 """Lengths of context that are compared, about."""
 SHARE, LEAST_GAIN = 0.1, 0.01
+"""The paper's share of hardest tokens, and the gain below which more context no longer helps."""
 
 
 def measure_context(model: Model, ids: ArrayLike, listener: Listener | None = None) -> ContextMeasure | Missing:
