@@ -13,6 +13,7 @@ from txl_runtime.types import Array
 STEADY = 8
 """Segments in a row that leave the shapes of a growing state unchanged, until it counts as fully grown."""
 MOST_SEGMENTS = 1000
+"""Segments after which a state that still changes its size counts as full."""
 
 
 def is_transformer_xl(manifest: Manifest) -> bool:

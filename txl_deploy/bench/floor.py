@@ -22,7 +22,9 @@ from txl_runtime.bundle.weight_header import read_header
 from txl_deploy.bench.driving import is_transformer_xl
 
 PASSES_SECONDS = 0.15
+"""Seconds of passes in one measurement, of which the best counts."""
 ARRAY_BYTES = 512 * 2**20
+"""Bytes of the array that is read: far more than a cache holds."""
 GOAL = 0.6
 """Share of the memory's speed that a step on a device should reach."""
 

@@ -21,7 +21,9 @@ from txl_deploy.bench.works import Task, Works
 from txl_deploy.extras import version_of
 
 ROUNDS = 5
+"""Turns of every competitor by default."""
 SHORTEST, LONGEST = 0.01, 600.0
+"""Bounds of the seconds that a competitor is timed at a task."""
 AT_REST = f"before every slice, until all threads together use less than {timing.AT_REST:.0%} of a core"
 
 

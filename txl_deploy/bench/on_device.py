@@ -19,6 +19,7 @@ from txl_runtime.model import Model
 from txl_deploy.bench.floor import PASSES_SECONDS, Bandwidth, HostBandwidth, device_floor
 
 COPIED_BYTES = 256 * 2**20
+"""Bytes of one copy."""
 COPIES = 4
 """Copies that one pass queues in a row, so that waiting for them is a small part of it."""
 

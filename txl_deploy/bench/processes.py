@@ -29,6 +29,7 @@ from txl_deploy.bench.floor import state_bytes
 from txl_deploy.bench.on_device import import_library
 
 SAMPLE_SECONDS = 0.02
+"""Seconds between two samples of a process's memory."""
 DECODED = 20
 """Short segments that a process runs before the last reading of its memory."""
 SMAPS = Path("/proc/self/smaps")

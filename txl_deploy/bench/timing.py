@@ -25,9 +25,11 @@ LEAST_CALLS = 3
 """Fewest calls of a slice, even of slow ones."""
 
 SLEEP = 0.02
+"""Seconds over which the processor time of one look is taken."""
 AT_REST = 0.05
 """Share of one core below which the threads of a process together count as at rest."""
 PATIENCE = 2.0
+"""Seconds after which a process that is not at rest is timed anyway, and counted as restless."""
 
 
 def percentiles(nanoseconds: Sequence[int]) -> Percentiles:

@@ -16,6 +16,7 @@ from txl_deploy.extras import version_of
 from txl_deploy.serve.keeping import Keeping
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+"""Upper bounds of the histograms' buckets, in seconds."""
 COUNTED = {
     "rounds": "Segments that were computed, each for some sessions together.",
     "positions": "Positions that sessions were fed: tokens, or steps of arrays.",

@@ -17,6 +17,7 @@ from typing import Any
 PACKAGES = "TXL_DEPLOY_PACKAGES"
 """Environment variable that names a folder of further packages, as `pip install --target` makes one."""
 OLDEST = (3, 10)
+"""Oldest Python that the runtime supports."""
 ENGINES = {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}
 """Packages that a backend needs in place of onnxruntime."""
 
