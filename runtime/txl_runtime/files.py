@@ -18,7 +18,7 @@ else:
 # Windows has only O_BINARY of these, and Unix only the others.
 _READING = os.O_RDONLY | sum(getattr(os, flag, 0) for flag in ("O_BINARY", "O_NONBLOCK", "O_NOCTTY"))
 _BEHIND = 2**30
-"""Offset of the byte to lock on Windows, which locks bytes: 1 GiB, so after the end of a lock file; that is allowed."""
+"""Offset of the byte that is locked on Windows, 1 GiB: after the end of any smaller file, where a lock may lie, too."""
 
 
 class NotPlainError(OSError):

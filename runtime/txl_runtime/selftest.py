@@ -50,7 +50,7 @@ from txl_runtime.model import Model
 from txl_runtime.types import Array, Floats
 
 WARM = 2.0
-"""Temperature at which the sums of a program "next" are compared; any but 1, so that it matters."""
+"""Temperature at which the sums of a program "next" are compared; 1 would hide a program that ignores it."""
 WORDS = {
     "logprobs": "log-probabilities",
     "memory": "memory",

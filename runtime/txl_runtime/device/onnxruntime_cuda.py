@@ -243,7 +243,7 @@ def without_kernels(version: str) -> str:
 
 
 def preload_libraries(ort: Any) -> str:
-    """Load CUDA's libraries from all places of pip: ONNX Runtime searches none, or only its own site-packages.
+    """Load CUDA's libraries from all places of pip: ONNX Runtime searches none, or only beside itself.
 
     Returns:
         ONNX Runtime's messages about libraries that could not be loaded, and the searched folders; "" if all were. Some

@@ -76,7 +76,7 @@ class Answer(Struct, frozen=True):
 
 Request: TypeAlias = Opening | Combination
 OLDEST = (1, 25)
-"""First safe ONNX Runtime: before it, a reflecting `Pad` wider than its input returns memory of other owners."""
+"""First safe ONNX Runtime: before it, a reflecting `Pad` wider than its input returns memory outside the model's."""
 OPENED: dict[str, tuple[Bundle, OnnxRuntimeCpu]] = {}
 """The bundle and engine of this process, under the key ""."""
 STARTS: dict[str, Array] = {}

@@ -82,7 +82,7 @@ def main(program: str, memory: str, seconds: str) -> None:
     except MemoryError:
         code = NO_MEMORY
     finally:
-        os._exit(code)  # sys.exit would wait for the reading thread
+        os._exit(code)  # an orderly exit would wait for the reading thread
 
 
 def _read(file: IO[bytes], waiting: queue.SimpleQueue[bytes]) -> None:
