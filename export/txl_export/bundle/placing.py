@@ -147,7 +147,7 @@ def _explained(place: Path, outcome: str) -> Iterator[None]:
 
 
 def _place(partial: Path, target: Path, kind: Kind) -> None:
-    """Give the finished folder its name; an old bundle then has the hidden name, or the one of a folder set aside."""
+    """Give the finished folder its name; an old bundle gets the hidden name in exchange, or is set aside."""
     if not target.exists():
         partial.rename(target)
     elif _exchange(partial, target):
@@ -224,7 +224,7 @@ def _sync(folder: Path) -> None:
         if path.is_dir():
             sync_folder(path)
         elif path.is_file():
-            path.chmod(0o666 & ~mask)  # some writers give fewer rights than the user's umask
+            path.chmod(0o666 & ~mask)  # some writers give fewer rights than the umask allows
             with path.open("rb") as stream:
                 os.fsync(stream.fileno())
     sync_folder(folder)

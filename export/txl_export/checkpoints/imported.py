@@ -35,7 +35,7 @@ EXAMPLES: dict[str, Any] = {
 
 
 MOST_CLUSTERS = 256
-"""Number of clusters that is refused; models have about 4, and thousands would cut a table into tensors of one row."""
+"""Most clusters; models have about 4, and thousands would cut a table into as many tensors of one row."""
 
 
 class ConfigNeededError(UsageError):

@@ -97,17 +97,17 @@ class TensorErrors:
 
     @property
     def exact(self) -> bool:
-        """See `Tensor`."""
+        """True if the values have to be equal, see `Tensor`."""
         return self.tensor.exact
 
     @property
     def largest(self) -> float:
-        """See `Tensor`."""
+        """The largest error so far; the number of differing values if `exact`."""
         return self.tensor.largest or 0.0
 
     @property
     def shapes(self) -> int:
-        """See `Tensor`."""
+        """The number of segments with a wrong shape."""
         return self.tensor.shapes
 
     @property

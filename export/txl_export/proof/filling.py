@@ -12,9 +12,9 @@ FULL, MOST = 0.99, 0.75
 took less than half as long: then the rest did not fill row by row, e.g. a channel behind a ReLU that first fires late
 in a buffer of 4 rows."""
 LAST = 8
-"""Segments in a row in which an integer has to grow for it to be counting, e.g. the steps of an episode without a flag.
-If it shrank earlier, it has to grow for longer than the whole time before that: a ring's position, which returns to 0
-again and again, does not count."""
+"""Segments in a row in which an integer has to grow, or to shrink, to be counting, e.g. the steps of an episode without
+a flag. After a change in the other direction it takes longer than the whole time before that: a ring's position, which
+returns to 0 again and again, does not count."""
 
 
 class Filling:

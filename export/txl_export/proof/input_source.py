@@ -14,20 +14,21 @@ from txl_runtime.errors import UsageError, one_line
 from txl_runtime.types import Array, Arrays, Ids
 
 POISON = np.nan
-"""Value of features at positions that no result may depend on: NaN spreads into whatever reads it."""
+"""Value of features at positions that no result may depend on: NaN spreads into every result that reads it."""
 DISTINCT_IDS, RUN = 4096, 16
 """Distinct ids drawn from a large vocabulary where few are enough, in runs of 16 neighbours. Every id brings a page of
 the embedding into memory, once per open program; neighbours share pages."""
 
 
 class InputSource:
-    """An endless source of segments; a sequence reads one sample to its end and then begins a different one.
+    """An endless source of segments. A sequence reads a sample from a random position, around its end to the beginning,
+    and then the next one.
 
     Args:
         samples: real inputs by name; without them inputs are random.
         draws: the generator of random inputs and of the order of samples.
         segments: segments that a chain will run, times its sequences: each sample is left early enough that all are
-            begun; 0 reads each to its end.
+            begun; 0 reads all positions of each.
         few: whether `DISTINCT_IDS` ids of a larger vocabulary are enough.
         below, flags: see `Reference`.
 
@@ -151,7 +152,7 @@ def extent(manifest: Manifest, samples: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def poisoned(manifest: Manifest, inputs: Arrays, counts: Ids) -> dict[str, Array]:
-    """Return inputs with NaN in idle sequences and after each sequence's valid positions, counts [b]."""
+    """Return inputs with NaN in the features of idle sequences and after each one's valid positions, counts [b]."""
     found = {}
     for entry in manifest.inputs:
         if entry.name not in inputs:

@@ -81,7 +81,7 @@ class Parity:
         return f"{' and '.join(worst)} suffer most: keep them in float32 with {keeping}, or take more bits"
 
     def summary(self) -> dict[str, object]:
-        """Return the value of each judged gate by name, for the manifest."""
+        """Return the value of each gate that has one, by name, for the manifest."""
         return {gate.name: gate.value for gate in self.gates if gate.value is not None}
 
     def verification(self) -> Verification:

@@ -71,7 +71,7 @@ def _per_row(truths: NDArray[np.bool_]) -> NDArray[np.intp]:
 
 
 def _among_best(rows: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return a mask [n, V] of the `BEST` largest values of each row; all false for a row that holds NaN."""
+    """Return a mask [n, V] of the `BEST` largest values of each row; a NaN takes one of their places and is false."""
     if rows.shape[1] <= BEST:
         return np.ones(rows.shape, bool)
     return rows >= _least_of_best(rows)[:, None]

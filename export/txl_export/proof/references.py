@@ -34,7 +34,7 @@ class Reference(Protocol):
         described: a description of the model and its precision, for the report.
         small: whether it runs fastest in one thread.
         large: whether it needs the memory that the bundle can release for a while.
-        together: whether independent sequences run in one batch because none can change a different one. States then
+        together: whether independent sequences run in one batch because none can change the others. States then
             have axis 0 for the batch, and all sequences of a step have the same count of valid positions. Otherwise
             each sequence runs alone, so that a batch cannot mix them.
         masks: whether a log-probability may stand for "never" ("mask" in `ladder.LIMITS`).

@@ -123,7 +123,7 @@ class Builder:
 
     def _object(self, name: str, args: list[Any], states: list[Any], values: list[Any], pairs: list[Any]) -> Any:
         """Return the result of a call of a name, with everything that the pickle put into it afterwards."""
-        match name, args:  # of a subclass: its type and attributes are dropped
+        match name, args:  # a tensor of a subclass: its type and attributes are dropped
             case "torch._tensor._rebuild_from_type_v2", [[program.NAME, function], _, [program.TUPLE, *inner], _]:
                 name, args = function, inner
         if call := FUNCTIONS.get(name):
