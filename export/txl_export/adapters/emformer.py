@@ -100,7 +100,7 @@ def _layer(layer: Any, name: str, x: Tensor, right: Tensor, summary: Tensor, sta
 
 
 def _newest(old: Tensor, rows: Tensor, past: Tensor | None = None) -> Tensor:
-    """Return the last len(old) rows of (old ‖ rows); with `past`, unfilled slots repeat filled ones as the package's."""
+    """Return the last len(old) rows of (old ‖ rows); with `past`, empty slots repeat filled ones as in the package."""
     kept = len(old) - len(rows)
     if past is None or kept <= len(rows):
         return torch.cat((old, rows))[len(rows) :]
