@@ -1,4 +1,4 @@
-"""Reading of regular files alone: a pipe would wait for a writer, a device may have no end."""
+"""Reading of regular files only: a pipe would wait for a writer, a device may have no end."""
 
 from __future__ import annotations
 

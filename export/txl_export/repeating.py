@@ -1,6 +1,6 @@
 """The command of an export, stored in the bundle so that anybody can repeat it.
 
-Files are stored by name without their folders, which would tell of somebody's machine.
+Files are stored by name without their folders, which would describe somebody's machine.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def proven(forms: Sequence[StepSpec], own: Own, lengths: Sequence[int]) -> StepS
 def _differences(spec: StepSpec, own: Own, lengths: Sequence[int]) -> Iterator[str]:
     """Yield what differs, e.g. "output logits of segment 2", between two sequences of the step and the package's own.
 
-    The second sequence begins anew with segment 2. If the step takes `valid`, segments are padded to the longest.
+    The second sequence starts again at segment 2. If the step takes `valid`, segments are padded to the longest.
     """
     draws = np.random.default_rng(0)
     segments = [random_inputs(spec, 2, max(lengths) if spec.lengths else length, draws) for length in lengths]

@@ -2,8 +2,8 @@
 
 Output `action` is the action without noise, a mean or one score per action; `value` is the critic's. States are `h` and
 `c`, or `actor.h` … if the critic has its own. The step normalises observations as training does. An input
-`episode_start` clears the states of sequences where it is not 0; the step has it if the package has it, or as
-`episode_start_input` in the config decides.
+`episode_start` clears the states of sequences for which it is not 0; the step has it if the package has it, unless
+`episode_start_input` in the config says otherwise.
 """
 
 from __future__ import annotations

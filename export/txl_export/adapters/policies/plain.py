@@ -39,7 +39,7 @@ def build(config: Mapping[str, Any]) -> PlainPolicy:
 
 
 def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
-    """Return the shape of a module that `build` made, None of any other; time is the first axis."""
+    """Return the `Shape` of a module that `build` made, None of any other; time is the first axis."""
     if not isinstance(module, PlainPolicy):
         return None
     rows = ("L", "B")

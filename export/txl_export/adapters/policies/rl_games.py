@@ -40,7 +40,7 @@ def build(config: Mapping[str, Any]) -> nn.Module:
 
 
 def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
-    """Return the shape of a model that has an `a2c_network`, None of any other."""
+    """Return the `Shape` of a model that has an `a2c_network`, None of any other."""
     network = getattr(module, "a2c_network", None)
     if network is None:
         return None

@@ -52,7 +52,7 @@ def build(config: Mapping[str, Any]) -> nn.Module:
     """Return actor and critic of a runner's config and the environment's sizes.
 
     `obs` has the width of each group of observations and `num_actions` the number of actions; `obs_groups`, `actor` and
-    `critic` are those of the runner's config. Without `critic` it is the actor alone.
+    `critic` are those of the runner's config. Without `critic` only the actor is built.
     """
     package, tensordict = import_module("rsl_rl.models"), import_module("tensordict")
     for key in ("obs", *(role for role in ("actor", "critic") if _has(config, role))):
@@ -74,7 +74,7 @@ def build(config: Mapping[str, Any]) -> nn.Module:
 def state_dict(stored: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the state dict of the config's models from a checkpoint that has one for each; a student is the actor.
 
-    An archive exported for robots holds the actor alone, under different names (`_EXPORTED`).
+    An archive exported for robots holds only the actor, under different names (`_EXPORTED`).
     """
     stores = {"actor_state_dict": "actor", "student_state_dict": "actor", "critic_state_dict": "critic"}
     parts = [(role, stored.get(key)) for key, role in stores.items()]
@@ -92,7 +92,7 @@ def _has(config: Mapping[str, Any], role: str) -> bool:
 
 
 def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
-    """Return the shape of the package's policies, None of others; `"critic": false` drops the critic and its input."""
+    """Return the `Shape` of the package's policies, None of others; `"critic": false` drops critic and its input."""
     places = {role: place for role, many in PLACES.items() for place in many if _at(module, place.rnn) is not None}
     if "actor" not in places:
         return None

@@ -68,7 +68,7 @@ class Builder:
     keep: Sequence[str]
 
     def reference(self, weights: Weights | None = None) -> PaperModel:
-        """Return the reference of the model, or of different weights."""
+        """Return the reference of the model, with `weights` in place of its own if they are given."""
         chosen = self.weights if weights is None else weights
         return reference_for(self.config, self.dialect, self.sizes.memory_length, chosen)
 
@@ -161,7 +161,7 @@ class Builder:
         sizes = self.sizes
         longest = StepShape(sizes.batch_size, sizes.segment_lengths[0], sizes.memory_length, self.memory)
         if program.update == "ring":
-            return RingStep(self.config, self.dialect, longest, folded)  # L is open: the longest sizes the ring
+            return RingStep(self.config, self.dialect, longest, folded)  # L is open: the longest L sizes the ring
         shape = longest._replace(segment_length=program.segment_length)
         distances = count_distances(self.config, self.dialect, longest.slots)
         return Step(self.config, self.dialect, shape, folded, distances)

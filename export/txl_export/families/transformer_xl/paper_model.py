@@ -74,7 +74,7 @@ class PaperModel:
 
     @torch.no_grad()
     def hidden(self, tokens: Tensor, memory: Iterable[Tensor]) -> tuple[Tensor, Memory]:
-        """Run a segment without its softmax; return the last layer's output [B, T, D] and the memory after it."""
+        """Run a segment without its softmax; return the layers' output [B, T, D] and the memory after it."""
         hidden = self._embed(tokens)
         after: Memory = []
         for i, before in enumerate(memory):

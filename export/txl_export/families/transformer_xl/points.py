@@ -33,7 +33,7 @@ def mark(bundle: Bundle, program: Program) -> tuple[bytes, dict[str, str]]:
     """Return a program's graph with the points as further outputs, and the names of these outputs by point.
 
     Raises:
-        BundleError: the graph has no layer norms where they are looked for.
+        BundleError: the graph lacks a layer norm of the config's layers.
     """
     path, config = bundle.file(program.file), bundle.manifest.config
     model = onnx.load_model_from_string(path.read_bytes())

@@ -10,7 +10,7 @@ The rows of the segment go to slots head … head + L - 1 (TensorScatter, linear
 TensorRT calls KV_CACHE_UPDATE). With a = c - head, slot c then holds row k = M + a - R·[a >= L] of (memory ‖ segment):
 the segment's own rows, then those written a lap ago. A slot of the spill holds nothing but rows of this segment.
 Query i sees slot c iff 0 <= d < W and k >= M - fill, with d = M + i - k. One GatherElements, whose index is computed
-once for all layers, does the relative shift, the ring's rotation and the different head of each stream.
+once for all layers, does the relative shift and the ring's rotation, with a head of its own for each stream.
 
 After the step the memory's owner adds `valid` to `head`; if that reaches R, it moves rows R … head - 1 to the front
 and subtracts R. R >= M + L keeps rows that padding overwrites out of the memory.

@@ -2,7 +2,7 @@
 
 M, the clamp and same_length usually differ in evaluation from the training values that a file holds. So options come
 first, then `--config`, then the file. One line names the values that were taken from a file; an error names the flag of
-a setting that is nowhere.
+a setting that none of them has.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from txl_export.families.transformer_xl.network import MemoryForm
 from txl_export.options import ExportOptions
 
 MOST_SEGMENT, MOST_MEMORY, MOST_BATCH = 8192, 65536, 1024
+"""Largest L in tokens, M in rows and B in sequences that an export accepts."""
 DEFAULT_SEGMENT_LENGTHS = (64, 1)
 
 
@@ -35,7 +36,7 @@ def resolve(imported: Imported, options: ExportOptions) -> tuple[Dialect, Sizes,
     """Return dialect, sizes, and lines that name values from the file and options that override it.
 
     Raises:
-        UsageError: a size is out of range, a setting is nowhere, or settings contradict each other.
+        UsageError: a size is out of range, a setting is missing, or settings contradict each other.
     """
     file = imported.evaluation
     taken: list[str] = []

@@ -151,7 +151,7 @@ class Step(Network):
     ) -> tuple[Tensor, Sequence[Tensor]]:
         """Add absolute positions to layer i's input; an idle stream's memory stays the same, bit for bit."""
         m, table = self.shape.memory_length, self[self._table_name(i)]  # [rows, D]
-        behind = (m + valid)[:, None] - 1 - self["slot"][None, :]  # [B, K]: rows after this one, padding aside
+        behind = (m + valid)[:, None] - 1 - self["slot"][None, :]  # [B, K]: valid rows after each one
         positions = F.embedding(behind.clamp(0, table.shape[0] - 1), table)
         hidden = hidden + positions[:, m:]
         if memory:

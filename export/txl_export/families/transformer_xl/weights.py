@@ -22,7 +22,7 @@ Every importer returns these. `i` is the layer, two digits at least; `c` the clu
     softmax.projections.{c}                     [D, width of c]; absent: tied to the embedding's
     softmax.cluster.{weight,bias}               [clusters - 1, width of cluster 0], row c-1 stands for cluster c
 
-Matrices multiply as `x @ W.T`. An absent one is tied, so that weights have one form whichever file they came from.
+Matrices multiply as `x @ W.T`. An absent softmax tensor is tied, so that weights have one form for every kind of file.
 """
 
 from __future__ import annotations

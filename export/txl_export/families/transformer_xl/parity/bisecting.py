@@ -72,7 +72,7 @@ def bisect_against_reference(bundle: Bundle, reference: PaperModel) -> Bisection
 
     Raises:
         BackendError: ONNX Runtime cannot run the bundle's precision.
-        BundleError: the graph has no layer norms where they are looked for.
+        BundleError: the graph lacks a layer norm of the config's layers.
     """
     program, manifest = segment_of(bundle), bundle.manifest
     if manifest.precision == "bf16":
@@ -126,7 +126,7 @@ def bisect_engine(bundle: Bundle, target: str) -> Bisection:
     feeds = {**_first_feeds(bundle, program), "tokens": tokens}
     try:
         theirs, ours = _run_both(bundle, data, feeds, target)
-    except Exception as error:  # Polygraphy raises its own kind, TensorRT none
+    except Exception as error:  # Polygraphy has its own class, TensorRT none
         raise BackendError(
             f"{program.name}: Polygraphy with {module} failed: {one_line(error)}; see docs/engines.md"
         ) from None
