@@ -23,7 +23,7 @@ from txl_export.adapters.refusing import refuse_recurrent_memory, refuse_short
 from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec, StateSpec, StepSpec
 
 _BEGIN = 9998
-"""Two less than the package's position of the first token, 10000; the null key has 9999."""
+"""Two less than 10000, the package's position of the first token: 9999 is the null key's, 9998 leaves room for 0's."""
 
 
 def build(config: Mapping[str, Any]) -> Any:

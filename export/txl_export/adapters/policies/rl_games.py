@@ -20,7 +20,7 @@ CLIP = 5.0
 
 
 def unfolded(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config with a training's `params`, and the keys of `_REST` in their `config`, raised to its top."""
+    """Return the config with a training's `params`, and keys of `_REST` in their `config`, copied to its top level."""
     params = config.get("params")
     params = params if isinstance(params, Mapping) else {}
     trained = {**config, **params}.get("config")
@@ -60,7 +60,7 @@ def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
 
 
 def _play(policy: Any, inputs: Named, recur: Recurrence) -> tuple[Tensor, Tensor]:
-    """Run one position; the normalisers are written out, because TorchScript's in the package cannot be captured."""
+    """Run one position; normalisers are written out, because no capture sees through the package's TorchScript ones."""
     obs = inputs["obs"]
     if policy.normalize_input:
         mean, deviation = _moments(policy.running_mean_std)

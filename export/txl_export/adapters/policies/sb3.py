@@ -15,7 +15,7 @@ from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec
 
 
 def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
-    """Return the `Shape` of a policy, None of other modules; a `VecNormalize` in the config's `vec_normalize` is part.
+    """Return the `Shape` of a policy, else None; the config's `vec_normalize`, a `VecNormalize`, goes into the graph.
 
     If actions are a Box, `action` is cut or scaled to its limits, as `predict` does.
     """
