@@ -73,7 +73,7 @@ typedef struct {
 
 typedef struct {
     uint32_t size;
-    int32_t threads;             /* of the engine; 0: one per core */
+    int32_t threads;             /* threads of the engine; 0: one per physical core */
     const char *update;          /* "ring", "rolled", "replace"; NULL: the best that the engine runs */
     const char *engine;          /* path of ONNX Runtime's library; NULL: $TXL_ONNXRUNTIME, else the system's search */
     const char *manifest_sha256; /* SHA-256 of the only manifest.json to load, 64 lower-case hex digits; NULL: any */

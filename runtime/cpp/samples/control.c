@@ -70,7 +70,7 @@ static void later(struct timespec *time, long nanoseconds) {
     if (time->tv_nsec >= 1000000000) time->tv_nsec -= 1000000000, ++time->tv_sec;
 }
 
-/* What is sent, one after the other; whether there may be more. */
+/* Run all messages that have come; return 0 after END or a failure, 1 if more may come. */
 static int run_all(control *self) {
     for (message seen; ring_take(&self->observations, &seen);) {
         if (seen.kind == END) return 0;

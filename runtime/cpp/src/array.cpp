@@ -10,7 +10,7 @@
 namespace txl_runtime {
 namespace {
 
-constexpr std::size_t ALIGNED = 64;
+constexpr std::size_t ALIGNED = 64;  // bytes: a cache line
 
 template <typename T>
 T at(const void *from) {

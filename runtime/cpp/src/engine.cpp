@@ -13,10 +13,10 @@
 namespace txl_runtime {
 namespace {
 
-constexpr std::int32_t MOST_THREADS = 1024;
+constexpr std::int32_t MOST_THREADS = 1024;  // as in Python; a larger number is a mistake
 constexpr const char *WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path";
 
-constexpr ONNXTensorElementDataType ELEMENTS[] = {  // by txl_dtype
+constexpr ONNXTensorElementDataType ELEMENTS[] = {  // indexed by txl_dtype
     ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED, ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL,
     ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,     ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,
     ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16,   ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16};

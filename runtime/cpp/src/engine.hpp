@@ -56,7 +56,7 @@ private:
 };
 
 struct SessionOptions {
-    int threads;  // 0: one per core
+    int threads;  // 0: one per physical core
     bool arena, lean, spin;
     std::string folder;        // folder of the weight file; "": it is in memory
     std::string name;          // name of the weight file

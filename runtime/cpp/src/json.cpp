@@ -10,7 +10,7 @@
 namespace txl_runtime {
 namespace {
 
-constexpr int DEPTH = 64;
+constexpr int DEPTH = 64;  // most nested brackets: hold() recurses, and a deeper document could use up the stack
 
 struct Unfit {
     std::string said;

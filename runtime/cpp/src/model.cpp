@@ -10,8 +10,8 @@
 namespace txl_runtime {
 namespace {
 
-constexpr std::uint64_t MOST_MANIFEST = 1U << 24;
-constexpr std::int64_t SMALL_SOFTMAX = 1 << 18;  // products per row, F * V, up to which one thread is used
+constexpr std::uint64_t MOST_MANIFEST = 1U << 24;  // bytes, 16 MiB: a hundred times a large model's
+constexpr std::int64_t SMALL_SOFTMAX = 1 << 18;    // products per row, F * V, up to which one thread is used
 constexpr const char *MANIFEST = "manifest.json";
 
 Array number(double value, txl_dtype dtype) {

@@ -11,7 +11,7 @@ namespace txl_runtime {
 namespace {
 
 constexpr std::uint64_t MOST_HEADER = 100000000;  // bytes; the limit of safetensors' own reader
-constexpr std::uint64_t FAR = 1ULL << 62;
+constexpr std::uint64_t FAR = 1ULL << 62;         // sizes and offsets lie below it, so that sums of two fit 64 bits
 
 std::uint64_t header_length(std::string_view head, std::uint64_t size, std::uint64_t most, txl_code code,
                             const std::string &where) {

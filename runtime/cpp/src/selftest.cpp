@@ -11,7 +11,7 @@
 namespace txl_runtime {
 namespace {
 
-constexpr double ROUNDING = 1e-4, FURTHER = 2, MASK = 1e3;
+constexpr double ROUNDING = 1e-4, FURTHER = 2, MASK = 1e3;  // § 9; MASK: larger values stand for "never", e.g. -1e4
 constexpr double FAR = std::numeric_limits<double>::infinity();
 
 // Pairs of computed and stored values of one tensor.
@@ -20,8 +20,8 @@ struct Pairs {
     bool floating = true, nats = false;
 
     void add(double ours, double theirs) { found.push_back(ours), wanted.push_back(theirs); }
-    // Return the largest difference: absolute for nats, else divided by max(1, largest value below MASK). A difference of
-    // values from MASK on is divided by the value. Integers have to be equal.
+    // Return the largest difference: absolute for nats, else divided by max(1, largest value below MASK). A difference
+    // of values from MASK on is divided by the value. Integers have to be equal.
     [[nodiscard]] double apart() const {
         double scale = 1, worst = 0;
         for (auto value : wanted)
@@ -88,8 +88,8 @@ private:
         return *found;
     }
 
-    // Return the difference that the bundle had where it was made (0: outputs, 1: states), which widens the allowed one.
-    // A difference above the largest stored value would let any result pass: it is refused.
+    // Return the difference that the bundle had where it was made (0: outputs, 1: states), which widens the allowed
+    // one. A difference above the largest stored value would let any result pass: it is refused.
     [[nodiscard]] double reached(int side) const {
         double most = ROUNDING;
         const auto take = [&](const Stored *stored, bool nats) {

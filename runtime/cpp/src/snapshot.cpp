@@ -10,8 +10,8 @@
 namespace txl_runtime {
 namespace {
 
-constexpr std::uint64_t MOST_HEADER = 1U << 20;
-constexpr const char *WHOLE = "whole/";
+constexpr std::uint64_t MOST_HEADER = 1U << 20;  // bytes, 1 MiB: enough for ten thousand tensors
+constexpr const char *WHOLE = "whole/";          // prefix of replaced tensors in a snapshot that also has memory rows
 
 // Return (a snapshot has memory rows, it has tensors that each step replaces).
 std::pair<bool, bool> parts_of(const Model &model) {
