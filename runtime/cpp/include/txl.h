@@ -1,9 +1,9 @@
 /* txl.h: bundles of txl-deploy from C. SPDX-License-Identifier: Apache-2.0
  *
- * Every struct begins with its size, which TXL_NEW sets. The library takes an older, shorter struct, with 0 for the fields
- * that it lacks. A call that can fail returns a code and fills the caller's txl_error, which may be NULL. No call throws,
- * prints, ends the process or keeps global data. Threads may share a model; one thread at a time may use a stream. A stream
- * keeps its model alive, so both may be freed in any order.
+ * Every struct but txl_file begins with its size, which TXL_NEW sets. The library takes an older, shorter struct, with 0 for
+ * the fields that it lacks. A call that can fail returns a code and fills the caller's txl_error, which may be NULL. No call
+ * throws, prints, ends the process or keeps global data. Threads may share a model; one thread at a time may use a stream. A
+ * stream keeps its model alive, so both may be freed in any order.
  *
  * Arrays are row-major, with the axes in the tables' order. b: number of sequences of a stream; T: number of positions in
  * one call; V: number of token ids. The library cannot check an array's dtype and length: txl_model_tensor has the dtype,
@@ -130,7 +130,7 @@ TXL_API txl_code txl_model_load(const char *path, const txl_load_options *, txl_
 TXL_API txl_code txl_model_load_memory(const txl_file *, size_t count, const txl_load_options *, txl_model **, txl_error *);
 TXL_API void txl_model_free(txl_model *);
 TXL_API txl_code txl_model_describe(const txl_model *, txl_model_info *, txl_error *);
-TXL_API size_t txl_model_lengths(const txl_model *, int32_t *lengths, size_t room); /* their number; largest first */
+TXL_API size_t txl_model_lengths(const txl_model *, int32_t *lengths, size_t room); /* returns how many; largest first */
 TXL_API size_t txl_model_count(const txl_model *, int32_t table); /* a txl_table */
 TXL_API txl_code txl_model_tensor(const txl_model *, int32_t table, size_t index, txl_tensor *, txl_error *);
 /* Set `index` to the row of the table that has this name; TXL_USAGE if none has. */
@@ -160,10 +160,10 @@ TXL_API int32_t txl_stream_batch(const txl_stream *);
  * state. Outputs are 0 at positions that do not count. Without `commit` all sequences keep their states. RT */
 TXL_API txl_code txl_stream_run(txl_stream *, int32_t T, const void *const *inputs, const int32_t *counts,
                                 void *const *outputs, int commit, txl_error *);
-/* Run any T, cut into segments from the start, the longest first, e.g. T 10 into 4, 4, 2. In a Transformer-XL with a full
- * memory the later positions of a segment see further back, so a different cut of one text gives slightly different numbers.
- * With `last` outputs are of the last position that counts and lack the axis of positions: [b, V], not [b, T, V]. Where a
- * state grows, a refused segment leaves those before it fed. RT */
+/* Run any T, cut into segments from the start, the longest first: T 10 into 4, 4, 2 if the longest is 4. In a Transformer-XL
+ * with a full memory later positions of a segment see further back, so a different cut gives slightly different numbers.
+ * With `last` outputs are of the last position that counts and lack the axis of positions: [b, V], not [b, T, V]. If a state
+ * grows, segments before a refused one stay fed. RT */
 TXL_API txl_code txl_stream_feed(txl_stream *, int32_t T, const void *const *inputs, const int32_t *counts,
                                  void *const *outputs, int last, txl_error *);
 /* Score tokens [b, T]: nll [b, T - 1] is the cost in nats of each but the first, 0 where it does not count. The last token
