@@ -56,6 +56,11 @@ x ArgMax(axis:i keepdims:b select_last_index:b) ArgMin(axis:i keepdims:b select_
 xx? Conv(auto_pad:s=NOTSET|SAME_UPPER|SAME_LOWER|VALID dilations:I group:i kernel_shape:I pads:I strides:I)
 xx? ConvTranspose(auto_pad:s=NOTSET|SAME_UPPER|SAME_LOWER|VALID dilations:I group:i kernel_shape:I \
   output_padding:I pads:I strides:I)
+xx?? ConvInteger(auto_pad:s=NOTSET|SAME_UPPER|SAME_LOWER|VALID dilations:I group:i kernel_shape:I pads:I strides:I)
+xx?? MatMulInteger
+x>3 DynamicQuantizeLinear
+xxxxxxxx? QLinearConv(auto_pad:s=NOTSET|SAME_UPPER|SAME_LOWER|VALID dilations:I group:i kernel_shape:I pads:I strides:I)
+xxxxxxxx QLinearMatMul
 x AveragePool(auto_pad:s=NOTSET|SAME_UPPER|SAME_LOWER|VALID ceil_mode:b count_include_pad:b dilations:I \
   kernel_shape:I! pads:I strides:I)
 x>2 MaxPool(auto_pad:s=NOTSET|SAME_UPPER|SAME_LOWER|VALID ceil_mode:b dilations:I kernel_shape:I! pads:I \
