@@ -32,7 +32,7 @@ _RANDOM = frozenset(
 )
 
 
-_WITHOUT_OTHER_FORM = frozenset({"DFT", "STFT", "Det", "Unique"})
+_WITHOUT_OTHER_FORM = frozenset({"Det", "Unique"})
 """Operators that a step becomes however it is captured: no second attempt helps."""
 
 
