@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 import onnx_ir as ir
 
+from txl_export.graphs.between_quantisers import OPERATORS, between_quantisers
 from txl_export.graphs.dft import dft_as_product, stft_as_convolution
 
 
@@ -58,5 +59,6 @@ REWRITES: Mapping[str, Callable[[ir.Graph, ir.Node], None]] = MappingProxyType(
         "DFT": dft_as_product,
         "STFT": stft_as_convolution,
         **dict.fromkeys(_USUAL, _as_usual),
+        **dict.fromkeys(("QGemm", *(f"QLinear{name}" for name in OPERATORS)), between_quantisers),
     }
 )

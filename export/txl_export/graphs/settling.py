@@ -19,7 +19,7 @@ from onnx_ir.passes.common import (
 from txl_runtime.bundle.tables import TensorSpec
 from txl_runtime.guard.forms import FORMS
 
-from txl_export.graphs.rewriting import is_due, to_forms
+from txl_export.graphs.rewriting import REWRITES, is_due, to_forms
 from txl_export.graphs.tracing import IR_VERSIONS, forget_origins, int32_indices, quiet
 from txl_export.graphs.unsettled import STACK_TRACE, UnsettledError
 
@@ -100,7 +100,7 @@ def _check_operators(graph: ir.Graph, opsets: Collection[int]) -> None:
         kinds = {attribute.type for attribute in node.attributes.values()}
         if kinds & {ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS}:
             raise UnsettledError(f"it becomes the operator {node.op_type}; a bundle's graphs hold no control flow")
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain not in ("", "ai.onnx") and node.op_type not in REWRITES:
             raise UnsettledError(f"it becomes the operator {node.domain}::{node.op_type}, which ONNX's standard lacks")
     versions = graph.opset_imports
     if versions.get("", OPSET) not in opsets:

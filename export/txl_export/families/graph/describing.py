@@ -198,8 +198,8 @@ def _nodes(foreign: Foreign, facts: GraphFacts) -> Structure:
 def _unknown(graph: ir.Graph) -> list[str]:
     """Operators that no graph of a bundle may have; an If may vanish where sizes become numbers."""
     kinds = {(node.domain.removeprefix("ai.onnx"), node.op_type) for node in graph if not subgraphs(node)}
-    left = {f"{domain}::{op}".removeprefix("::") for domain, op in kinds if op not in FORMS.get(domain, ())}
-    return sorted(left - REWRITES.keys())
+    known = {domain: FORMS.get(domain, {}).keys() | REWRITES.keys() for domain, _ in kinds}
+    return sorted(f"{domain}::{op}".removeprefix("::") for domain, op in kinds if op not in known[domain])
 
 
 def _try(foreign: Foreign, choices: Choices, source: str, facts: GraphFacts, said: Mapping[str, str]) -> None:

@@ -21,6 +21,7 @@ from small_files import graph, leaky
 from small_graphs import model, value
 from support import PACKAGES
 from txl_runtime.errors import CheckError, CheckpointError, UsageError
+from verified_steps import Heard
 
 QUICK = {
     "lstm open",
@@ -587,3 +588,32 @@ def test_a_file_whose_small_weights_lie_beside_it_is_known_again(tmp_path):
     txl_export.export(path, tmp_path / "b")
     found = txl_export.verify(tmp_path / "b", checkpoint=path)
     assert (found.passed, found.reference.startswith("the file itself")) == (True, True)
+
+
+def quantised(path: Path, batch: int) -> Path:
+    """h = tanh(x · w + h / 2), where the product is of integers with a scale that is computed of all sequences."""
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["code", "scale", "zero"]),
+        helper.make_node("MatMulInteger", ["code", "w", "zero", "none"], ["sum"]),
+        helper.make_node("Cast", ["sum"], ["whole"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["scale", "step"], ["both"]),
+        helper.make_node("Mul", ["whole", "both"], ["real"]),
+        helper.make_node("Mul", ["h", "half"], ["kept"]),
+        helper.make_node("Add", ["real", "kept"], ["added"]),
+        helper.make_node("Tanh", ["added"], ["h_out"]),
+        helper.make_node("Neg", ["h_out"], ["y"]),
+    ]
+    weight = np.random.default_rng(0).integers(-64, 64, (6, 4), np.int8)  # two products fit into 16 bits
+    constants = {"w": weight, "none": np.int8(0), "step": np.float32(0.002), "half": np.float32(0.5)}
+    tensors = [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()]
+    sides = [value("x", [batch, 6]), value("h", [batch, 4])], [value("y", [batch, 4]), value("h_out", [batch, 4])]
+    onnx.save(model(nodes, *sides, tensors), path)
+    return path
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_file_of_int8_with_computed_scales_is_its_bundle_to_the_bit(batch, tmp_path):
+    path, heard = quantised(tmp_path / "q.onnx", batch), Heard()
+    assert beside(path, tmp_path / "b", listener=heard) == 0
+    assert txl_runtime.load(tmp_path / "b").manifest.streams == ("independent" if batch == 1 else "lockstep")
+    assert any("one scale for all sequences" in note for note in heard.warnings) is (batch > 1)
