@@ -215,6 +215,8 @@ def _try(foreign: Foreign, choices: Choices, source: str, facts: GraphFacts, sai
             facts.unknown = _unknown(begun(foreign, way, Silent(), TRIED).graph.graph)
         except BackendError as error:
             facts.tried = f"not tried to its end: {error}"
+            facts.unknown = [name for name in _unknown(foreign.model.graph) if "::" in name]  # which never vanish
+            facts.command = facts.command if not facts.unknown else ""
         except TxlError as error:
             facts.command, facts.tried = "", facts.tried or str(error)
             continue
