@@ -54,12 +54,13 @@ def stft_as_convolution(graph: ir.Graph, node: ir.Node) -> None:
     length = _number(node, 3, shape[1] if window is None else len(window))
     if window is not None and len(window) != length:
         raise _refused(node, f"with a window of {len(window)} numbers for frames of {length}, expected as many")
-    parts = _number(node, None, shape[2])
+    parts = _number(node, None, shape[2]) if len(shape) == 3 else 1  # torch's older exporter writes [B, samples]
     matrix = _matrix(node, length, parts, length, False, bool(node.attributes.get_int("onesided", 1)))
     filters = matrix.reshape(length, parts, -1) * (np.ones(length) if window is None else window)[:, None, None]
     build = Builder(graph, "stft").at(node)
     kernel = build.constant(np.ascontiguousarray(filters.T, _kind(signal)))
-    filtered = build.op("Conv", [build.transpose(signal, [0, 2, 1]), kernel], strides=[_number(node, 1, None)])
+    real = build.op("Reshape", [signal, build.numbers(0, 1, -1)]) if parts == 1 else build.transpose(signal, [0, 2, 1])
+    filtered = build.op("Conv", [real, kernel], strides=[_number(node, 1, None)])
     pairs = build.op("Reshape", [filtered, build.numbers(0, matrix.shape[1] // 2, 2, -1)])
     build.replace(node.outputs[0], build.transpose(pairs, [0, 3, 1, 2]))
 
@@ -84,7 +85,7 @@ def _matrix(
 
 def _signal(node: ir.Node) -> tuple[ir.Value, ir.Shape]:
     signal = node.inputs[0]
-    if signal is None or signal.shape is None or signal.dtype is None:
+    if signal is None or signal.dtype is None or signal.shape is None or len(signal.shape) < 2:
         raise _refused(node, "of a signal whose axes cannot be told")
     return signal, signal.shape
 
