@@ -107,10 +107,11 @@ def _number(node: ir.Node, index: int | None, otherwise: Any) -> int:
 def _constant(node: ir.Node, value: ir.Value) -> NDArray[Any]:
     tensor = ir.convenience.get_const_tensor(value)
     if tensor is None:
-        raise _refused(node, "with a length, step or window computed from data, expected constants")
+        raise _refused(node, "with a length, step or window computed from data, expected constants", final=False)
     return tensor.numpy()
 
 
-def _refused(node: ir.Node, found: str) -> UnsettledError:
+def _refused(node: ir.Node, found: str, final: bool = True) -> UnsettledError:
+    """Final, but for a window computed from data: torch decomposes that STFT into a product with it and a DFT."""
     trace = node.metadata_props.get(STACK_TRACE, "")
-    return UnsettledError(f"it becomes the operator {node.op_type} {found}", trace, final=True)
+    return UnsettledError(f"it becomes the operator {node.op_type} {found}", trace, final)

@@ -169,4 +169,4 @@ def test_float64_stays():
 def test_what_has_no_matrix_is_refused(made, found):
     with pytest.raises(UnsettledError, match=f"it becomes the operator {found}") as caught:
         settled(made, [1, 5, 2] if "DFT" in found else [1, 1, 5, 2])
-    assert caught.value.final
+    assert caught.value.final != ("window" in found), "torch can decompose an STFT whose window is computed"
