@@ -20,7 +20,9 @@ from onnx import TensorProto, helper, numpy_helper
 from small_files import graph, leaky
 from small_graphs import model, value
 from support import PACKAGES
+from txl_export.families.graph.describing import describe_graph
 from txl_runtime.errors import CheckError, CheckpointError, UsageError
+from txl_runtime.listener import Silent
 from verified_steps import Heard
 
 QUICK = {
@@ -87,6 +89,37 @@ def beside(path: Path, bundle: Path, **options: Any) -> float:
 def test_a_bundle_computes_what_the_file_computes_with_its_states_fed_back(name, tmp_path):
     asked = {"before": "after"} if name == "history of tokens" else {}
     assert beside(written(STATEFUL[name], tmp_path), tmp_path / "bundle", states=asked) <= 1e-5
+
+
+class Denoiser(torch.nn.Module):
+    """Masks the frequencies of overlapping frames: HOP samples a call, the others of its 16 are its states."""
+
+    HOP = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.register_buffer("window", torch.hann_window(16).sqrt())
+        self.gru, self.mask = torch.nn.GRUCell(9, 8), torch.nn.Linear(8, 9)
+
+    def forward(self, x: Any, tail: Any, h: Any, overlap: Any) -> Any:
+        frame = torch.cat([tail, x], 1)
+        spectrum = torch.fft.rfft(frame * self.window)
+        h = self.gru(spectrum.abs(), h)
+        made = torch.fft.irfft(spectrum * torch.sigmoid(self.mask(h)), 16) * self.window
+        made = made + torch.cat([overlap, torch.zeros_like(x)], 1)
+        return made[:, : self.HOP], frame[:, self.HOP :], h, made[:, self.HOP :]
+
+
+@pytest.mark.slow
+def test_a_denoiser_s_frames_and_overlaps_are_states_and_its_transforms_products(tmp_path):
+    given = {"x": torch.randn(1, 4), "tail": torch.randn(1, 12), "h": torch.randn(1, 8), "overlap": torch.randn(1, 12)}
+    pairs = {"tail": "tail_new", "h": "h_new", "overlap": "overlap_new"}
+    path = tmp_path / "denoiser.onnx"
+    path.write_bytes(exported(Case(Denoiser, given, ("y", *pairs.values()), pairs), dynamo=True)[0])
+    assert {node.op_type for node in onnx.load(path).graph.node} >= {"DFT"}
+    assert describe_graph(path, Silent()).command.startswith("txl-deploy export"), "and none that is bound to fail"
+    assert beside(path, tmp_path / "bundle") <= 1e-5
 
 
 def test_an_open_batch_stays_open_and_takes_what_is_asked_for(tmp_path):
