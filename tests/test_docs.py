@@ -292,7 +292,7 @@ def test_the_snippets_on_own_models_run(tmp_path: Path, monkeypatch: pytest.Monk
         if "def build(" in block:
             make_plan(names["build"](None), 2, (), Silent())
             tried += 1
-    assert tried == 5
+    assert tried == 6
     assert names["action"].shape == names["preview"].shape == (4, 3)
 
 

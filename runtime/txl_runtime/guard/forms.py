@@ -3,7 +3,9 @@
 An operator passes in a form of this table and in no other. A form is here because PyTorch's exporter or a pass of ours
 writes it, or because it was run by ONNX Runtime (`tests/runtime/guard/test_forms.py`). All operators compute the same
 from the same every time, end, and do nothing else: no loops, branches, sequences, text, random numbers or files.
-MatMulIntegerToFloat has no bias, because ONNX Runtime up to 1.25 reads behind the end of one that is too short.
+MatMulIntegerToFloat has no bias, because ONNX Runtime up to 1.25 reads behind the end of one that is too short. A
+ConvInteger has the zero point of what comes in, and a MatMulInteger that of its weights, because ONNX Runtime 1.20 dies
+of those that lack it.
 
 A line of the table reads: inputs, operators; e.g. `xm>* Split(axis:i)`: a value, perhaps sizes, any number of results.
 Of the inputs, x and n have to be there, ? and m may be missing, and a last x* is one or more. The numbers of n and m
@@ -56,6 +58,9 @@ x ArgMax(axis:i keepdims:b select_last_index:b) ArgMin(axis:i keepdims:b select_
 xx? Conv(auto_pad:s=NOTSET|SAME_UPPER|SAME_LOWER|VALID dilations:I group:i kernel_shape:I pads:I strides:I)
 xx? ConvTranspose(auto_pad:s=NOTSET|SAME_UPPER|SAME_LOWER|VALID dilations:I group:i kernel_shape:I \
   output_padding:I pads:I strides:I)
+xxx? ConvInteger(auto_pad:s=NOTSET|SAME_UPPER|SAME_LOWER|VALID dilations:I group:i kernel_shape:I pads:I strides:I)
+xx?x MatMulInteger
+x>3 DynamicQuantizeLinear
 x AveragePool(auto_pad:s=NOTSET|SAME_UPPER|SAME_LOWER|VALID ceil_mode:b count_include_pad:b dilations:I \
   kernel_shape:I! pads:I strides:I)
 x>2 MaxPool(auto_pad:s=NOTSET|SAME_UPPER|SAME_LOWER|VALID ceil_mode:b dilations:I kernel_shape:I! pads:I \

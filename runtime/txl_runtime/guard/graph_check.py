@@ -60,7 +60,7 @@ class Value(NamedTuple):
     Attributes:
         fixed: whether its numbers follow from shapes and constants.
         constant: ONNX's number of its type, if it is a constant of the file; else 0.
-        dims: its sizes, if it is a constant.
+        dims: its sizes, if it is a constant or what a DequantizeLinear makes of one.
         numbers: its numbers, if they are integers in the graph or the result of `SAME` on such; else None.
     """
 
@@ -154,6 +154,7 @@ class Walk:
         self._pairs: dict[bytes, tuple[str, str]] = {}
         self._names = Names()
         self._operators = dict[str, dict[str, Form]]()
+        self._quantised = False
         self.values: dict[str, Value] = {}
         self.nodes: list[tuple[str, list[str], list[str]]] = []
         self.outside: dict[str, int] = {}
@@ -278,6 +279,9 @@ class Walk:
         try:
             if problem := form.problem([value is not None for value in inputs], len(outputs), given):
                 raise RefusedError(*problem)
+            self._quantised |= op == "DequantizeLinear"
+            if op == "Conv" and self._quantised:
+                _check_bias(*(value for value in inputs if value is not None))
             found = _returned(op, form, inputs, given)
         except RefusedError as refused:
             raise type(refused)(f"{refused.args[0]} at {op} {ascii(outputs[:1])[:60]}", refused.args[1]) from None
@@ -434,6 +438,8 @@ def _returned(op: str, form: Form, inputs: Sequence[Value | None], given: Mappin
     if op == "NonZero" and not there[0].fixed:  # the size of its result is the number of values other than 0
         raise FedSizeError("a NonZero of data", "one of constants and sizes")
     fixed = all(value.fixed for value in there) or op in ("Shape", "Size")
+    if op == "DequantizeLinear":
+        return Value(fixed, dims=there[0].dims)
     return Value(fixed, numbers=there[0].numbers if op in SAME else None)
 
 
@@ -455,6 +461,12 @@ def _check_divisor(value: Value) -> None:
         raise RefusedError("whole numbers that are divided by some in the weight file", "a constant in the graph")
     if value.numbers is not None and np.isin(value.numbers.astype(np.int64), (0, -1)).any():
         raise RefusedError("whole numbers that are divided by 0 or -1", "a number above 0")
+
+
+def _check_bias(_: Value, weight: Value, bias: Value | None = None) -> None:
+    """Refuse a Conv between quantisers whose bias ONNX Runtime 1.20, which joins them, reads behind the end of."""
+    if bias is not None and not bias.constant and (len(bias.dims) != 1 or bias.dims != weight.dims[:1]):
+        raise RefusedError(f"a bias of {bias.dims} for weights of {weight.dims}", "a constant, a number a channel")
 
 
 def _check_blocks(values: Sequence[Value], given: Mapping[str, Any]) -> None:

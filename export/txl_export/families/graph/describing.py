@@ -27,6 +27,7 @@ from txl_export.families.graph.open.hidden import Forgets, forgets
 from txl_export.families.graph.take.fixing import fix
 from txl_export.families.graph.take.reading import Foreign, Port, read_foreign
 from txl_export.families.graph.take.running import SECONDS, Helper, RunError
+from txl_export.graphs.rewriting import REWRITES
 
 TRIED = 3.0
 """Seconds of processor time that a command is tried for."""
@@ -197,8 +198,8 @@ def _nodes(foreign: Foreign, facts: GraphFacts) -> Structure:
 def _unknown(graph: ir.Graph) -> list[str]:
     """Operators that no graph of a bundle may have; an If may vanish where sizes become numbers."""
     kinds = {(node.domain.removeprefix("ai.onnx"), node.op_type) for node in graph if not subgraphs(node)}
-    left = {f"{domain}::{op}".removeprefix("::") for domain, op in kinds if op not in FORMS.get(domain, ())}
-    return sorted(left - {"Dropout"})
+    known = {domain: FORMS.get(domain, {}).keys() | REWRITES.keys() for domain, _ in kinds}
+    return sorted(f"{domain}::{op}".removeprefix("::") for domain, op in kinds if op not in known[domain])
 
 
 def _try(foreign: Foreign, choices: Choices, source: str, facts: GraphFacts, said: Mapping[str, str]) -> None:
@@ -214,6 +215,8 @@ def _try(foreign: Foreign, choices: Choices, source: str, facts: GraphFacts, sai
             facts.unknown = _unknown(begun(foreign, way, Silent(), TRIED).graph.graph)
         except BackendError as error:
             facts.tried = f"not tried to its end: {error}"
+            facts.unknown = [name for name in _unknown(foreign.model.graph) if "::" in name]  # which never vanish
+            facts.command = facts.command if not facts.unknown else ""
         except TxlError as error:
             facts.command, facts.tried = "", facts.tried or str(error)
             continue

@@ -252,6 +252,11 @@ def planned(taken: Taken, spec: StepSpec, batches: Sequence[int], lengths: Seque
             f"{'s' * (positions > 1)}, as far as its axes show; leave it out, or give --position-axis NAME=N"
         )
     plan = make_plan(spec, batch, lengths, heard)
+    if plan.joint and any(node.op_type == "DynamicQuantizeLinear" for node in taken.graph.graph):
+        heard.warn(
+            "DynamicQuantizeLinear computes one scale for all sequences of a call, so that each changes what others "
+            "get; --batch-size 1 makes a bundle in which none does, quantize_static a file without such scales"
+        )
     longest = plan.segment_lengths[0]
     if other := [each for each in plan.segment_lengths[1:] if not divisible(plan.spec, batch, longest, each)]:
         if len(lengths) > 1:

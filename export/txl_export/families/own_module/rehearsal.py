@@ -90,6 +90,7 @@ def rehearse(model: ir.Model, network: StepNetwork, examples: Sequence[Example])
         ir.save(model, path, external_data=WEIGHTS, size_threshold_bytes=SMALL)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
+        options.add_session_config_entry("session.x64quantprecision", "1")  # as the runtime does
         try:
             onnx.shape_inference.infer_shapes(
                 onnx.load(path, load_external_data=False), check_type=True, strict_mode=True

@@ -37,9 +37,16 @@ PASSES: tuple[Callable[[ir.Graph], None], ...] = (
 """Each changes a graph in place whose values have types and shapes; what it leaves unread is taken out afterwards."""
 
 
+QUANTISERS = frozenset({"DynamicQuantizeLinear", "QuantizeLinear"})
+
+
 def improve(model: ir.Model) -> None:
-    """Run all passes over a settled graph, in place."""
-    for one in PASSES:
+    """Run all passes over a settled graph, in place.
+
+    A graph with quantisers stays as it is: where a pass rounds differently by 1e-7, a quantiser behind it makes a step
+    of that, such as 1/255 of the largest value.
+    """
+    for one in PASSES if QUANTISERS.isdisjoint(node.op_type for node in model.graph) else ():
         one(model.graph)
         RemoveUnusedNodesPass()(model)
         infer_shapes(model)

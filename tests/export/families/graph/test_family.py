@@ -20,7 +20,10 @@ from onnx import TensorProto, helper, numpy_helper
 from small_files import graph, leaky
 from small_graphs import model, value
 from support import PACKAGES
+from txl_export.families.graph.describing import describe_graph
 from txl_runtime.errors import CheckError, CheckpointError, UsageError
+from txl_runtime.listener import Silent
+from verified_steps import Heard
 
 QUICK = {
     "lstm open",
@@ -86,6 +89,37 @@ def beside(path: Path, bundle: Path, **options: Any) -> float:
 def test_a_bundle_computes_what_the_file_computes_with_its_states_fed_back(name, tmp_path):
     asked = {"before": "after"} if name == "history of tokens" else {}
     assert beside(written(STATEFUL[name], tmp_path), tmp_path / "bundle", states=asked) <= 1e-5
+
+
+class Denoiser(torch.nn.Module):
+    """Masks the frequencies of overlapping frames: HOP samples a call, the others of its 16 are its states."""
+
+    HOP = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.register_buffer("window", torch.hann_window(16).sqrt())
+        self.gru, self.mask = torch.nn.GRUCell(9, 8), torch.nn.Linear(8, 9)
+
+    def forward(self, x: Any, tail: Any, h: Any, overlap: Any) -> Any:
+        frame = torch.cat([tail, x], 1)
+        spectrum = torch.fft.rfft(frame * self.window)
+        h = self.gru(spectrum.abs(), h)
+        made = torch.fft.irfft(spectrum * torch.sigmoid(self.mask(h)), 16) * self.window
+        made = made + torch.cat([overlap, torch.zeros_like(x)], 1)
+        return made[:, : self.HOP], frame[:, self.HOP :], h, made[:, self.HOP :]
+
+
+@pytest.mark.slow
+def test_a_denoiser_s_frames_and_overlaps_are_states_and_its_transforms_products(tmp_path):
+    given = {"x": torch.randn(1, 4), "tail": torch.randn(1, 12), "h": torch.randn(1, 8), "overlap": torch.randn(1, 12)}
+    pairs = {"tail": "tail_new", "h": "h_new", "overlap": "overlap_new"}
+    path = tmp_path / "denoiser.onnx"
+    path.write_bytes(exported(Case(Denoiser, given, ("y", *pairs.values()), pairs), dynamo=True)[0])
+    assert {node.op_type for node in onnx.load(path).graph.node} >= {"DFT"}
+    assert describe_graph(path, Silent()).command.startswith("txl-deploy export"), "and none that is bound to fail"
+    assert beside(path, tmp_path / "bundle") <= 1e-5
 
 
 def test_an_open_batch_stays_open_and_takes_what_is_asked_for(tmp_path):
@@ -229,11 +263,14 @@ def test_a_bundle_is_held_against_its_file_and_found_to_be_another_ones(tmp_path
 def test_a_graph_that_is_written_wrong_is_not_let_through(tmp_path, monkeypatch):
     from txl_export.families.graph.take import capturing
 
-    def wrong(model: ir.Model) -> None:
+    settle = capturing.settle
+
+    def wrong(model: ir.Model, *rest: Any) -> None:
+        settle(model, *rest)
         (node,) = (node for node in model.graph if node.op_type == "Add")
         node.op_type = "Sub"
 
-    monkeypatch.setattr(capturing, "to_forms", wrong)
+    monkeypatch.setattr(capturing, "settle", wrong)
     with pytest.raises(UsageError, match=r"step-1 cannot be made of the file: the graph's y is"):
         txl_export.export(leaky(tmp_path / "f.onnx"), tmp_path / "b")
     assert not (tmp_path / "b").exists()
@@ -584,3 +621,33 @@ def test_a_file_whose_small_weights_lie_beside_it_is_known_again(tmp_path):
     txl_export.export(path, tmp_path / "b")
     found = txl_export.verify(tmp_path / "b", checkpoint=path)
     assert (found.passed, found.reference.startswith("the file itself")) == (True, True)
+
+
+def quantised(path: Path, batch: int) -> Path:
+    """h = tanh(x · w + h / 2), where the product is of integers with a scale that is computed of all sequences."""
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["code", "scale", "zero"]),
+        helper.make_node("MatMulInteger", ["code", "w", "zero", "none"], ["sum"]),
+        helper.make_node("Cast", ["sum"], ["whole"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["scale", "step"], ["both"]),
+        helper.make_node("Mul", ["whole", "both"], ["real"]),
+        helper.make_node("Mul", ["h", "half"], ["kept"]),
+        helper.make_node("Add", ["real", "kept"], ["added"]),
+        helper.make_node("Tanh", ["added"], ["h_out"]),
+        helper.make_node("Neg", ["h_out"], ["y"]),
+    ]
+    weight = np.random.default_rng(0).integers(-128, 128, (6, 4), np.int8)
+    constants = {"w": weight, "none": np.int8(0), "step": np.float32(0.002), "half": np.float32(0.5)}
+    tensors = [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()]
+    sides = [value("x", [batch, 6]), value("h", [batch, 4])], [value("y", [batch, 4]), value("h_out", [batch, 4])]
+    onnx.save(model(nodes, *sides, tensors), path)
+    return path
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_file_of_int8_with_computed_scales_is_its_bundle_to_the_bit(batch, tmp_path):
+    path, heard = quantised(tmp_path / "q.onnx", batch), Heard()
+    manifest = txl_export.export(path, tmp_path / "b", listener=heard).manifest
+    assert set(manifest.parity.values()) == {0}
+    assert manifest.streams == ("independent" if batch == 1 else "lockstep")
+    assert any("one scale for all sequences" in note for note in heard.warnings) is (batch > 1)

@@ -71,6 +71,22 @@ def keeps_a_table(cell, x, h):
     return h + cell.tables["table"]
 
 
+def masks_frequencies(cell, x, h):
+    louder = torch.fft.irfft(torch.fft.rfft(h) * torch.sigmoid(x[:, :9]), 16)
+    return louder + torch.fft.ifft2(torch.fft.fft(x.view(-1, 4, 4), dim=1)).real.flatten(1)
+
+
+def looks_at_frames(cell, x, h):
+    wave, window = torch.cat([h, x], 1), torch.hann_window(16)
+    rows = [torch.stft(wave, 16, 4, window=window, center=on, return_complex=True).abs().mean(2) for on in (0, 1)]
+    return h + torch.cat(rows, 1)[:, :16]
+
+
+def makes_a_wave_of_frames(cell, x, h):
+    frames = torch.stft(torch.cat([h, x], 1), 16, 4, return_complex=True, window=torch.hann_window(16))
+    return torch.istft(frames * 0.5, 16, 4, window=torch.hann_window(16))[:, :16] + x
+
+
 def plan_of(module, spec=None):
     step = spec or StepSpec(module, [InputSpec("x", ROW)], [StateSpec("h", ROW)], ["y"])
     return make_plan(step, 2, (), Silent())
@@ -89,6 +105,9 @@ def captured(module):
         (keeps_a_table, "export"),
         (multiplies_whole_numbers, "decomposed"),
         (reads_constants, "export"),
+        (masks_frequencies, "export"),
+        (looks_at_frames, "export"),
+        (makes_a_wave_of_frames, "decomposed"),
     ],
 )
 def test_the_first_route_whose_graph_runs_is_taken(change, route, capfd):

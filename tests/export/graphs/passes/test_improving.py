@@ -119,3 +119,16 @@ def test_a_graph_may_be_deeper_than_functions_can_call_themselves():
         graph.append(node)
         value = node.outputs[0]
     assert not is_constant(value)
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+def test_a_graph_with_quantisers_keeps_its_operators(quantised: bool):
+    """What a pass rounds differently by 1e-7 would be a step of the quantiser behind it."""
+    behind = "b, s, z = DynamicQuantizeLinear(h) y = DequantizeLinear(b, s, z)" if quantised else "y = Neg(h)"
+    text = f"""step (float[1, 1, 4] x) => (float[1, 1, 3] y) {{
+        a, h = GRU<hidden_size = 3>(x, w, r, , , first)
+        {behind}
+    }}"""
+    model = parsed(text, w=drawn(1, 9, 4), r=drawn(1, 9, 3), first=drawn(1, 1, 3))
+    improve(model)
+    assert ("GRU" in {node.op_type for node in model.graph}) is quantised

@@ -188,3 +188,24 @@ def test_what_is_done_between_runs_has_its_bound_too(cell, monkeypatch):
         monkeypatch.setattr("time.thread_time", lambda: began + 4)
         with pytest.raises(EndedError, match="took more than 3 s of processor time"):
             helper.open(cell.data)
+
+
+def quantised_product(by: str) -> onnx.ModelProto:
+    """x [1, 2] uint8 times 2 x 1 weights of int8, both as large as they get: 2 · 255 · 127 has no place in 16 bits."""
+    weight = numpy_helper.from_array(np.full((2, 1), 127, np.int8), "w")
+    zero, scale = numpy_helper.from_array(np.int8([0]), "z"), numpy_helper.from_array(np.float32([1]), "s")
+    none = numpy_helper.from_array(np.zeros(1, by), "none")
+    nodes = [helper.make_node("MatMulInteger", ["x", "w", "none", "z"], ["y"])]
+    if by == "int8":
+        nodes = [helper.make_node("QLinearMatMul", ["x", "s", "none", "w", "s", "z", "s", "none"], ["y"])]
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(by))
+    result = value("y", [1, 1], TensorProto.INT8 if by == "int8" else TensorProto.INT32)
+    return model(nodes, [value("x", [1, 2], kind)], [result], [weight, zero, scale, none])
+
+
+@pytest.mark.parametrize(("by", "given", "expected"), [("uint8", 255, 2 * 255 * 127), ("int8", -1, -128)])
+def test_products_of_integers_are_exact_on_every_processor(by, given, expected, tmp_path):
+    """On x86 without VNNI ONNX Runtime sums in 16 bits, or, where it is asked for exact sums, opens no int8 by int8."""
+    onnx.save(quantised_product(by), tmp_path / "q.onnx")
+    with Helper(found := read_foreign(tmp_path / "q.onnx")) as process:
+        assert process.open(found.data).run({"x": np.full((1, 2), given, by)})["y"].tolist() == [[expected]]

@@ -1,0 +1,42 @@
+"""Operators on quantised numbers, written as operators on real numbers between quantisers.
+
+E.g. QLinearAdd(a, b) becomes QuantizeLinear(Add(DequantizeLinear(a), DequantizeLinear(b))). ONNX Runtime joins that to
+its own operator again where it opens the graph. To other engines it is a graph with quantisers. ONNX Runtime 1.20 reads
+behind the end of a QLinearConv's bias, and on x86 without VNNI, asked for exact sums, opens no QLinearMatMul of int8 by
+int8; a bundle has neither.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from txl_export.graphs.quantised_matmul import initializer
+
+OPERATORS = ("Add", "Concat", "Conv", "LeakyRelu", "MatMul", "Mul", "Sigmoid", "Softmax")
+"""What stands behind QLinear in the names of those that are known; QGemm besides."""
+
+
+def between_quantisers(graph: ir.Graph, node: ir.Node) -> None:
+    """Replace a QLinear operator; codes are uint8 or int8, scales float32, of weights one or one for each column."""
+    said = dict(node.attributes)
+    if "opset" in said and said.pop("opset").as_int() < 13:
+        return  # a Softmax over all axes from one on
+    name, given = node.op_type.removeprefix("QLinear").removeprefix("Q"), list(node.inputs)
+    first = 6 if name in ("Add", "Conv", "Gemm", "MatMul", "Mul") else 3
+    codes, rest = (given[2:], given[:2]) if name == "Concat" else (given[:first], given[first:])
+    place = {"Conv": 2, "Gemm": 0}.get(name, len(rest))
+    bias, result = rest[place : place + 1], rest[:place] or rest[1:]
+    read = [ir.node("DequantizeLinear", codes[at : at + 3]) for at in range(0, len(codes), 3)]
+    if name in ("Conv", "Gemm", "MatMul"):
+        tensor = ir.convenience.get_const_tensor
+        scale, scales = (None if one is None else tensor(one) for one in (given[1], given[4]))
+        if scale is None or scales is None or scale.size != 1 or not result:
+            return
+        turned = name == "Gemm" and not node.attributes.get_int("transB", 0)
+        read[1].attributes["axis"] = ir.AttrInt64("axis", -1 if name == "MatMul" else int(turned))
+        if bias and bias[0] is not None:
+            both = initializer(graph, f"{node.name}.bias.scale", scale.numpy().reshape(()) * scales.numpy())
+            read.append(ir.node("DequantizeLinear", [bias[0], both], attributes={"axis": 0}))
+    real = ir.node(name, [one.outputs[0] for one in read], attributes=said)
+    made = ir.node("QuantizeLinear", [real.outputs[0], *result])
+    ir.convenience.replace_nodes_and_values(graph, node, [node], [*read, real, made], node.outputs, made.outputs)
