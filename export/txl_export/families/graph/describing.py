@@ -196,7 +196,7 @@ def _nodes(foreign: Foreign, facts: GraphFacts) -> Structure:
 
 
 def _unknown(graph: ir.Graph) -> list[str]:
-    """Operators that no graph of a bundle may have; an If may vanish where sizes become numbers."""
+    """Operators that a bundle may not have and that are not rewritten; an If may vanish where sizes become numbers."""
     kinds = {(node.domain.removeprefix("ai.onnx"), node.op_type) for node in graph if not subgraphs(node)}
     known = {domain: FORMS.get(domain, {}).keys() | REWRITES.keys() for domain, _ in kinds}
     return sorted(f"{domain}::{op}".removeprefix("::") for domain, op in kinds if op not in known[domain])
