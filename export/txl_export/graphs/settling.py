@@ -19,11 +19,11 @@ from onnx_ir.passes.common import (
 from txl_runtime.bundle.tables import TensorSpec
 from txl_runtime.guard.forms import FORMS
 
+from txl_export.graphs.rewriting import is_due, to_forms
 from txl_export.graphs.tracing import IR_VERSIONS, forget_origins, int32_indices, quiet
+from txl_export.graphs.unsettled import STACK_TRACE, UnsettledError
 
 OPSET = 18
-STACK_TRACE = "pkg.torch.onnx.stack_trace"
-"""Under this name torch notes beside a node the lines that led to it."""
 _KINDS = {"float32": ir.DataType.FLOAT, "int32": ir.DataType.INT32, "bool": ir.DataType.BOOL}
 
 
@@ -34,19 +34,6 @@ _RANDOM = frozenset(
 
 _WITHOUT_OTHER_FORM = frozenset({"DFT", "STFT", "Det", "Unique"})
 """Operators that a step becomes however it is captured: no second attempt helps."""
-
-
-class UnsettledError(Exception):
-    """A graph that no bundle can hold; the message says why.
-
-    Attributes:
-        trace: as which torch notes the lines that led to it; "" where none did.
-        final: whether it is the same however the step is captured.
-    """
-
-    def __init__(self, message: str, trace: str = "", final: bool = False) -> None:
-        super().__init__(message)
-        self.trace, self.final = trace, final
 
 
 def settle(
@@ -80,12 +67,18 @@ def settle(
     _give_outputs(graph, outputs)
     _leave_out_empty(graph)
     _choose_by_logic(graph)
+    RemoveUnusedNodesPass()(model)
+    opened = any(isinstance(size, str) for spec in inputs for size in spec.shape)
+    if is_due(graph):
+        _complete(graph, opened)
+        infer_shapes(model)
+        to_forms(model)
     int32_indices(graph)
     RemoveUnusedNodesPass()(model)
     RemoveUnusedOpsetsPass()(model)
     _check_kinds(graph)
     forget_origins(model)
-    _complete(graph, opened=any(isinstance(size, str) for spec in inputs for size in spec.shape))
+    _complete(graph, opened)
     infer_shapes(model)
     unknown = [str(value.name) for node in graph for value in node.outputs if value.name and value.dtype is None]
     if unknown:

@@ -27,9 +27,10 @@ from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.own_code import failure, in_the_step, innermost
 from txl_export.families.own_module.rehearsal import Example, RehearsalError, rehearse
 from txl_export.graphs.indexing import plain_indices
-from txl_export.graphs.settling import OPSET, STACK_TRACE, UnsettledError, settle
+from txl_export.graphs.settling import OPSET, settle
 from txl_export.graphs.stable import stable
 from txl_export.graphs.tracing import quick, quiet
+from txl_export.graphs.unsettled import STACK_TRACE, UnsettledError
 
 ROUTES = ("export", "decomposed")
 

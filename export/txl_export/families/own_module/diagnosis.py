@@ -14,7 +14,7 @@ from txl_runtime.errors import UsageError, one_line
 
 from txl_export.families.own_module.own_code import place_in, place_of
 from txl_export.families.own_module.rehearsal import RehearsalError
-from txl_export.graphs.settling import UnsettledError
+from txl_export.graphs.unsettled import UnsettledError
 
 _LACKS = re.compile(r"No ONNX function found for <OpOverload\(op='([^']+)'[^>]*>(.*for the (real|complex)-valued)?")
 _BY_VALUES = re.compile(

@@ -229,11 +229,14 @@ def test_a_bundle_is_held_against_its_file_and_found_to_be_another_ones(tmp_path
 def test_a_graph_that_is_written_wrong_is_not_let_through(tmp_path, monkeypatch):
     from txl_export.families.graph.take import capturing
 
-    def wrong(model: ir.Model) -> None:
+    settle = capturing.settle
+
+    def wrong(model: ir.Model, *rest: Any) -> None:
+        settle(model, *rest)
         (node,) = (node for node in model.graph if node.op_type == "Add")
         node.op_type = "Sub"
 
-    monkeypatch.setattr(capturing, "to_forms", wrong)
+    monkeypatch.setattr(capturing, "settle", wrong)
     with pytest.raises(UsageError, match=r"step-1 cannot be made of the file: the graph's y is"):
         txl_export.export(leaky(tmp_path / "f.onnx"), tmp_path / "b")
     assert not (tmp_path / "b").exists()

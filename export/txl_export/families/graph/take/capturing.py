@@ -18,7 +18,6 @@ from txl_runtime.guard.forms import OPSETS
 
 from txl_export.families.graph.take.file_module import FileStep
 from txl_export.families.graph.take.fixing import forget_sizes
-from txl_export.families.graph.take.forms import to_forms
 from txl_export.families.graph.take.reading import copied
 from txl_export.families.graph.take.running import Helper, RunError
 from txl_export.families.own_module.capture import Capture, Captured
@@ -27,7 +26,8 @@ from txl_export.families.own_module.plan import Plan
 from txl_export.families.own_module.rehearsal import Example, RehearsalError, rehearse
 from txl_export.families.own_module.spec import VALID, OutputSpec
 from txl_export.graphs.quantised_matmul import initializer
-from txl_export.graphs.settling import UnsettledError, settle
+from txl_export.graphs.settling import settle
+from txl_export.graphs.unsettled import UnsettledError
 
 _TYPES = {"float32": ir.DataType.FLOAT, "int32": ir.DataType.INT32, "bool": ir.DataType.BOOL}
 
@@ -41,7 +41,6 @@ def capturing(graph: ir.Model, step: FileStep, plan: Plan, helper: Helper) -> Ca
         except RunError as error:
             raise UsageError(f"{name} cannot be made of the file: {error}") from None
         ir.external_data.load_to_model(model)
-        to_forms(model)
         _put_around(model.graph, step, plan, network)
         TopologicalSortPass()(model)
         settle(model, name, network.inputs, network.outputs, OPSETS)

@@ -1,5 +1,8 @@
-"""Foreign forms of operators, rewritten into those that a bundle's graphs may have; each has a differential test.
+"""Operators that a bundle's graphs lack, rewritten into those that they may have; each has a differential test.
 
+A rewrite is a function of a graph and one of its nodes, registered in `REWRITES`; large ones are modules of their own.
+It sees inferred types and shapes, and leaves a node that it cannot rewrite as it is: that is refused where the graph is
+settled, in the words for every operator that no bundle may have, unless the rewrite raises an `UnsettledError` first.
 Operators that the standard itself defines by others, such as MeanVarianceNormalization, are taken apart by onnx where
 the graph is folded.
 """
@@ -12,10 +15,15 @@ from types import MappingProxyType
 import onnx_ir as ir
 
 
+def is_due(graph: ir.Graph) -> bool:
+    """Whether there is a node to rewrite; types and shapes have to be inferred before `to_forms`."""
+    return any(node.op_type in REWRITES for node in graph)
+
+
 def to_forms(model: ir.Model) -> None:
-    """Rewrite what is known, in place; what is not is refused where the graph is settled."""
+    """Rewrite the nodes that `REWRITES` knows, in place."""
     for node in list(model.graph):
-        if (rewrite := _REWRITES.get(node.op_type)) is not None:
+        if (rewrite := REWRITES.get(node.op_type)) is not None:
             rewrite(model.graph, node)
 
 
@@ -42,6 +50,6 @@ def _as_usual(_: ir.Graph, node: ir.Node) -> None:
         del node.attributes["activations"]
 
 
-_REWRITES: Mapping[str, Callable[[ir.Graph, ir.Node], None]] = MappingProxyType(
+REWRITES: Mapping[str, Callable[[ir.Graph, ir.Node], None]] = MappingProxyType(
     {"Dropout": _without_dropout, **dict.fromkeys(_USUAL, _as_usual)}
 )
