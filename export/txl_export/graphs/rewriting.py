@@ -14,6 +14,8 @@ from types import MappingProxyType
 
 import onnx_ir as ir
 
+from txl_export.graphs.linear_attention import rewrite_attention, rewrite_convolution
+
 
 def is_due(graph: ir.Graph) -> bool:
     """Whether there is a node to rewrite; types and shapes have to be inferred before `to_forms`."""
@@ -51,5 +53,10 @@ def _as_usual(_: ir.Graph, node: ir.Node) -> None:
 
 
 REWRITES: Mapping[str, Callable[[ir.Graph, ir.Node], None]] = MappingProxyType(
-    {"Dropout": _without_dropout, **dict.fromkeys(_USUAL, _as_usual)}
+    {
+        "CausalConvWithState": rewrite_convolution,
+        "Dropout": _without_dropout,
+        "LinearAttention": rewrite_attention,
+        **dict.fromkeys(_USUAL, _as_usual),
+    }
 )

@@ -152,6 +152,17 @@ class _Follow:
         last = [batch, ways, size] if late else [ways, batch, size]
         return [[batch, time, ways, size] if late else [time, ways, batch, size], last, last]
 
+    def _carried(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+        """LinearAttention of x [B, L, numbers] and CausalConvWithState of x [B, channels, L], each with a state."""
+        attention, x = node.op_type == "LinearAttention", [*given[0]]
+        for dims in filter(None, given[1:] if attention else given[3:]):
+            x[0] = self._join(x[0], dims[0])
+            if attention and len(dims) == 3:
+                x[1] = self._join(x[1], dims[1])
+        self._label("sequences", x[0])
+        self._label("positions", x[1 if attention else 2])
+        return [[*x[:2], (None, ())] if attention else x, *([x[0], *past[1:]] for past in given[3:4] if past)]
+
     def _convolution(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
         """A convolution says it weakly: it may run over frames that were made of a call's samples, or over bands."""
         x, channels = given[0], given[0][1]
@@ -283,6 +294,7 @@ _OTHERS = frozenset(
 """Operators whose results' axes are not followed."""
 _BY_RULE: Mapping[str, Callable[[_Follow, ir.Node, Sequence[Any]], list[Dims]]] = {
     "LSTM GRU RNN": _Follow._recurrence,
+    "LinearAttention CausalConvWithState": _Follow._carried,
     "Conv ConvTranspose MaxPool AveragePool LpPool": _Follow._convolution,
     "CumSum": _Follow._sum,
     "MatMul Gemm": _Follow._product,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,6 +25,8 @@ MOST_PARTS = 2**16
 """Nodes, initializers and functions of a model, with those of nested graphs."""
 OPSET = 18
 """To which a folded graph of an older opset is converted: the oldest that a bundle's graphs may have."""
+_WHOLE = frozenset(("LinearAttention", "CausalConvWithState"))
+"""Operators that `graphs.linear_attention` rewrites; ONNX Runtime 1.32 makes a Scan of one when it opens a graph."""
 FOLDED = "folded.onnx"
 """The file that ONNX Runtime writes where it folds."""
 Numbers = tuple[str, tuple[int, ...], bytes]
@@ -149,11 +152,27 @@ def _session(graph: bytes, folder: str, optimised: Path | None = None) -> Any:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     if optimised is not None:
         options.optimized_model_filepath = str(optimised)
-    return onnxruntime.InferenceSession(
-        graph,
-        options,
-        providers=["CPUExecutionProvider"],
-        disabled_optimizers=["EliminateDropout"],  # it takes away what was left in training mode, too
+    try:
+        return onnxruntime.InferenceSession(
+            graph,
+            options,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=["EliminateDropout"],  # it takes away what was left in training mode, too
+        )
+    except Exception as error:  # as in `answer`
+        raise ValueError(_too_new(str(error), onnxruntime.__version__) or one_line(error)) from None
+
+
+def _too_new(said: str, installed: str) -> str:
+    """ONNX Runtime's words for a graph that is newer than it is, in ours; "" of other words."""
+    opset = re.search(r"Opset (\d+) is under development.* ai\.onnx is till opset (\d+)", said)
+    version = re.search(r"model IR version: (\d+), max supported IR version: (\d+)", said)
+    if not (found := opset or version):
+        return ""
+    kind = "opset" if opset else "version"
+    return (
+        f"{kind} {found[1]}, expected at most {found[2]}{'' if opset else ' of the format'}, which is what the installed "
+        f"ONNX Runtime {installed} opens; install a newer one, such as 1.32 for opset 27, or export with opset 18 … 24"
     )
 
 
@@ -176,16 +195,60 @@ def _fold(data: bytes, place: Path, folder: str) -> Answer:
             ir.external_data.set_base_dir(model.graph, folder)
             optimizer.fold_constants(model)
             data = ir.to_proto(model).SerializeToString()
+    whole, original = [], onnx.load_model_from_string(data)
+    if any(node.op_type in _WHOLE for node in original.graph.node):
+        whole = _cut(cut := onnx.load_model_from_string(data))
+        data = cut.SerializeToString()
     _session(data, folder, place / FOLDED)
     graph = onnx.load(place / FOLDED, load_external_data=False)
+    if whole:
+        _mend(graph.graph, original.graph, whole)
+        model = ir.from_proto(graph)
+        model.graph.sort()
+        graph = ir.to_proto(model)
     if next((entry.version for entry in graph.opset_import if entry.domain == ""), OPSET) < OPSET:
         graph = onnx.version_converter.convert_version(graph, OPSET)
-    other = {(node.domain, node.op_type) for node in graph.graph.node if node.op_type not in FORMS[""]}
+    known = FORMS[""].keys() | _WHOLE
+    other = {(node.domain, node.op_type) for node in graph.graph.node if node.op_type not in known}
     if other:  # what the standard defines by other operators is taken apart
         graph = onnx.inliner.inline_selected_functions(graph, sorted(other), inline_schema_functions=True)
     if (count := parts(graph)) > MOST_PARTS:
         return Answer(error=f"becomes {count} nodes and tensors, expected at most {MOST_PARTS}")
     return Answer(graph=graph.SerializeToString())
+
+
+def _cut(model: Any) -> list[Any]:
+    """Take nodes out of a graph that ONNX Runtime would change, in place: what they return becomes an input of the
+    graph, and what they read an output. One whose types are not known stays.
+    """
+    import onnx
+
+    graph = model.graph
+    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    known = {value.name: value for value in (*inferred.value_info, *inferred.output)}
+    found = [
+        node for node in graph.node if node.op_type in _WHOLE and not node.domain and {*node.output} <= {"", *known}
+    ]
+    for node in found:
+        graph.node.remove(node)
+    returned = {name for node in found for name in node.output if name}
+    made = {name for node in graph.node for name in node.output}
+    kept = [value for value in graph.output if value.name not in returned]
+    read = {name for node in found for name in node.input} & made - {value.name for value in kept}
+    del graph.output[:]
+    graph.output.extend([*kept, *(onnx.ValueInfoProto(name=name) for name in sorted(read))])
+    graph.input.extend(known[name] for name in sorted(returned))
+    return found
+
+
+def _mend(graph: Any, original: Any, whole: list[Any]) -> None:
+    """Put back what `_cut` took, in place, behind all other nodes."""
+    read, there = {name for node in whole for name in node.input}, {tensor.name for tensor in graph.initializer}
+    graph.initializer.extend(one for one in original.initializer if one.name in read - there)
+    graph.node.extend(whole)
+    for ends, own in ((graph.input, original.input), (graph.output, original.output)):
+        del ends[:]
+        ends.extend(own)
 
 
 def _run(session: Any, feeds: dict[str, Any]) -> Answer:

@@ -1,0 +1,28 @@
+"""Graphs of an opset that no bundle holds, which files may have, written in one that all engines read.
+
+From opset 24 to 27 no operator that bundles hold changed its meaning: Reshape, Cast and the like took more types, such
+as int2, and Range an attribute that the forms refuse. So a graph is the same graph under an older number, once what is
+new is rewritten: LinearAttention and CausalConvWithState. The rehearsal and the proof run it beside the file.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from txl_runtime.guard.forms import OPSETS
+
+READABLE = range(OPSETS[0], 28)
+"""What files may have."""
+_CHANGED = frozenset(
+    "AveragePool DequantizeLinear Gelu GridSample GroupNormalization IsInf QuantizeLinear ReduceMax ReduceMin Resize "
+    "RMSNormalization Swish TensorScatter".split()
+)
+"""Operators that came, or changed their meaning or types that bundles have, from opset 19 to 24."""
+_ATTRIBUTES = frozenset(("saturate", "round_mode"))
+"""Attributes that Cast and CastLike took meanwhile."""
+
+
+def lower(graph: ir.Graph) -> None:
+    """Give a graph of opset 25 … 27 the oldest number under which it is the same: 18, or 24 where a node needs that."""
+    if graph.opset_imports.get("", 0) > OPSETS[-1]:
+        newer = any(node.op_type in _CHANGED or node.attributes.keys() & _ATTRIBUTES for node in graph)
+        graph.opset_imports[""] = OPSETS[-1 if newer else 0]
