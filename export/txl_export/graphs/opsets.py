@@ -8,7 +8,7 @@ new is rewritten: LinearAttention and CausalConvWithState. The rehearsal and the
 from __future__ import annotations
 
 import onnx_ir as ir
-from txl_runtime.guard.forms import OPSETS
+from txl_runtime.guard.forms import MICROSOFT, OPSETS
 
 READABLE = range(OPSETS[0], 28)
 """What files may have."""
@@ -19,6 +19,20 @@ _CHANGED = frozenset(
 """Operators that came, or changed their meaning or types that bundles have, from opset 19 to 24."""
 _ATTRIBUTES = frozenset(("saturate", "round_mode"))
 """Attributes that Cast and CastLike took meanwhile."""
+_TAKEN_OVER = {
+    "CausalConvWithState": {"activation"},
+    "LinearAttention": {"chunk_size", "kv_num_heads", "q_num_heads", "scale", "update_rule"},
+}
+
+
+def as_standard(graph: ir.Graph) -> None:
+    """Give ONNX Runtime's own LinearAttention and CausalConvWithState, which opset 27 took over, their standard names.
+
+    Exporters such as mobius write these for ONNX Runtime from 1.26 on. One with more attributes stays, and is refused.
+    """
+    for node in graph:
+        if node.domain == MICROSOFT and node.attributes.keys() <= _TAKEN_OVER.get(node.op_type, set()):
+            node.domain, graph.opset_imports[""] = "", READABLE[-1]
 
 
 def lower(graph: ir.Graph) -> None:

@@ -27,6 +27,7 @@ from txl_export.families.graph.open.hidden import Forgets, forgets
 from txl_export.families.graph.take.fixing import fix
 from txl_export.families.graph.take.reading import Foreign, Port, read_foreign
 from txl_export.families.graph.take.running import SECONDS, Helper, RunError
+from txl_export.graphs.opsets import as_standard
 from txl_export.graphs.rewriting import REWRITES
 
 TRIED = 3.0
@@ -197,6 +198,7 @@ def _nodes(foreign: Foreign, facts: GraphFacts) -> Structure:
 
 def _unknown(graph: ir.Graph) -> list[str]:
     """Operators that no graph of a bundle may have; an If may vanish where sizes become numbers."""
+    as_standard(graph)
     kinds = {(node.domain.removeprefix("ai.onnx"), node.op_type) for node in graph if not subgraphs(node)}
     left = {f"{domain}::{op}".removeprefix("::") for domain, op in kinds if op not in FORMS.get(domain, ())}
     return sorted(left - REWRITES.keys())

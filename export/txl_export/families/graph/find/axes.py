@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from txl_export.families.graph.find.nodes import numbers
 from txl_export.families.graph.take.reading import MOST_AXES
+from txl_export.families.graph.take.worker import WHOLE
 
 KINDS = ("positions", "sequences")
 Dim = tuple[Any, tuple[int, ...]]
@@ -116,7 +117,7 @@ class _Follow:
                     for value, end in zip(node.outputs, held.outputs, strict=False):
                         if dims := self._known.get(value) or self._of(end):
                             self._known[value] = dims
-            elif node.domain in ("", "ai.onnx") and node.op_type not in _OTHERS:
+            elif (node.domain in ("", "ai.onnx") or node.op_type in WHOLE) and node.op_type not in _OTHERS:
                 given = [self._of(value) for value in node.inputs]
                 with contextlib.suppress(Exception):  # of a node whose parts do not fit together nothing is known
                     if given[0] is not None:

@@ -8,8 +8,6 @@ FEW = 64
 """Numbers of a constant that are looked at: of a larger one its sizes are enough."""
 RECURRENT = {"LSTM": 2, "GRU": 1, "RNN": 1}
 """Operators that carry states along a sequence, and how many, which start from their sixth input and the next one."""
-GIVEN = frozenset(("LinearAttention", "CausalConvWithState"))
-"""Operators of opset 27 that carry one state, which is their fourth input and their second result."""
 
 
 def name_of(node: ir.Node) -> str:

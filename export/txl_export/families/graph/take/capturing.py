@@ -24,7 +24,7 @@ from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.plan import Plan
 from txl_export.families.own_module.rehearsal import Example, RehearsalError, rehearse
 from txl_export.families.own_module.spec import VALID, OutputSpec
-from txl_export.graphs.opsets import READABLE
+from txl_export.graphs.opsets import READABLE, as_standard
 from txl_export.graphs.quantised_matmul import initializer
 from txl_export.graphs.settling import settle
 from txl_export.graphs.unsettled import UnsettledError
@@ -41,6 +41,7 @@ def capturing(graph: ir.Model, step: FileStep, plan: Plan, helper: Helper) -> Ca
         except RunError as error:
             raise UsageError(f"{name} cannot be made of the file: {error}") from None
         ir.external_data.load_to_model(model)
+        as_standard(model.graph)
         _put_around(model.graph, step, plan, network)
         TopologicalSortPass()(model)
         settle(model, name, network.inputs, network.outputs, READABLE)

@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ MOST_PARTS = 2**16
 """Nodes, initializers and functions of a model, with those of nested graphs."""
 OPSET = 18
 """To which a folded graph of an older opset is converted: the oldest that a bundle's graphs may have."""
-_WHOLE = frozenset(("LinearAttention", "CausalConvWithState"))
+WHOLE = frozenset(("LinearAttention", "CausalConvWithState"))
 """Operators that `graphs.linear_attention` rewrites; ONNX Runtime 1.32 makes a Scan of one when it opens a graph."""
 FOLDED = "folded.onnx"
 """The file that ONNX Runtime writes where it folds."""
@@ -195,20 +195,22 @@ def _fold(data: bytes, place: Path, folder: str) -> Answer:
             ir.external_data.set_base_dir(model.graph, folder)
             optimizer.fold_constants(model)
             data = ir.to_proto(model).SerializeToString()
-    whole, original = [], onnx.load_model_from_string(data)
-    if any(node.op_type in _WHOLE for node in original.graph.node):
-        whole = _cut(cut := onnx.load_model_from_string(data))
-        data = cut.SerializeToString()
-    _session(data, folder, place / FOLDED)
+            graph = onnx.load_model_from_string(data)
+    if graph.functions:  # bodies for those of ONNX Runtime's own operators that a bundle lacks
+        kept = [("com.microsoft", name) for name in sorted(WHOLE)]
+        graph = onnx.inliner.inline_selected_functions(graph, kept, exclude=True)
+    cut = any(node.op_type in WHOLE for node in graph.graph.node)
+    mend = _cut(graph) if cut else None
+    _session(graph.SerializeToString(), folder, place / FOLDED)
     graph = onnx.load(place / FOLDED, load_external_data=False)
-    if whole:
-        _mend(graph.graph, original.graph, whole)
+    if mend is not None:
+        mend(graph.graph)
         model = ir.from_proto(graph)
         model.graph.sort()
         graph = ir.to_proto(model)
     if next((entry.version for entry in graph.opset_import if entry.domain == ""), OPSET) < OPSET:
         graph = onnx.version_converter.convert_version(graph, OPSET)
-    known = FORMS[""].keys() | _WHOLE
+    known = FORMS[""].keys() | WHOLE
     other = {(node.domain, node.op_type) for node in graph.graph.node if node.op_type not in known}
     if other:  # what the standard defines by other operators is taken apart
         graph = onnx.inliner.inline_selected_functions(graph, sorted(other), inline_schema_functions=True)
@@ -217,38 +219,46 @@ def _fold(data: bytes, place: Path, folder: str) -> Answer:
     return Answer(graph=graph.SerializeToString())
 
 
-def _cut(model: Any) -> list[Any]:
-    """Take nodes out of a graph that ONNX Runtime would change, in place: what they return becomes an input of the
-    graph, and what they read an output. One whose types are not known stays.
+def _cut(model: Any) -> Callable[[Any], None]:
+    """Take the nodes of `WHOLE` out of a graph, in place, so that nothing changes them: what they return becomes an
+    input of the graph, and what they read an output. One of unknown types stays.
+
+    Returns:
+        What puts them back into the graph that was made of it, behind all others.
     """
     import onnx
 
-    graph = model.graph
-    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
-    known = {value.name: value for value in (*inferred.value_info, *inferred.output)}
-    found = [
-        node for node in graph.node if node.op_type in _WHOLE and not node.domain and {*node.output} <= {"", *known}
-    ]
-    for node in found:
+    graph, inferred = model.graph, onnx.ModelProto()
+    inputs, outputs = [*graph.input], [*graph.output]
+    inferred.CopyFrom(model)
+    for node in inferred.graph.node:
+        node.domain = "" if node.op_type in WHOLE else node.domain  # ONNX Runtime's own ones return the same
+    for entry in inferred.opset_import:
+        entry.version = entry.version if entry.domain else max(entry.version, 27)
+    inferred = onnx.shape_inference.infer_shapes(inferred, data_prop=True).graph
+    types = {value.name: value for value in (*inferred.value_info, *inferred.output)}
+    whole = [node for node in graph.node if node.op_type in WHOLE and {*node.output} <= {"", *types}]
+    for node in whole:
         graph.node.remove(node)
-    returned = {name for node in found for name in node.output if name}
-    made = {name for node in graph.node for name in node.output}
-    kept = [value for value in graph.output if value.name not in returned]
-    read = {name for node in found for name in node.input} & made - {value.name for value in kept}
+    returned = {name: types[name] for node in whole for name in node.output if name}
+    read = {name for node in whole for name in node.input}
+    made = {name for node in graph.node for name in node.output} & read
+    tensors = [tensor for tensor in graph.initializer if tensor.name in read]
+    kept = [value for value in outputs if value.name not in returned]
+    graph.input.extend(returned.values())
     del graph.output[:]
-    graph.output.extend([*kept, *(onnx.ValueInfoProto(name=name) for name in sorted(read))])
-    graph.input.extend(known[name] for name in sorted(returned))
-    return found
+    graph.output.extend(kept)
+    graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(made - {value.name for value in kept}))
 
+    def mend(graph: Any) -> None:
+        there = {tensor.name for tensor in graph.initializer}
+        graph.initializer.extend(tensor for tensor in tensors if tensor.name not in there)
+        graph.node.extend(whole)
+        for ends, own in ((graph.input, inputs), (graph.output, outputs)):
+            del ends[:]
+            ends.extend(own)
 
-def _mend(graph: Any, original: Any, whole: list[Any]) -> None:
-    """Put back what `_cut` took, in place, behind all other nodes."""
-    read, there = {name for node in whole for name in node.input}, {tensor.name for tensor in graph.initializer}
-    graph.initializer.extend(one for one in original.initializer if one.name in read - there)
-    graph.node.extend(whole)
-    for ends, own in ((graph.input, original.input), (graph.output, original.output)):
-        del ends[:]
-        ends.extend(own)
+    return mend
 
 
 def _run(session: Any, feeds: dict[str, Any]) -> Answer:
