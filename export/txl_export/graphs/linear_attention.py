@@ -32,10 +32,11 @@ FEW_VALUES = 16
 _NO_MORE = -120.0
 """exp of it is 0 in float32, as it is of -inf, which times 0 would be NaN."""
 _FLOAT = ir.DataType.FLOAT
+_ROWS, _TURNED = (0, 2, 3, 1, 4), (0, 1, 2, 4, 3)
 
 
 class _Part(NamedTuple):
-    """A chunk of n positions.
+    """A chunk of n positions; before `_by_chunks` has cut it, the positions stand on the second axis.
 
     Attributes:
         q: [B, heads, queries of a head, n, dk].
@@ -72,146 +73,151 @@ def rewrite_convolution(graph: ir.Graph, node: ir.Node) -> None:
         found = build.op("Mul", [found, build.op("Sigmoid", [found])])
     build.replace(node.outputs[0], _cast(build, found, node.outputs[0].dtype))
     if len(node.outputs) > 1:
-        build.replace(node.outputs[1], build.slice(x, 2, 1 - width, 2**31 - 1))
+        kept = [build.numbers(number) for number in (1 - width, 2**31 - 1, 2)]
+        build.replace(node.outputs[1], build.op("Slice", [x, *kept]))
     graph.remove(node, safe=True)
 
 
 def rewrite_attention(graph: ir.Graph, node: ir.Node) -> None:
     """Rewrite LinearAttention, in place; a node with an unknown number of positions, keys, values or decays stays."""
     query, key, value, past, decay, beta = (*node.inputs, None, None, None)[:6]
-    sizes = size_along(query, 1), size_along(query, 2), size_along(value, 2), 0 if decay is None else size_along(decay, 2)
-    if query is None or key is None or value is None or None in sizes:
+    length, queries, values = size_along(query, 1), size_along(query, 2), size_along(value, 2)
+    rates = 0 if decay is None else size_along(decay, 2)
+    if query is None or key is None or value is None or None in (length, queries, values, rates):
         return
-    length, queries, values, rates = (int(size or 0) for size in sizes)
+    assert length and queries and values and rates is not None  # noqa: PT018
     heads, q_heads = (node.attributes[f"{side}_num_heads"].as_int() for side in ("kv", "q"))
     keys, rates, values = queries // q_heads, rates // heads, values // heads
     build = Builder(graph, "linear").at(node)
-    q, k, v, g, b, state = (
-        None if given is None else _cast(build, given, _FLOAT) for given in (query, key, value, decay, beta, past)
-    )
-    assert q is not None and k is not None and v is not None
-    q = build.scaled(q, node.attributes.get_float("scale", 0.0) or keys**-0.5)
+    factor = node.attributes.get_float("scale", 0.0) or keys**-0.5
 
     def apart(given: ir.Value, *own: int) -> ir.Value:
-        return build.op("Reshape", [given, build.numbers(0, 0, *own)])
+        """[B, L, numbers] as float32 [B, L, *own]."""
+        return build.op("Reshape", [_cast(build, given, _FLOAT), build.numbers(0, 0, *own)])
 
+    q = build.scaled(apart(query, heads, -1, keys), factor)
+    k, v = apart(key, heads, 1, keys), apart(value, heads, 1, values)
+    g = None if decay is None else apart(decay, heads, 1, rates)
+    b = None if beta is None else apart(beta, -1, 1, 1)
+    state = None if past is None else _cast(build, past, _FLOAT)
     if g is not None and b is None and rates > 1 and values < FEW_VALUES and length > 1:
-        decays = apart(build.op("Exp", [g]), heads, 1, 1, keys)
-        new = build.op("Mul", [apart(k, heads, 1, 1, keys), apart(v, heads, 1, values, 1)])
-        result, state = _one_by_one(build, apart(q, heads, -1, 1, keys), decays, new, state, length)
+        result, state = _one_by_one(build, _Part(q, k, v, g, b), state, length)
     else:
-
-        def cut(given: ir.Value | None, *own: int) -> Sequence[ir.Value | None]:
-            if given is None:
-                return [None] * len(chunks)
-            rows = build.transpose(apart(given, *own), (0, 2, 3, 1, 4))
-            return build.split(rows, chunks, 3) if len(chunks) > 1 else [rows]
-
-        size = CHUNK if rates == 1 or g is None else CHUNK_BY_KEY
-        chunks = [min(size, length - first) for first in range(0, length, size)]
-        given = [cut(q, heads, -1, keys), cut(k, heads, 1, keys), cut(v, heads, 1, values)]
-        given += [cut(g, heads, 1, rates), cut(b, -1, 1, 1)]
-        state = state and build.op("Unsqueeze", [state, build.numbers(2)])
-        results = []
-        for n, *values in zip(chunks, *given, strict=True):
-            result, state = (_chunk if n > 1 else _position)(build, _Part(*values), state, n, rates)
-            results.append(result)
-        result = build.transpose(build.concat(results, 3), (0, 3, 1, 2, 4))
-        state = build.op("Squeeze", [state, build.numbers(2)])
+        size = CHUNK if rates < 2 else CHUNK_BY_KEY
+        result, state = _by_chunks(build, _Part(q, k, v, g, b), state, length, size, rates)
     build.replace(node.outputs[0], _cast(build, apart(result, -1), node.outputs[0].dtype))
     if len(node.outputs) > 1:
         build.replace(node.outputs[1], _cast(build, state, node.outputs[1].dtype))
     graph.remove(node, safe=True)
 
 
-def _one_by_one(
-    build: Builder, q: ir.Value, decays: ir.Value, new: ir.Value, state: ir.Value | None, length: int
+def _by_chunks(
+    build: Builder, whole: _Part, state: ir.Value | None, length: int, size: int, rates: int
 ) -> tuple[ir.Value, ir.Value]:
-    """Results [B, L, heads, queries, dv] and the last state [B, heads, dk, dv].
+    """Results [B, L, heads, queries of a head, dv] and the last state [B, heads, dk, dv].
 
     Args:
-        q: [B, L, heads, queries, 1, dk].
-        decays: exp(g), [B, L, heads, 1, 1, dk].
-        new: k ⊗ v, [B, L, heads, 1, dv, dk]; reading is a sum over the last axis, which ONNX Runtime does 10 times as
-            fast as many small products.
+        whole: of L positions, as [B, L, heads, queries of a head or 1, numbers].
+        state: before them; None for zeros.
+        size: positions of a chunk.
+        rates: decays of a head; 0 or 1 where its keys have none of their own.
     """
+    chunks = [min(size, length - first) for first in range(0, length, size)]
+
+    def cut(given: ir.Value | None) -> Sequence[ir.Value | None]:
+        if given is None:
+            return [None] * len(chunks)
+        rows = build.transpose(given, _ROWS)
+        return build.split(rows, chunks, 3) if len(chunks) > 1 else [rows]
+
+    last = None if state is None else build.op("Unsqueeze", [state, build.numbers(2)])
+    results = list[ir.Value]()
+    for n, parts in zip(chunks, zip(*map(cut, whole), strict=True), strict=True):
+        part = _Part(*parts)
+        result, last = _position(build, part, last) if n == 1 else _chunk(build, part, last, n, rates)
+        results.append(result)
+    assert last is not None
+    result = build.transpose(build.concat(results, 3), (0, 3, 1, 2, 4))
+    return result, build.op("Squeeze", [last, build.numbers(2)])
+
+
+def _one_by_one(build: Builder, whole: _Part, state: ir.Value | None, length: int) -> tuple[ir.Value, ir.Value]:
+    """See `_by_chunks`: a product and a sum for each position, which read and write all states in one more.
+
+    States are [B, 1, heads, 1, dv, dk] in between: a sum over the last axis is 10 times as fast as many small products.
+    """
+    assert whole.g is not None
+    new = build.op(
+        "Mul", [build.op("Unsqueeze", [part, build.numbers(axis)]) for part, axis in ((whole.k, 4), (whole.v, 5))]
+    )
+    decays = build.op("Exp", [build.op("Unsqueeze", [whole.g, build.numbers(4)])])
+    last = None if state is None else build.op("Unsqueeze", [build.transpose(state, (0, 1, 3, 2)), build.numbers(1, 3)])
     states = list[ir.Value]()
-    last = state and build.op("Unsqueeze", [build.transpose(state, (0, 1, 3, 2)), build.numbers(1, 3)])
-    rows = (build.split(each, [1] * length, 1) for each in (decays, new))
-    for decay, written in zip(*rows, strict=True):
+    for decay, written in zip(*(build.split(each, [1] * length, 1) for each in (decays, new)), strict=True):
         last = written if last is None else build.op("Add", [build.op("Mul", [last, decay]), written])
         states.append(last)
-    read = build.op("Mul", [q, build.concat(states, 1)])
+    read = build.op("Mul", [build.op("Unsqueeze", [whole.q, build.numbers(4)]), build.concat(states, 1)])
     result = build.op("ReduceSum", [read, build.numbers(5)], keepdims=0)
     return result, build.transpose(build.op("Squeeze", [states[-1], build.numbers(1, 3)]), (0, 1, 3, 2))
 
 
-def _position(
-    build: Builder, part: _Part, state: ir.Value | None, n: int, rates: int
-) -> tuple[ir.Value, ir.Value]:
+def _position(build: Builder, part: _Part, state: ir.Value | None) -> tuple[ir.Value, ir.Value]:
     """See `_chunk`, for one position."""
     u = part.v
     if state is not None and part.g is not None:
-        state = build.op("Mul", [state, build.transpose(build.op("Exp", [part.g]), (0, 1, 2, 4, 3))])
+        state = build.op("Mul", [state, build.transpose(build.op("Exp", [part.g]), _TURNED)])
     if part.b is not None:
-        known = u if state is None else build.op("Sub", [u, build.op("MatMul", [part.k, state])])
-        u = build.op("Mul", [known, part.b])
-    written = build.op("Mul", [build.transpose(part.k, (0, 1, 2, 4, 3)), u])
+        u = u if state is None else build.op("Sub", [u, build.op("MatMul", [part.k, state])])
+        u = build.op("Mul", [u, part.b])
+    written = build.op("Mul", [build.transpose(part.k, _TURNED), u])
     state = written if state is None else build.op("Add", [state, written])
     return build.op("MatMul", [part.q, state]), state
 
 
 def _chunk(build: Builder, part: _Part, state: ir.Value | None, n: int, rates: int) -> tuple[ir.Value, ir.Value]:
-    """The results [B, heads, queries, n, dv] and the state [B, heads, 1, dk, dv] after a chunk.
-
-    Args:
-        state: before it; None for zeros.
-        rates: decays of a head.
-    """
+    """The results [B, heads, queries of a head, n, dv] and the state [B, heads, 1, dk, dv] after a chunk."""
     times, sources = np.ogrid[:n, -1:n]  # source -1 is the state
     seen = build.constant((times >= sources)[:, 1:].astype(np.float32))
-    turned = build.transpose(part.k, (0, 1, 2, 4, 3))
-    since, decays = None, None  # w [.., t, rates] and E [.., t, s, rates]
+    turned = build.transpose(part.k, _TURNED)
+    since = decays = keyed = None  # w [.., t, rates], E [.., t, s, rates], E · k [.., t, s, dk]
     if part.g is not None:
         later = build.constant((times > sources)[..., None].astype(np.float32))
-        each = build.op("Max", [part.g, build.constant(np.array(_NO_MORE, np.float32))])
-        each = build.op("Mul", [build.op("Unsqueeze", [each, build.numbers(4)]), later])
-        sums = build.constant(np.tri(n, dtype=np.float32))
-        sums = build.op("MatMul", [sums, build.op("Reshape", [each, build.numbers(0, 0, 0, 0, -1)])])
+        sums = build.op("Max", [part.g, build.constant(np.array(_NO_MORE, np.float32))])
+        sums = build.op("Mul", [build.op("Unsqueeze", [sums, build.numbers(4)]), later])
+        sums = build.op("Reshape", [sums, build.numbers(0, 0, 0, 0, -1)])
+        sums = build.op("MatMul", [build.constant(np.tri(n, dtype=np.float32)), sums])
         factors = build.op("Reshape", [build.op("Exp", [sums]), build.numbers(0, 0, 0, 0, n + 1, rates)])
         since, decays = build.split(factors, [1, n], 4)
         since = build.op("Squeeze", [since, build.numbers(4)])
-    if decays is not None and rates > 1:
-        keyed = build.op("Mul", [decays, build.op("Unsqueeze", [part.k, build.numbers(3)])])
+        keyed = build.op("Mul", [decays, build.op("Unsqueeze", [part.k, build.numbers(3)])]) if rates > 1 else None
 
     def products(rows: ir.Value) -> ir.Value:
         """E · rows Kᵀ."""
-        if decays is None:
-            found = build.op("MatMul", [rows, turned])
-        elif rates == 1:
-            found = build.op("Mul", [build.op("MatMul", [rows, turned]), build.op("Squeeze", [decays, build.numbers(5)])])
-        else:
+        if keyed is not None:
             found = build.op("Mul", [keyed, build.op("Unsqueeze", [rows, build.numbers(4)])])
             found = build.op("ReduceSum", [found, build.numbers(5)], keepdims=0)
+        else:
+            found = build.op("MatMul", [rows, turned])
+            if decays is not None:
+                found = build.op("Mul", [found, build.op("Squeeze", [decays, build.numbers(5)])])
         return build.op("Mul", [found, seen])
 
     def read(rows: ir.Value, state: ir.Value) -> ir.Value:
-        """w · rows S."""
+        """W · rows S."""
         return build.op("MatMul", [rows if since is None else build.op("Mul", [rows, since]), state])
 
     u = part.v
     if part.b is not None:
         u = build.op("Mul", [u if state is None else build.op("Sub", [u, read(part.k, state)]), part.b])
-        below = build.op("Mul", [products(part.k), part.b])
-        u = build.op("MatMul", [_inverse(build, below, n), u])
+        u = build.op("MatMul", [_inverse(build, build.op("Mul", [products(part.k), part.b]), n), u])
     result = build.op("MatMul", [products(part.q), u])
     if state is not None:
         result = build.op("Add", [result, read(part.q, state)])
     if since is not None and decays is not None:
         rest = build.op("Squeeze", [build.slice(decays, 3, n - 1, n), build.numbers(3)])
-        turned = build.transpose(build.op("Mul", [part.k, rest]), (0, 1, 2, 4, 3))
-        whole = build.transpose(build.slice(since, 3, n - 1, n), (0, 1, 2, 4, 3))
-        state = state and build.op("Mul", [state, whole])
+        turned = build.transpose(build.op("Mul", [part.k, rest]), _TURNED)
+        whole = build.transpose(build.slice(since, 3, n - 1, n), _TURNED)
+        state = None if state is None else build.op("Mul", [state, whole])
     written = build.op("MatMul", [turned, u])
     return result, written if state is None else build.op("Add", [state, written])
 

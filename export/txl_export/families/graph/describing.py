@@ -210,6 +210,7 @@ def _try(foreign: Foreign, choices: Choices, source: str, facts: GraphFacts, sai
 
     opened = bool(facts.forgets) and not any(found.fault for found in facts.forgets)
     shown = bool(facts.states or facts.undecided)
+    facts.tried = "" if opened or shown else "what it forgets cannot be carried on, and it has no other state"
     for way in [replace(choices, open=True)] * opened + [choices] * shown:
         untold = {name: output for name, output in way.states.items() if name not in said}
         facts.command = shlex.join(_command(replace(way, states=untold), source))

@@ -169,10 +169,9 @@ def _too_new(said: str, installed: str) -> str:
     version = re.search(r"model IR version: (\d+), max supported IR version: (\d+)", said)
     if not (found := opset or version):
         return ""
-    kind = "opset" if opset else "version"
     return (
-        f"{kind} {found[1]}, expected at most {found[2]}{'' if opset else ' of the format'}, which is what the installed "
-        f"ONNX Runtime {installed} opens; install a newer one, such as 1.32 for opset 27, or export with opset 18 … 24"
+        f"{'opset' if opset else 'format version'} {found[1]}, expected at most {found[2]}, which is what the installed"
+        f" ONNX Runtime {installed} opens; install a newer one, such as 1.32 for opset 27, or export with opset 18 … 24"
     )
 
 
