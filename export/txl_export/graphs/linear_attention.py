@@ -24,11 +24,14 @@ import onnx_ir as ir
 
 from txl_export.graphs.passes.builder import Builder
 from txl_export.graphs.passes.values import size_along
+from txl_export.graphs.unsettled import UnsettledError
 
 CHUNK, CHUNK_BY_KEY = 64, 8
 """The most positions of a chunk: where a head has one decay or none, and where each of its keys has one."""
 FEW_VALUES = 16
 """Below so many values (dv), the recurrence is faster than chunks with decays for each key."""
+MOST_NODES = 2**16
+"""Operators of a graph: a few bytes of a stranger may ask for a million positions."""
 _NO_MORE = -120.0
 """exp of it is 0 in float32, as it is of -inf, which times 0 would be NaN."""
 _FLOAT = ir.DataType.FLOAT
@@ -60,7 +63,7 @@ def rewrite_convolution(graph: ir.Graph, node: ir.Node) -> None:
     """
     x, weight, bias, past = (*node.inputs, None, None)[:4]
     channels, width = size_along(weight, 0), size_along(weight, 2)
-    if x is None or channels is None or width is None:
+    if node.domain or x is None or channels is None or width is None:  # ONNX Runtime's own has layouts of its own
         return
     build = Builder(graph, "causal").at(node)
     if past is not None:
@@ -79,15 +82,26 @@ def rewrite_convolution(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def rewrite_attention(graph: ir.Graph, node: ir.Node) -> None:
-    """Rewrite LinearAttention, in place; a node with an unknown number of positions, keys, values or decays stays."""
+    """Rewrite LinearAttention, in place; a node with an unknown number of positions, keys, values or decays stays.
+
+    Raises:
+        UnsettledError: it has so many positions that the graph would have more than `MOST_NODES` operators.
+    """
     query, key, value, past, decay, beta = (*node.inputs, None, None, None)[:6]
     length, queries, values = size_along(query, 1), size_along(query, 2), size_along(value, 2)
     rates = 0 if decay is None else size_along(decay, 2)
-    if query is None or key is None or value is None or None in (length, queries, values, rates):
+    if node.domain or query is None or key is None or value is None or None in (length, queries, values, rates):
         return
     assert length and queries and values and rates is not None  # noqa: PT018
     heads, q_heads = (node.attributes[f"{side}_num_heads"].as_int() for side in ("kv", "q"))
     keys, rates, values = queries // q_heads, rates // heads, values // heads
+    alone = decay is not None and beta is None and rates > 1 and values < FEW_VALUES and length > 1
+    size = 1 if alone else CHUNK_BY_KEY if rates > 1 else CHUNK
+    if (most := 64 * -(-length // size) + len(graph)) > MOST_NODES:
+        raise UnsettledError(
+            f"it becomes the operator LinearAttention of {length} positions, which are up to {most} operators, "
+            f"expected at most {MOST_NODES}; give a shorter segment"
+        )
     build = Builder(graph, "linear").at(node)
     factor = node.attributes.get_float("scale", 0.0) or keys**-0.5
 
@@ -100,10 +114,9 @@ def rewrite_attention(graph: ir.Graph, node: ir.Node) -> None:
     g = None if decay is None else apart(decay, heads, 1, rates)
     b = None if beta is None else apart(beta, -1, 1, 1)
     state = None if past is None else _cast(build, past, _FLOAT)
-    if g is not None and b is None and rates > 1 and values < FEW_VALUES and length > 1:
+    if alone:
         result, state = _one_by_one(build, _Part(q, k, v, g, b), state, length)
     else:
-        size = CHUNK if rates < 2 else CHUNK_BY_KEY
         result, state = _by_chunks(build, _Part(q, k, v, g, b), state, length, size, rates)
     build.replace(node.outputs[0], _cast(build, apart(result, -1), node.outputs[0].dtype))
     if len(node.outputs) > 1:

@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from linear_graphs import HEADS, B, attention, drawn, plain, run
 from onnx import helper
 from small_graphs import HALF, model, value
+from txl_export.graphs.rewriting import to_forms
+from txl_export.graphs.settling import infer_shapes
+from txl_export.graphs.unsettled import UnsettledError
 
 RULES = {
     "retention": ("gated", 1, {"decays": 1}),
@@ -131,3 +135,18 @@ def test_a_causal_convolution_reads_its_state_in_front(length, past, bias, activ
     result, state = run(plain(made), feeds)
     np.testing.assert_allclose(result, wanted, atol=1e-5)
     np.testing.assert_array_equal(state, row[:, :, -3:].astype(np.float32))
+
+
+def test_one_of_onnx_runtime_s_own_that_says_more_is_left_as_it_is():
+    node = helper.make_node("CausalConvWithState", ["x", "w"], ["y", "s"], domain="com.microsoft", channels_last=1)
+    inputs = [value("x", [1, 5, 2]), value("w", [2, 1, 4])]
+    given = ir.from_proto(model([node], inputs, [value("y", [1, 5, 2]), value("s", [1, 2, 3])]))
+    to_forms(given)
+    assert [one.op_type for one in given.graph] == ["CausalConvWithState"]
+
+
+def test_more_positions_than_a_graph_has_room_for_are_refused_before_anything_is_made():
+    given = ir.from_proto(attention("gated", 1, 100_000, decays=4, values=1))
+    infer_shapes(given)
+    with pytest.raises(UnsettledError, match="LinearAttention of 100000 positions, which are up to 6400001 operators"):
+        to_forms(given)
