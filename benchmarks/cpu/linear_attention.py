@@ -43,15 +43,15 @@ def graph(rule: str, heads: int, keys: int, values: int, rates: int, length: int
     names = ["q", "k", "v", "s", "g" * bool(rates), "b" * ("delta" in rule)]
     while not names[-1]:
         names.pop()
-    domain, said = "com.microsoft" * own, {"q_num_heads": heads, "kv_num_heads": heads, "update_rule": rule}
-    node = helper.make_node("LinearAttention", names, ["y", "new_s"], "node", domain=domain, **said)
+    said: dict[str, Any] = {"q_num_heads": heads, "kv_num_heads": heads, "update_rule": rule}
+    node = helper.make_node("LinearAttention", names, ["y", "new_s"], "node", domain="com.microsoft" * own, **said)
     returned = {"y": [1, length, heads * values], "new_s": given["s"]}
-    ends = [
-        [helper.make_tensor_value_info(*one[:1], TensorProto.FLOAT, one[1]) for one in side.items()]
+    inputs, outputs = (
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in side.items()]
         for side in (given, returned)
-    ]
+    )
     opsets = [helper.make_opsetid("", 18 if own else 27), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(helper.make_graph([node], "one", *ends), opset_imports=opsets, ir_version=10)
+    return helper.make_model(helper.make_graph([node], "one", inputs, outputs), opset_imports=opsets, ir_version=10)
 
 
 def plain(made: onnx.ModelProto) -> onnx.ModelProto:
@@ -93,7 +93,7 @@ def recurrence(feeds: dict[str, Any], heads: int) -> Any:
 
 def fewest(session: Any, feeds: dict[str, Any]) -> float:
     """Milliseconds of the fastest of many runs."""
-    taken, end = [], time.perf_counter() + 0.5
+    taken, end = list[float](), time.perf_counter() + 0.5
     while time.perf_counter() < end or len(taken) < 5:
         began = time.perf_counter()
         session.run(None, feeds)
