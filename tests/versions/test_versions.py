@@ -12,7 +12,11 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+from linear_graphs import HEADS, attention, drawn, plain
+from linear_graphs import run as run_here
 from ptys import BAR, CTRL_C, in_a_terminal
 
 ROOT = Path(__file__).parents[2]
@@ -86,6 +90,20 @@ def test_an_engine_that_is_too_old_for_a_bundle_says_which_one_is_not(made: Path
     assert "expected ONNX Runtime 1.25 or newer for opset 24, and this is 1.20.0; install that, or load with up" in said
     said = run(made, "python", "-c", code, tiny, "")
     assert "expected ONNX Runtime 1.22 or newer for 8-bit weights, and this is 1.20.0; install that" in said
+
+
+def test_opset_27_is_computed_as_its_plain_form_is(made: Path, tmp_path: Path) -> None:
+    """ONNX Runtime 1.32 is the first that opens it."""
+    if made.name.startswith("lowest"):
+        pytest.skip("its ONNX Runtime does not open opset 27")
+    graph = attention("gated_delta", 2, 9, decays=1, betas=HEADS)
+    feeds = drawn(graph, np.random.default_rng(6))
+    onnx.save(graph, tmp_path / "27.onnx")
+    np.savez(tmp_path / "feeds.npz", **feeds)
+    code = "import numpy, onnxruntime; one, two = onnxruntime.InferenceSession('27.onnx').run(None, {**numpy.load"
+    run(made, "python", "-c", f"{code}('feeds.npz')}}); numpy.savez('found.npz', y=one, new_s=two)", cwd=tmp_path)
+    for found, wanted in zip(np.load(tmp_path / "found.npz").values(), run_here(plain(graph), feeds), strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
 def test_every_command_that_only_runs_a_bundle_does(made: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from txl_export.graphs.between_quantisers import OPERATORS, between_quantisers
 from txl_export.graphs.dft import dft_as_product, stft_as_convolution
+from txl_export.graphs.linear_attention import rewrite_attention, rewrite_convolution
 
 
 def is_due(graph: ir.Graph) -> bool:
@@ -55,8 +56,10 @@ def _as_usual(_: ir.Graph, node: ir.Node) -> None:
 
 REWRITES: Mapping[str, Callable[[ir.Graph, ir.Node], None]] = MappingProxyType(
     {
+        "CausalConvWithState": rewrite_convolution,
         "Dropout": _without_dropout,
         "DFT": dft_as_product,
+        "LinearAttention": rewrite_attention,
         "STFT": stft_as_convolution,
         **dict.fromkeys(_USUAL, _as_usual),
         **dict.fromkeys(("QGemm", *(f"QLinear{name}" for name in OPERATORS)), between_quantisers),

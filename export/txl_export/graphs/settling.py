@@ -19,6 +19,7 @@ from onnx_ir.passes.common import (
 from txl_runtime.bundle.tables import TensorSpec
 from txl_runtime.guard.forms import FORMS
 
+from txl_export.graphs.opsets import lower
 from txl_export.graphs.rewriting import REWRITES, is_due, to_forms
 from txl_export.graphs.tracing import IR_VERSIONS, forget_origins, int32_indices, quiet
 from txl_export.graphs.unsettled import STACK_TRACE, UnsettledError
@@ -60,7 +61,6 @@ def settle(
     graph = model.graph
     _check_operators(graph, opsets)
     model.producer_name, model.producer_version = "txl-deploy", None
-    model.ir_version = IR_VERSIONS[graph.opset_imports.get("", OPSET)]
     graph.name = name
     _make_room(graph, {spec.name for spec in (*inputs, *outputs)})
     _take_inputs(graph, inputs)
@@ -73,6 +73,8 @@ def settle(
         _complete(graph, opened)
         infer_shapes(model)
         to_forms(model)
+    lower(graph)
+    model.ir_version = IR_VERSIONS[graph.opset_imports.get("", OPSET)]
     int32_indices(graph)
     RemoveUnusedNodesPass()(model)
     RemoveUnusedOpsetsPass()(model)

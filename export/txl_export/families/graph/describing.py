@@ -27,6 +27,7 @@ from txl_export.families.graph.open.hidden import Forgets, forgets
 from txl_export.families.graph.take.fixing import fix
 from txl_export.families.graph.take.reading import Foreign, Port, read_foreign
 from txl_export.families.graph.take.running import SECONDS, Helper, RunError
+from txl_export.graphs.opsets import as_standard
 from txl_export.graphs.rewriting import REWRITES
 
 TRIED = 3.0
@@ -197,6 +198,7 @@ def _nodes(foreign: Foreign, facts: GraphFacts) -> Structure:
 
 def _unknown(graph: ir.Graph) -> list[str]:
     """Operators that a bundle may not have and that are not rewritten; an If may vanish where sizes become numbers."""
+    as_standard(graph)
     kinds = {(node.domain.removeprefix("ai.onnx"), node.op_type) for node in graph if not subgraphs(node)}
     known = {domain: FORMS.get(domain, {}).keys() | REWRITES.keys() for domain, _ in kinds}
     return sorted(f"{domain}::{op}".removeprefix("::") for domain, op in kinds if op not in known[domain])
@@ -208,6 +210,7 @@ def _try(foreign: Foreign, choices: Choices, source: str, facts: GraphFacts, sai
 
     opened = bool(facts.forgets) and not any(found.fault for found in facts.forgets)
     shown = bool(facts.states or facts.undecided)
+    facts.tried = "" if opened or shown else "what it forgets cannot be carried on, and it has no other state"
     for way in [replace(choices, open=True)] * opened + [choices] * shown:
         untold = {name: output for name, output in way.states.items() if name not in said}
         facts.command = shlex.join(_command(replace(way, states=untold), source))

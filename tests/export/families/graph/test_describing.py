@@ -10,6 +10,7 @@ import foreign_graphs as graphs
 import pytest
 import torch
 from foreign_graphs import STATEFUL, STATELESS, B, Case, D, H, exported, step
+from linear_graphs import stateful
 from onnx import TensorProto, helper
 from support import PACKAGES
 from torch import Tensor, nn
@@ -270,3 +271,20 @@ def test_positions_are_those_of_data_and_not_of_a_cache(tmp_path):
     facts = of_case(STATEFUL["convolutions, a position a call"], tmp_path)
     assert facts.axes is not None
     assert (facts.axes.segment["x"], facts.axes.segment["y"], facts.axes.batch["cache_0"]) == (2, 2, 0)
+
+
+def test_linear_attention_carries_its_state_and_one_that_is_given_none_is_named(tmp_path):
+    facts = described(stateful(tmp_path / "f.onnx").read_bytes(), tmp_path)
+    assert [(state.input, state.output, state.proof) for state in facts.states] == [
+        ("conv", "new_conv", "recurrent"),
+        ("memory", "new_memory", "recurrent"),
+    ]
+    assert facts.axes is not None
+    assert (facts.axes.segment["x"], facts.axes.batch["memory"], facts.unknown, facts.forgets) == (1, 0, [], [])
+    assert facts.command.startswith("txl-deploy export")
+    facts = described(stateful(tmp_path / "f.onnx", past=False).read_bytes(), tmp_path)
+    assert [found.op for found in facts.forgets] == ["CausalConvWithState", "LinearAttention"]
+    assert "is given no past_state, expected one" in facts.forgets[1].fault
+    assert (
+        facts.next == "An export was tried and refused: what it forgets cannot be carried on, and it has no other state"
+    )

@@ -16,12 +16,14 @@ import torch
 import txl_export
 import txl_runtime
 from foreign_graphs import STATEFUL, STATELESS, Case, exported
+from linear_graphs import stateful
 from onnx import TensorProto, helper, numpy_helper
 from small_files import graph, leaky
 from small_graphs import model, value
 from support import PACKAGES
 from txl_export.families.graph.describing import describe_graph
 from txl_runtime.errors import CheckError, CheckpointError, UsageError
+from txl_runtime.guard.forms import FORMS
 from txl_runtime.listener import Silent
 from verified_steps import Heard
 
@@ -460,6 +462,13 @@ def test_operators_that_no_graph_of_a_bundle_may_have_are_named(tmp_path):
     onnx.save(model, path)
     with pytest.raises(UsageError, match=r"it becomes the operator Det, which no graph of a bundle may have"):
         txl_export.export(path, tmp_path / "b")
+
+
+def test_linear_attention_in_a_file_of_opset_26_becomes_plain_operators_of_opset_18(tmp_path):
+    assert beside(stateful(tmp_path / "f.onnx"), tmp_path / "b", segment_length=16) <= 1e-5
+    made = onnx.load(tmp_path / "b" / "step-16.onnx", load_external_data=False)
+    assert made.opset_import[0].version == 18
+    assert {node.op_type for node in made.graph.node} <= FORMS[""].keys()
 
 
 SILERO = PACKAGES / "silero_vad" / "data"

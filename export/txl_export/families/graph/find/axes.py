@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from txl_export.families.graph.find.nodes import numbers
 from txl_export.families.graph.take.reading import MOST_AXES
+from txl_export.families.graph.take.worker import WHOLE
 
 KINDS = ("positions", "sequences")
 Dim = tuple[Any, tuple[int, ...]]
@@ -116,7 +117,7 @@ class _Follow:
                     for value, end in zip(node.outputs, held.outputs, strict=False):
                         if dims := self._known.get(value) or self._of(end):
                             self._known[value] = dims
-            elif node.domain in ("", "ai.onnx") and node.op_type not in _OTHERS:
+            elif (node.domain in ("", "ai.onnx") or node.op_type in WHOLE) and node.op_type not in _OTHERS:
                 given = [self._of(value) for value in node.inputs]
                 with contextlib.suppress(Exception):  # of a node whose parts do not fit together nothing is known
                     if given[0] is not None:
@@ -151,6 +152,17 @@ class _Follow:
         ways, size = (weight[0][0], ()), (node.attributes.get_int("hidden_size", 0) or None, ())
         last = [batch, ways, size] if late else [ways, batch, size]
         return [[batch, time, ways, size] if late else [time, ways, batch, size], last, last]
+
+    def _carried(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
+        """LinearAttention of x [B, L, numbers] and CausalConvWithState of x [B, channels, L], each with a state."""
+        attention, x = node.op_type == "LinearAttention", [*given[0]]
+        for dims in filter(None, given[1:] if attention else given[3:]):
+            x[0] = self._join(x[0], dims[0])
+            if attention and len(dims) == 3:
+                x[1] = self._join(x[1], dims[1])
+        self._label("sequences", x[0])
+        self._label("positions", x[1 if attention else 2])
+        return [[*x[:2], (None, ())] if attention else x, *([x[0], *past[1:]] for past in given[3:4] if past)]
 
     def _convolution(self, node: ir.Node, given: Sequence[Any]) -> list[Dims]:
         """A convolution says it weakly: it may run over frames that were made of a call's samples, or over bands."""
@@ -283,6 +295,7 @@ _OTHERS = frozenset(
 """Operators whose results' axes are not followed."""
 _BY_RULE: Mapping[str, Callable[[_Follow, ir.Node, Sequence[Any]], list[Dims]]] = {
     "LSTM GRU RNN": _Follow._recurrence,
+    "LinearAttention CausalConvWithState": _Follow._carried,
     "Conv ConvTranspose MaxPool AveragePool LpPool": _Follow._convolution,
     "CumSum": _Follow._sum,
     "MatMul Gemm": _Follow._product,

@@ -19,6 +19,7 @@ import onnx_ir as ir
 from txl_export.families.graph.find.axes import Kinds, read_axes
 from txl_export.families.graph.find.nodes import FEW, RECURRENT, name_of, numbers, subgraphs
 from txl_export.families.graph.take.reading import Port
+from txl_export.families.graph.take.worker import WHOLE
 
 MOVES = frozenset(
     re.findall(
@@ -167,6 +168,8 @@ class _Pass:
         self._ways.update(dict.fromkeys(node.outputs, result))
         if op in RECURRENT:
             self._carry(node.outputs[1 : 1 + RECURRENT[op]], given[5 : 5 + RECURRENT[op]], given)
+        elif op in WHOLE:
+            self._carry(node.outputs[1:], given[3:4], given)
         elif op == "Gather" and len(given) > 1:
             sizes, axis = _sizes(node.inputs[0]), node.attributes.get_int("axis", 0) or 0
             for name in found.among(given[1].moved) if -len(sizes) <= axis < len(sizes) else ():

@@ -30,6 +30,7 @@ from txl_export.families.graph.find.nodes import RECURRENT, name_of, numbers
 from txl_export.families.graph.open.measuring import END, Fold, Sizes
 from txl_export.families.graph.open.windows import Window, read_tail, read_window
 from txl_export.families.graph.take.reading import Size
+from txl_export.families.graph.take.worker import WHOLE
 from txl_export.graphs.quantised_matmul import initializer
 
 _FIRST = 5
@@ -86,7 +87,7 @@ def open_hidden(model: ir.Model, segment: Mapping[str, int], fold: Fold) -> list
     """Make the hidden states of a graph explicit, in place. The graph is of no use where this fails.
 
     Args:
-        model: of opset 18 to 24, with constants folded; more can be told of sizes that are left open.
+        model: of opset 18 to 27, with constants folded; more can be told of sizes that are left open.
         segment: by name of an input, its axis of positions; empty where nobody knows. What runs along another axis,
             such as over bands, is left as it is. Where sizes do not tell that, a forward recurrence and zeros in front
             alone are taken for states.
@@ -127,7 +128,7 @@ def _checked() -> Iterator[None]:
 def _nodes(graph: ir.Graph, holder: ir.Node | None = None) -> Iterator[tuple[ir.Node, ir.Node | None]]:
     """Every node of the standard with the If, Loop or Scan in whose graph it stands."""
     for node in graph:
-        if not node.domain:
+        if not node.domain or node.op_type in WHOLE:
             yield node, holder
         for attribute in node.attributes.values():
             if attribute.type == ir.AttributeType.GRAPH:
@@ -147,6 +148,7 @@ class _Opening:
         readers: dict[str, Callable[[ir.Node], _Read | None]] = {
             **dict.fromkeys(RECURRENT, self._recurrence),
             **dict.fromkeys(("Loop", "Scan"), self._loop),
+            **dict.fromkeys(WHOLE, self._stateless),
             "Conv": self._convolution,
             "ConvTranspose": self._transposed,
             "CumSum": self._sum,
@@ -194,6 +196,16 @@ class _Opening:
             return None
         advice = "expected an LSTM, GRU or RNN; make its state an input and output"
         return _ANEW, f"carries what begins anew in every call, {advice}", lambda: None
+
+    def _stateless(self, node: ir.Node) -> _Read | None:
+        """A LinearAttention or CausalConvWithState without `past_state`, the input that its owner has to give."""
+        if (*node.inputs, *[None] * 4)[3] is not None:
+            return None
+        return (
+            _ANEW,
+            "is given no past_state, expected one; make it an input, and present_state an output",
+            lambda: None,
+        )
 
     def _convolution(self, node: ir.Node) -> _Read | None:
         """A Conv that reads zeros in front of the first position, along one axis."""

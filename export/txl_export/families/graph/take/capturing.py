@@ -14,7 +14,6 @@ import onnx_ir as ir
 from onnx_ir.passes.common import TopologicalSortPass
 from txl_runtime.bundle.tables import StateTensor
 from txl_runtime.errors import UsageError
-from txl_runtime.guard.forms import OPSETS
 
 from txl_export.families.graph.take.file_module import FileStep
 from txl_export.families.graph.take.fixing import forget_sizes
@@ -25,6 +24,7 @@ from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.plan import Plan
 from txl_export.families.own_module.rehearsal import Example, RehearsalError, rehearse
 from txl_export.families.own_module.spec import VALID, OutputSpec
+from txl_export.graphs.opsets import READABLE, as_standard
 from txl_export.graphs.quantised_matmul import initializer
 from txl_export.graphs.settling import settle
 from txl_export.graphs.unsettled import UnsettledError
@@ -41,9 +41,10 @@ def capturing(graph: ir.Model, step: FileStep, plan: Plan, helper: Helper) -> Ca
         except RunError as error:
             raise UsageError(f"{name} cannot be made of the file: {error}") from None
         ir.external_data.load_to_model(model)
+        as_standard(model.graph)
         _put_around(model.graph, step, plan, network)
         TopologicalSortPass()(model)
-        settle(model, name, network.inputs, network.outputs, OPSETS)
+        settle(model, name, network.inputs, network.outputs, READABLE)
         return model
 
     def make(network: StepNetwork, name: str, examples: Sequence[Example]) -> Captured:

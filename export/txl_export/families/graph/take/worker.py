@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ MOST_PARTS = 2**16
 """Nodes, initializers and functions of a model, with those of nested graphs."""
 OPSET = 18
 """To which a folded graph of an older opset is converted: the oldest that a bundle's graphs may have."""
+WHOLE = frozenset(("LinearAttention", "CausalConvWithState"))
+"""Operators that `graphs.linear_attention` rewrites; ONNX Runtime 1.32 makes a Scan of one when it opens a graph."""
 FOLDED = "folded.onnx"
 """The file that ONNX Runtime writes where it folds."""
 Numbers = tuple[str, tuple[int, ...], bytes]
@@ -163,7 +166,22 @@ def _session(graph: bytes, folder: str, optimised: Path | None = None) -> Any:
     with contextlib.suppress(Exception):
         return opened()
     options.add_session_config_entry("session.x64quantprecision", "0")
-    return opened()
+    try:
+        return opened()
+    except Exception as error:  # as in `answer`
+        raise ValueError(_too_new(str(error), onnxruntime.__version__) or one_line(error)) from None
+
+
+def _too_new(said: str, installed: str) -> str:
+    """ONNX Runtime's words for a graph that is newer than it is, in ours; "" of other words."""
+    opset = re.search(r"Opset (\d+) is under development.* ai\.onnx is till opset (\d+)", said)
+    version = re.search(r"model IR version: (\d+), max supported IR version: (\d+)", said)
+    if not (found := opset or version):
+        return ""
+    return (
+        f"{'opset' if opset else 'format version'} {found[1]}, expected at most {found[2]}, which is what the installed"
+        f" ONNX Runtime {installed} opens; install a newer one, such as 1.32 for opset 27, or export with opset 18 … 24"
+    )
 
 
 def _fold(data: bytes, place: Path, folder: str) -> Answer:
@@ -185,16 +203,70 @@ def _fold(data: bytes, place: Path, folder: str) -> Answer:
             ir.external_data.set_base_dir(model.graph, folder)
             optimizer.fold_constants(model)
             data = ir.to_proto(model).SerializeToString()
-    _session(data, folder, place / FOLDED)
+            graph = onnx.load_model_from_string(data)
+    if graph.functions:  # bodies for those of ONNX Runtime's own operators that a bundle lacks
+        kept = [("com.microsoft", name) for name in sorted(WHOLE)]
+        graph = onnx.inliner.inline_selected_functions(graph, kept, exclude=True)
+    cut = any(node.op_type in WHOLE for node in graph.graph.node)
+    mend = _cut(graph) if cut else None
+    _session(graph.SerializeToString(), folder, place / FOLDED)
     graph = onnx.load(place / FOLDED, load_external_data=False)
+    if mend is not None:
+        mend(graph.graph)
+        model = ir.from_proto(graph)
+        model.graph.sort()
+        graph = ir.to_proto(model)
     if next((entry.version for entry in graph.opset_import if entry.domain == ""), OPSET) < OPSET:
         graph = onnx.version_converter.convert_version(graph, OPSET)
-    other = {(node.domain, node.op_type) for node in graph.graph.node if node.op_type not in FORMS[""]}
+    known = FORMS[""].keys() | WHOLE
+    other = {(node.domain, node.op_type) for node in graph.graph.node if node.op_type not in known}
     if other:  # what the standard defines by other operators is taken apart
         graph = onnx.inliner.inline_selected_functions(graph, sorted(other), inline_schema_functions=True)
     if (count := parts(graph)) > MOST_PARTS:
         return Answer(error=f"becomes {count} nodes and tensors, expected at most {MOST_PARTS}")
     return Answer(graph=graph.SerializeToString())
+
+
+def _cut(model: Any) -> Callable[[Any], None]:
+    """Take the nodes of `WHOLE` out of a graph, in place, so that nothing changes them: what they return becomes an
+    input of the graph, and what they read an output. One of unknown types stays.
+
+    Returns:
+        What puts them back into the graph that was made of it, behind all others.
+    """
+    import onnx
+
+    graph, inferred = model.graph, onnx.ModelProto()
+    inputs, outputs = [*graph.input], [*graph.output]
+    inferred.CopyFrom(model)
+    for node in inferred.graph.node:
+        node.domain = "" if node.op_type in WHOLE else node.domain  # ONNX Runtime's own ones return the same
+    for entry in inferred.opset_import:
+        entry.version = entry.version if entry.domain else max(entry.version, 27)
+    inferred = onnx.shape_inference.infer_shapes(inferred, data_prop=True).graph
+    types = {value.name: value for value in (*inferred.value_info, *inferred.output)}
+    whole = [node for node in graph.node if node.op_type in WHOLE and {*node.output} <= {"", *types}]
+    for node in whole:
+        graph.node.remove(node)
+    returned = {name: types[name] for node in whole for name in node.output if name}
+    read = {name for node in whole for name in node.input}
+    made = {name for node in graph.node for name in node.output} & read
+    tensors = [tensor for tensor in graph.initializer if tensor.name in read]
+    kept = [value for value in outputs if value.name not in returned]
+    graph.input.extend(returned.values())
+    del graph.output[:]
+    graph.output.extend(kept)
+    graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(made - {value.name for value in kept}))
+
+    def mend(graph: Any) -> None:
+        there = {tensor.name for tensor in graph.initializer}
+        graph.initializer.extend(tensor for tensor in tensors if tensor.name not in there)
+        graph.node.extend(whole)
+        for ends, own in ((graph.input, inputs), (graph.output, outputs)):
+            del ends[:]
+            ends.extend(own)
+
+    return mend
 
 
 def _run(session: Any, feeds: dict[str, Any]) -> Answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import msgspec
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 from foreign_graphs import STATEFUL, exported
 from onnx import TensorProto, helper, numpy_helper
@@ -102,6 +104,19 @@ def test_a_graph_that_does_not_open_is_refused_and_the_helper_goes_on(cell, tmp_
             with pytest.raises(RunError, match="Nothing"):
                 ask(ir.from_proto(graph))
         assert process.open(cell.data).run(feeds(cell))
+
+
+@pytest.mark.parametrize(("opset", "version", "said"), [(99, 10, "opset 99"), (18, 99, "format version 99")])
+def test_a_graph_that_is_too_new_for_onnx_runtime_is_refused_in_our_words(opset, version, said, cell):
+    graph = model([helper.make_node("Abs", ["x"], ["y"])], [value("x", [1])], [value("y", [1])], opset=opset)
+    graph.ir_version = version
+    installed = re.escape(onnxruntime.__version__)
+    with Helper(cell) as process, pytest.raises(RunError) as refused:
+        process.open(graph.SerializeToString())
+    assert re.match(
+        rf"{said}, expected at most \d+, which is what the installed ONNX Runtime {installed} opens; install",
+        str(refused.value),
+    )
 
 
 def test_a_helper_that_dies_is_told_with_its_signal(cell):

@@ -1,0 +1,128 @@
+"""LinearAttention as plain operators beside ONNX Runtime's: opset 27's (from 1.32 on) and its own (from 1.26 on).
+
+    python benchmarks/cpu/linear_attention.py [--threads 1]
+
+For 1, 16 and 64 positions of one sequence: the fewest milliseconds of a run, and the largest error beside the
+recurrence in float64, of the largest result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+from onnx import TensorProto, helper
+from txl_export.graphs.opsets import lower
+from txl_export.graphs.rewriting import to_forms
+from txl_export.graphs.settling import infer_shapes
+
+SIZES = {
+    "retention, 8 × 64 × 64": ("gated", 8, 64, 64, 1),
+    "linear, 8 × 64 × 64": ("linear", 8, 64, 64, 0),
+    "decays of keys, 4 × 64 × 128": ("gated", 4, 64, 128, 64),
+    "gated delta, 8 × 128 × 128": ("gated_delta", 8, 128, 128, 1),
+    "Mamba, 512 × 16 × 1": ("gated", 512, 16, 1, 16),
+}
+
+
+def graph(rule: str, heads: int, keys: int, values: int, rates: int, length: int, own: bool = False) -> onnx.ModelProto:
+    """One node: of opset 27, or ONNX Runtime's own."""
+    sizes = {
+        "q": heads * keys,
+        "k": heads * keys,
+        "v": heads * values,
+        "g": heads * rates,
+        "b": heads * ("delta" in rule),
+    }
+    given = {name: [1, length, size] for name, size in sizes.items() if size} | {"s": [1, heads, keys, values]}
+    names = ["q", "k", "v", "s", "g" * bool(rates), "b" * ("delta" in rule)]
+    while not names[-1]:
+        names.pop()
+    said: dict[str, Any] = {"q_num_heads": heads, "kv_num_heads": heads, "update_rule": rule}
+    node = helper.make_node("LinearAttention", names, ["y", "new_s"], "node", domain="com.microsoft" * own, **said)
+    returned = {"y": [1, length, heads * values], "new_s": given["s"]}
+    inputs, outputs = (
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in side.items()]
+        for side in (given, returned)
+    )
+    opsets = [helper.make_opsetid("", 18 if own else 27), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(helper.make_graph([node], "one", inputs, outputs), opset_imports=opsets, ir_version=10)
+
+
+def plain(made: onnx.ModelProto) -> onnx.ModelProto:
+    """The same as plain operators."""
+    taken = ir.from_proto(made)
+    infer_shapes(taken)
+    to_forms(taken)
+    lower(taken.graph)
+    return ir.to_proto(taken)
+
+
+def drawn(made: onnx.ModelProto, heads: int) -> dict[str, Any]:
+    """Keys of length 1, decays below 0, rates between 0 and 1."""
+    draws, found = np.random.default_rng(0), {}
+    for given in made.graph.input:
+        sizes = [dim.dim_value for dim in given.type.tensor_type.shape.dim]
+        array = draws.normal(size=sizes)
+        if given.name == "k":
+            array = array.reshape(*sizes[:2], heads, -1)
+            array = (array / np.linalg.norm(array, axis=-1, keepdims=True)).reshape(sizes)
+        found[given.name] = {"g": -np.abs(array) / 10, "b": 1 / (1 + np.exp(-array))}.get(given.name, array)
+    return {name: array.astype(np.float32) for name, array in found.items()}
+
+
+def recurrence(feeds: dict[str, Any], heads: int) -> Any:
+    """The results in float64."""
+    wide = {name: array[0].astype(np.float64) for name, array in feeds.items()}
+    state, results = wide["s"], []
+    for at in range(len(wide["q"])):
+        q, k, v = (wide[name][at].reshape(heads, -1) for name in "qkv")
+        if "g" in wide:
+            state = state * np.exp(wide["g"][at].reshape(heads, -1, 1))
+        if "b" in wide:
+            v = wide["b"][at][:, None] * (v - np.einsum("hkv,hk->hv", state, k))
+        state = state + k[..., None] * v[:, None]
+        results.append(np.einsum("hk,hkv->hv", q, state).ravel() / k.shape[1] ** 0.5)
+    return np.stack(results)[None]
+
+
+def fewest(session: Any, feeds: dict[str, Any]) -> float:
+    """Milliseconds of the fastest of many runs."""
+    taken, end = list[float](), time.perf_counter() + 0.5
+    while time.perf_counter() < end or len(taken) < 5:
+        began = time.perf_counter()
+        session.run(None, feeds)
+        taken.append(time.perf_counter() - began)
+    return min(taken) * 1e3
+
+
+def main() -> None:
+    """Print the table."""
+    said = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    said.add_argument("--threads", type=int, default=1)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = said.parse_args().threads, 4
+    print(f"ONNX Runtime {onnxruntime.__version__}: milliseconds (error) of opset 27, its own operator, the plain form")
+    for name, sizes in SIZES.items():
+        for length in (1, 16, 64):
+            standard, row = graph(*sizes, length), []
+            feeds = drawn(standard, sizes[1])
+            wanted = recurrence(feeds, sizes[1])
+            for made in (standard, graph(*sizes, length, own=True), plain(standard)):
+                try:
+                    session = onnxruntime.InferenceSession(made.SerializeToString(), options)
+                except Exception:  # this version does not know it
+                    row.append("–")
+                    continue
+                error = np.abs(session.run(None, feeds)[0] - wanted).max() / np.abs(wanted).max()
+                row.append(f"{fewest(session, feeds):.3g} ({error:.0e})")
+            print(f"{name}, {length} positions: {', '.join(row)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""Opset 27's LinearAttention and CausalConvWithState, written with operators of opset 18.
+
+LinearAttention keeps a matrix S [dk, dv] for each head, which every position changes and then reads:
+
+    S = exp(g) · S + k ⊗ u,    u = v  or  β · (v - exp(g) · Sᵀ k),    o = scale · Sᵀ q
+
+A chunk of up to 64 positions is computed at once, with E[t, s] = exp(g[s+1] + … + g[t]) for s <= t, 0 for s > t, and
+w[t] = exp(g[1] + … + g[t]):
+
+    U = V  or  (I + β · below the diagonal (E · K Kᵀ))⁻¹ β · (V - w · K S),    O = (E · Q Kᵀ) U + w · Q S
+
+Each decay is one exp of a sum. A quotient of products would be 0 / 0 after a strong decay. Where each key has its own
+decays, as in GLA, E has an axis more and chunks are of 8. With few values for each head, as in Mamba [16, 1], these
+sums are larger than the states, and the recurrence is written once for each position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from txl_export.graphs.passes.builder import Builder
+from txl_export.graphs.passes.values import size_along
+from txl_export.graphs.unsettled import UnsettledError
+
+CHUNK, CHUNK_BY_KEY = 64, 8
+"""The most positions of a chunk: where a head has one decay or none, and where each of its keys has one."""
+FEW_VALUES = 16
+"""Below so many values (dv), the recurrence is faster than chunks with decays for each key."""
+MOST_NODES = 2**16
+"""Operators of a graph: a few bytes of a stranger may ask for a million positions."""
+_NO_MORE = -120.0
+"""exp of it is 0 in float32, as it is of -inf, which times 0 would be NaN."""
+_FLOAT = ir.DataType.FLOAT
+_ROWS, _TURNED = (0, 2, 3, 1, 4), (0, 1, 2, 4, 3)
+
+
+class _Part(NamedTuple):
+    """A chunk of n positions; before `_by_chunks` has cut it, the positions stand on the second axis.
+
+    Attributes:
+        q: [B, heads, queries of a head, n, dk].
+        k, v: [B, heads, 1, n, dk] and [B, heads, 1, n, dv].
+        g: decays [B, heads, 1, n, 1 or dk]; None where nothing decays.
+        b: β [B, heads or 1, 1, n, 1]; None without the delta rule.
+    """
+
+    q: ir.Value
+    k: ir.Value
+    v: ir.Value
+    g: ir.Value | None
+    b: ir.Value | None
+
+
+def rewrite_convolution(graph: ir.Graph, node: ir.Node) -> None:
+    """Rewrite CausalConvWithState as Concat or Pad, a depthwise Conv, a Slice and perhaps SiLU, in place.
+
+    x [B, C, L] and a kernel [C, 1, 4] read 3 positions in front: those of the state [B, C, 3], or zeros. A node whose
+    kernel has unknown sizes stays.
+    """
+    x, weight, bias, past = (*node.inputs, None, None)[:4]
+    channels, width = size_along(weight, 0), size_along(weight, 2)
+    if node.domain or x is None or channels is None or width is None:  # ONNX Runtime's own has layouts of its own
+        return
+    build = Builder(graph, "causal").at(node)
+    if past is not None:
+        x = build.op("Concat", [past, x], axis=2)
+    elif width > 1:
+        x = build.op("Pad", [x, build.numbers(0, 0, width - 1, 0, 0, 0)])
+    found = build.op("Conv", [x, weight] if bias is None else [x, weight, bias], group=channels)
+    if node.attributes.get_string("activation", "none") != "none":
+        found = _cast(build, found, _FLOAT)  # the standard does so with float16
+        found = build.op("Mul", [found, build.op("Sigmoid", [found])])
+    build.replace(node.outputs[0], _cast(build, found, node.outputs[0].dtype))
+    if len(node.outputs) > 1:
+        kept = [build.numbers(number) for number in (1 - width, 2**31 - 1, 2)]
+        build.replace(node.outputs[1], build.op("Slice", [x, *kept]))
+    graph.remove(node, safe=True)
+
+
+def rewrite_attention(graph: ir.Graph, node: ir.Node) -> None:
+    """Rewrite LinearAttention, in place; a node with an unknown number of positions, keys, values or decays stays.
+
+    Raises:
+        UnsettledError: it has so many positions that the graph would have more than `MOST_NODES` operators.
+    """
+    query, key, value, past, decay, beta = (*node.inputs, None, None, None)[:6]
+    length, queries, values = size_along(query, 1), size_along(query, 2), size_along(value, 2)
+    rates = 0 if decay is None else size_along(decay, 2)
+    if node.domain or query is None or key is None or value is None or None in (length, queries, values, rates):
+        return
+    assert length and queries and values and rates is not None  # noqa: PT018
+    heads, q_heads = (node.attributes[f"{side}_num_heads"].as_int() for side in ("kv", "q"))
+    keys, rates, values = queries // q_heads, rates // heads, values // heads
+    alone = decay is not None and beta is None and rates > 1 and values < FEW_VALUES and length > 1
+    size = 1 if alone else CHUNK_BY_KEY if rates > 1 else CHUNK
+    if (most := 64 * -(-length // size) + len(graph)) > MOST_NODES:
+        raise UnsettledError(
+            f"it becomes the operator LinearAttention of {length} positions, which are up to {most} operators, "
+            f"expected at most {MOST_NODES}; give a shorter segment"
+        )
+    build = Builder(graph, "linear").at(node)
+    factor = node.attributes.get_float("scale", 0.0) or keys**-0.5
+
+    def apart(given: ir.Value, *own: int) -> ir.Value:
+        """[B, L, numbers] as float32 [B, L, *own]."""
+        return build.op("Reshape", [_cast(build, given, _FLOAT), build.numbers(0, 0, *own)])
+
+    q = build.scaled(apart(query, heads, -1, keys), factor)
+    k, v = apart(key, heads, 1, keys), apart(value, heads, 1, values)
+    g = None if decay is None else apart(decay, heads, 1, rates)
+    b = None if beta is None else apart(beta, -1, 1, 1)
+    state = None if past is None else _cast(build, past, _FLOAT)
+    if alone:
+        result, state = _one_by_one(build, _Part(q, k, v, g, b), state, length)
+    else:
+        result, state = _by_chunks(build, _Part(q, k, v, g, b), state, length, size, rates)
+    build.replace(node.outputs[0], _cast(build, apart(result, -1), node.outputs[0].dtype))
+    if len(node.outputs) > 1:
+        build.replace(node.outputs[1], _cast(build, state, node.outputs[1].dtype))
+    graph.remove(node, safe=True)
+
+
+def _by_chunks(
+    build: Builder, whole: _Part, state: ir.Value | None, length: int, size: int, rates: int
+) -> tuple[ir.Value, ir.Value]:
+    """Results [B, L, heads, queries of a head, dv] and the last state [B, heads, dk, dv].
+
+    Args:
+        whole: of L positions, as [B, L, heads, queries of a head or 1, numbers].
+        state: before them; None for zeros.
+        size: positions of a chunk.
+        rates: decays of a head; 0 or 1 where its keys have none of their own.
+    """
+    chunks = [min(size, length - first) for first in range(0, length, size)]
+
+    def cut(given: ir.Value | None) -> Sequence[ir.Value | None]:
+        if given is None:
+            return [None] * len(chunks)
+        rows = build.transpose(given, _ROWS)
+        return build.split(rows, chunks, 3) if len(chunks) > 1 else [rows]
+
+    last = None if state is None else build.op("Unsqueeze", [state, build.numbers(2)])
+    results = list[ir.Value]()
+    for n, parts in zip(chunks, zip(*map(cut, whole), strict=True), strict=True):
+        part = _Part(*parts)
+        result, last = _position(build, part, last) if n == 1 else _chunk(build, part, last, n, rates)
+        results.append(result)
+    assert last is not None
+    result = build.transpose(build.concat(results, 3), (0, 3, 1, 2, 4))
+    return result, build.op("Squeeze", [last, build.numbers(2)])
+
+
+def _one_by_one(build: Builder, whole: _Part, state: ir.Value | None, length: int) -> tuple[ir.Value, ir.Value]:
+    """See `_by_chunks`: a product and a sum for each position, which read and write all states in one more.
+
+    States are [B, 1, heads, 1, dv, dk] in between: a sum over the last axis is 10 times as fast as many small products.
+    """
+    assert whole.g is not None
+    new = build.op(
+        "Mul", [build.op("Unsqueeze", [part, build.numbers(axis)]) for part, axis in ((whole.k, 4), (whole.v, 5))]
+    )
+    decays = build.op("Exp", [build.op("Unsqueeze", [whole.g, build.numbers(4)])])
+    last = None if state is None else build.op("Unsqueeze", [build.transpose(state, (0, 1, 3, 2)), build.numbers(1, 3)])
+    states = list[ir.Value]()
+    for decay, written in zip(*(build.split(each, [1] * length, 1) for each in (decays, new)), strict=True):
+        last = written if last is None else build.op("Add", [build.op("Mul", [last, decay]), written])
+        states.append(last)
+    read = build.op("Mul", [build.op("Unsqueeze", [whole.q, build.numbers(4)]), build.concat(states, 1)])
+    result = build.op("ReduceSum", [read, build.numbers(5)], keepdims=0)
+    return result, build.transpose(build.op("Squeeze", [states[-1], build.numbers(1, 3)]), (0, 1, 3, 2))
+
+
+def _position(build: Builder, part: _Part, state: ir.Value | None) -> tuple[ir.Value, ir.Value]:
+    """See `_chunk`, for one position."""
+    u = part.v
+    if state is not None and part.g is not None:
+        state = build.op("Mul", [state, build.transpose(build.op("Exp", [part.g]), _TURNED)])
+    if part.b is not None:
+        u = u if state is None else build.op("Sub", [u, build.op("MatMul", [part.k, state])])
+        u = build.op("Mul", [u, part.b])
+    written = build.op("Mul", [build.transpose(part.k, _TURNED), u])
+    state = written if state is None else build.op("Add", [state, written])
+    return build.op("MatMul", [part.q, state]), state
+
+
+def _chunk(build: Builder, part: _Part, state: ir.Value | None, n: int, rates: int) -> tuple[ir.Value, ir.Value]:
+    """The results [B, heads, queries of a head, n, dv] and the state [B, heads, 1, dk, dv] after a chunk."""
+    times, sources = np.ogrid[:n, -1:n]  # source -1 is the state
+    seen = build.constant((times >= sources)[:, 1:].astype(np.float32))
+    turned = build.transpose(part.k, _TURNED)
+    since = decays = keyed = None  # w [.., t, rates], E [.., t, s, rates], E · k [.., t, s, dk]
+    if part.g is not None:
+        later = build.constant((times > sources)[..., None].astype(np.float32))
+        sums = build.op("Max", [part.g, build.constant(np.array(_NO_MORE, np.float32))])
+        sums = build.op("Mul", [build.op("Unsqueeze", [sums, build.numbers(4)]), later])
+        sums = build.op("Reshape", [sums, build.numbers(0, 0, 0, 0, -1)])
+        sums = build.op("MatMul", [build.constant(np.tri(n, dtype=np.float32)), sums])
+        factors = build.op("Reshape", [build.op("Exp", [sums]), build.numbers(0, 0, 0, 0, n + 1, rates)])
+        since, decays = build.split(factors, [1, n], 4)
+        since = build.op("Squeeze", [since, build.numbers(4)])
+        keyed = build.op("Mul", [decays, build.op("Unsqueeze", [part.k, build.numbers(3)])]) if rates > 1 else None
+
+    def products(rows: ir.Value) -> ir.Value:
+        """E · rows Kᵀ."""
+        if keyed is not None:
+            found = build.op("Mul", [keyed, build.op("Unsqueeze", [rows, build.numbers(4)])])
+            found = build.op("ReduceSum", [found, build.numbers(5)], keepdims=0)
+        else:
+            found = build.op("MatMul", [rows, turned])
+            if decays is not None:
+                found = build.op("Mul", [found, build.op("Squeeze", [decays, build.numbers(5)])])
+        return build.op("Mul", [found, seen])
+
+    def read(rows: ir.Value, state: ir.Value) -> ir.Value:
+        """W · rows S."""
+        return build.op("MatMul", [rows if since is None else build.op("Mul", [rows, since]), state])
+
+    u = part.v
+    if part.b is not None:
+        u = build.op("Mul", [u if state is None else build.op("Sub", [u, read(part.k, state)]), part.b])
+        u = build.op("MatMul", [_inverse(build, build.op("Mul", [products(part.k), part.b]), n), u])
+    result = build.op("MatMul", [products(part.q), u])
+    if state is not None:
+        result = build.op("Add", [result, read(part.q, state)])
+    if since is not None and decays is not None:
+        rest = build.op("Squeeze", [build.slice(decays, 3, n - 1, n), build.numbers(3)])
+        turned = build.transpose(build.op("Mul", [part.k, rest]), _TURNED)
+        whole = build.transpose(build.slice(since, 3, n - 1, n), _TURNED)
+        state = None if state is None else build.op("Mul", [state, whole])
+    written = build.op("MatMul", [turned, u])
+    return result, written if state is None else build.op("Add", [state, written])
+
+
+def _inverse(build: Builder, below: ir.Value, n: int) -> ir.Value:
+    """(I + what stands below the diagonal)⁻¹ of [n, n], by blocks of 2, of 4 and so on, each made of two:
+
+    [[A, 0], [C, D]]⁻¹ = [[A⁻¹, 0], [-D⁻¹ C A⁻¹, D⁻¹]]. A sum of powers would lose all digits where keys are alike.
+    """
+    rows, columns = np.ogrid[:n, :n]
+    found, size = build.constant(np.eye(n, dtype=np.float32)), 1
+    while size < n:
+        corners = (rows // size % 2 == 1) & (rows // size == columns // size + 1)
+        corner = build.op("Mul", [below, build.constant(corners.astype(np.float32))])
+        if size > 1:
+            corner = build.op("MatMul", [build.op("MatMul", [found, corner]), found])
+        found, size = build.op("Sub", [found, corner]), 2 * size
+    return found
+
+
+def _cast(build: Builder, value: ir.Value, kind: ir.DataType | None) -> ir.Value:
+    """A value in another type; itself where it has that one."""
+    if kind is None or value.dtype == kind:
+        return value
+    made = build.op("Cast", [value], to=kind.value)
+    made.type = ir.TensorType(kind)
+    return made
