@@ -3,17 +3,17 @@
     h' = tanh(a x + b h)      a x of all positions is one product; b h, the sum and tanh are written L times
     y  = c h'                 one product again
 
-The positions of all sequences are rows of one batch, the first position of all sequences first: row t·B + b is position t
-of sequence b. So a Split of a value along its axis of sequences gives its positions, and a Concat makes rows of them. A
-state that is only handed on, such as the last row or a window of the last four, leads nowhere back: its rows are those that
-it is made of, one position earlier.
+The positions of all sequences are rows of one batch: row t·B + b is position t of sequence b. So a Split of a value
+along its axis of sequences gives its positions, and a Concat makes rows of them. A state that is only handed on, such
+as the last row or a window of the last four, leads nowhere back: its rows are those that it is made of, of the position
+before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from graphlib import TopologicalSorter
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -26,10 +26,8 @@ from txl_runtime.bundle.open_batch import BATCH
 from txl_export.graphs.passes.builder import Builder
 from txl_export.graphs.passes.values import sizes_of
 from txl_export.graphs.quantised_matmul import initializer
+from txl_export.graphs.recurrences import Core, find_cores
 from txl_export.graphs.state_parts import original, take_apart
-
-_States: TypeAlias = "frozenset[ir.Value]"
-"""States that lead back to one another."""
 
 
 class UnliftedError(Exception):
@@ -90,7 +88,7 @@ class _Lifting:
             parts = stack.apart(self._build, self._first[stack.state])
             self._first.update(zip(stack.parts, parts, strict=True))
         outputs, others = list(model.graph.outputs), len(results) - states
-        self._after = dict(zip(model.graph.inputs[len(given) - states :], outputs[others:], strict=True))
+        self._after = dict(zip(model.graph.inputs[len(given) - states :], map(original, outputs[others:]), strict=True))
         self._write()
         last = {state: self._last(state) for state in self._after}
         for stack in reversed(stacks):
@@ -102,7 +100,7 @@ class _Lifting:
 
     def _write(self) -> None:
         """All values that results and next states need, each behind what it is made of."""
-        cores = _cores(self._step, self._after)
+        cores = find_cores(self._step, self._after, self._batch)
         whose = {part: core for core, nodes in cores.items() for part in (*core, *nodes)}
         before: dict[Hashable, list[Hashable]] = {}
         for node in self._step:
@@ -111,14 +109,14 @@ class _Lifting:
         for state, after in self._after.items():
             read = before.setdefault(whose.get(state, state), [])
             read += (whose.get(one, one) for one in (self._maker(after),) if one is not None)
-        unlike = {one: [other for other in read if other is not one] for one, read in before.items()}
-        for one in TopologicalSorter(unlike).static_order():
-            if isinstance(one, ir.Node):
-                self._once(one)
-            elif isinstance(one, ir.Value):
-                self._handed_on(one)
-            else:
-                self._repeated(one, cores[one])  # type: ignore[index, arg-type]
+        others = {part: [other for other in read if other is not part] for part, read in before.items()}
+        for part in TopologicalSorter(others).static_order():
+            if isinstance(part, ir.Node):
+                self._once(part)
+            elif isinstance(part, ir.Value):
+                self._handed_on(part)
+            elif isinstance(part, frozenset):
+                self._repeated(part, cores[part])
 
     def _maker(self, value: ir.Value | None) -> ir.Node | ir.Value | None:
         """The node or state that a value is of; None where it is there from the start."""
@@ -128,20 +126,12 @@ class _Lifting:
 
     def _once(self, node: ir.Node) -> None:
         """A node for all positions."""
-        if node.op_type == "Identity":
-            self._same(node.outputs[0], node.inputs[0])
-        else:
-            made = self._copy(node, [self._all(value) for value in node.inputs])
-            self._rows.update(zip(node.outputs, made, strict=True))
-
-    def _same(self, value: ir.Value, other: ir.Value) -> None:
-        for known in (self._rows, self._pieces):
-            if other in known:
-                known[value] = known[other]
+        made = self._copy(node, [self._all(value) for value in node.inputs])
+        self._rows.update(zip(node.outputs, made, strict=True))
 
     def _handed_on(self, state: ir.Value) -> None:
         """A state that leads nowhere back: before each position it is what was made at the position before."""
-        first, after = self._first[state], original(self._after[state])
+        first, after = self._first[state], self._after[state]
         if self._length == 1:
             self._rows[state] = first
         elif after in self._rows and (axis := self._axis(after)) is not None:
@@ -150,15 +140,14 @@ class _Lifting:
         else:
             self._pieces[state] = [first, *(self._piece(after, at) for at in range(self._length - 1))]
 
-    def _repeated(self, states: _States, nodes: Sequence[ir.Node]) -> None:
+    def _repeated(self, states: Core, nodes: Sequence[ir.Node]) -> None:
         """Nodes that states lead back through, for one position after another."""
         found = {value: list[ir.Value]() for value in (*states, *(out for node in nodes for out in node.outputs))}
         now = {state: self._first[state] for state in states}
         for position in range(self._length):
             for node in nodes:
                 read = [None if one is None else now.get(one) or self._piece(one, position) for one in node.inputs]
-                made = read if node.op_type == "Identity" else self._copy(node, read, f".at.{position}")
-                now.update(zip(node.outputs, made, strict=True))  # type: ignore[arg-type]
+                now.update(zip(node.outputs, self._copy(node, read, f".at.{position}"), strict=True))
             for value, pieces in found.items():
                 pieces.append(now[value])
             now |= {state: now[self._after[state]] for state in states}
@@ -170,16 +159,14 @@ class _Lifting:
         axis = self._axis(after)
         if self._length == 1 or axis is None or after in self._pieces:
             return self._piece(after, self._length - 1)
-        return self._build.slice(
-            self._all(after), axis, self._batch * (self._length - 1), self._batch * self._length
-        )
+        return self._build.slice(self._all(after), axis, self._batch * (self._length - 1), self._batch * self._length)
 
     def _all(self, value: ir.Value | None) -> Any:
         """A value of all positions at once."""
-        if value in self._sizes[self._batch * self._length]:
-            return self._number(value, self._batch * self._length)
         if value is None or value in self._rows:
             return value and self._rows[value]
+        if value in self._sizes[self._batch * self._length]:
+            return self._number(value, self._batch * self._length)
         if value.const_value is not None:
             self._rows[value] = self._constant(value)
         else:
@@ -237,50 +224,21 @@ class _Lifting:
         sizes, order = place.sizes(self._batch, self._length), self._order(place)
         if not order:
             return self._build.reshape(value, sizes)
-        return self._build.transpose(self._build.reshape(value, [sizes[axis] for axis in order]), np.argsort(order))
+        return self._build.transpose(
+            self._build.reshape(value, [sizes[axis] for axis in order]), np.argsort(order).tolist()
+        )
 
     def _order(self, place: Axes) -> list[int]:
         """The axes with that of positions in front of that of sequences; [] where the values stand so already."""
-        rest, at = list(range(len(place.shape))), place.batch or 0
-        rest.remove(place.positions[0])
-        alone = self._batch == 1 and [axis for axis in (*rest[: rest.index(at)], place.positions[0], *rest) if axis != at]
-        rest.insert(rest.index(at), place.positions[0])
-        return [] if rest == sorted(rest) or (self._batch == 1 and alone == sorted(alone)) else rest
+        behind, order = place.batch or 0, list(range(len(place.shape)))
+        order.remove(place.positions[0])
+        order.insert(order.index(behind), place.positions[0])
+        moved = [axis for axis in order if self._batch > 1 or axis != behind]  # an axis of one may stand anywhere
+        return order if moved != sorted(moved) else []
 
 
-def _cores(graph: ir.Graph, after: Mapping[ir.Value, ir.Value]) -> dict[_States, list[ir.Node]]:
-    """The states that lead back to themselves, those together that lead to one another, and the nodes on the way."""
-    states = list(after)
-    reached = {state: 1 << number for number, state in enumerate(states)}  # by which states, a bit each
-    leads = dict[ir.Value | None, int]()  # to which
-    for node in graph:
-        found = 0
-        for value in node.inputs:
-            found |= reached.get(value, 0)  # type: ignore[arg-type]
-        reached.update(dict.fromkeys(node.outputs, found))
-    for number, state in enumerate(states):
-        leads[after[state]] = leads.get(after[state], 0) | 1 << number
-    for node in reversed(graph):
-        found = 0
-        for value in node.outputs:
-            found |= leads.get(value, 0)
-        for value in node.inputs:
-            leads[value] = leads.get(value, 0) | found
-    back = [reached[after[state]] for state in states]
-    for via in range(len(states)):
-        back = [one | back[via] if one >> via & 1 else one for one in back]
-    cores = dict[_States, list[ir.Node]]()
-    for number, one in enumerate(back):
-        if one >> number & 1:
-            same = [other for other in range(len(states)) if one >> other & 1 and back[other] >> number & 1]
-            bits = sum(1 << other for other in same)
-            ways = [node for node in graph if any(reached[v] & bits and leads.get(v, 0) & bits for v in node.outputs)]
-            cores[frozenset(states[other] for other in same)] = ways
-    return cores
-
-
-def _cut_sizes(model: ir.Model, counts: Sequence[int]) -> dict[int, dict[ir.Value | None, NDArray[Any]]]:
-    """What a graph computes from its number of sequences, for some such numbers; in place, a value without a node each."""
+def _cut_sizes(model: ir.Model, counts: Sequence[int]) -> dict[int, dict[ir.Value, NDArray[Any]]]:
+    """What a graph computes from its number of sequences, for some such numbers; in place, no node makes it then."""
     graph, found = model.graph, dict[ir.Value | None, bool]()
     for node in graph:
         shape = node.op_type == "Shape" and node.inputs[0] is not None and node.inputs[0].is_graph_input()
@@ -299,11 +257,11 @@ def _cut_sizes(model: ir.Model, counts: Sequence[int]) -> dict[int, dict[ir.Valu
     for value, bare in zip(read, cut, strict=True):
         ir.convenience.replace_all_uses_with(value, bare)
     RemoveUnusedNodesPass()(model)
-    numbers = dict[int, dict[ir.Value | None, NDArray[Any]]]()
+    numbers = dict[int, dict[ir.Value, NDArray[Any]]]()
     for count in counts:
         feeds = {
             str(value.name): np.zeros([count if size == BATCH else size for size in sizes_of(value)])  # type: ignore[misc]
             for value in alone.graph.inputs
         }
-        numbers[count] = dict(zip(cut, run.run(None, feeds), strict=True))
+        numbers[count] = dict(zip(cut, map(np.asarray, run.run(None, feeds)), strict=True))
     return numbers

@@ -1,7 +1,7 @@
 """States taken apart, so that what depends on a part of a state depends on that part alone.
 
-    state' = stack(one layer's row, another's)     two states, of a layer each
-    window' = concat(window[1:], x)                a state of each row: the next row k is row k + 1, the last one x
+* state' = stack(one layer's row, another's): two states, of a layer each.
+* window' = concat(window[1:], x): a state of each row; the next row k is row k + 1, and the last one x.
 """
 
 from __future__ import annotations
@@ -48,30 +48,31 @@ def take_apart(model: ir.Model, count: int) -> list[Stack]:
         what was taken apart, each before its own parts. All that is left of the states, in parts or whole, are the
         model's last inputs and outputs.
     """
-    graph, stacks = model.graph, list[Stack]()
+    graph, stacks, before = model.graph, list[Stack](), -1
     front, back = Builder(graph, "whole"), Builder(graph, "part")
     places = len(graph.inputs) - count, len(graph.outputs) - count
-    left = list(zip(graph.inputs[places[0] :], graph.outputs[places[1] :], strict=True))
-    del graph.inputs[places[0] :], graph.outputs[places[1] :]
-    while left:
-        state, after = left.pop()
-        axis, added, pieces = _pieces(state, original(after))
-        if not pieces:
-            graph.inputs.append(state)
-            graph.outputs.append(after)
-            continue
-        stack = Stack(state, [_part(state, axis, added, piece, at) for at, piece in enumerate(pieces)], axis, added)
-        whole = stack.together(front.at(graph[0]), stack.parts)
-        ir.convenience.replace_all_uses_with(state, whole)
-        for part, (value, start, end) in zip(stack.parts, pieces, strict=True):
-            if value is state:
-                value = stack.parts[start]
-            elif not added and (start, end) != (0, size_of(value, axis)):
-                value = back.slice(value, axis, start, end)
-            left.append((part, back.op("Identity", [value], value.shape)))  # so that each is a result of its own
-        stacks.append(stack)
-    join_once(graph)
-    RemoveUnusedNodesPass()(model)
+    while len(stacks) > before:  # a state is seen to be put together once its parts are read in place of it
+        before, left = len(stacks), list(zip(graph.inputs[places[0] :], graph.outputs[places[1] :], strict=True))
+        del graph.inputs[places[0] :], graph.outputs[places[1] :]
+        for state, after in left:
+            axis, added, pieces = _pieces(state, original(after))
+            if not pieces:
+                graph.inputs.append(state)
+                graph.outputs.append(after)
+                continue
+            stack = Stack(state, [_part(state, axis, added, piece, at) for at, piece in enumerate(pieces)], axis, added)
+            whole = stack.together(front.at(graph[0]), stack.parts)
+            ir.convenience.replace_all_uses_with(state, whole)
+            for part, (value, start, end) in zip(stack.parts, pieces, strict=True):
+                if value is state:
+                    value = stack.parts[start]
+                elif not added and (start, end) != (0, size_of(value, axis)):
+                    value = back.slice(value, axis, start, end)
+                graph.inputs.append(part)
+                graph.outputs.append(back.op("Identity", [value], value.shape))  # each is a result of its own
+            stacks.append(stack)
+        join_once(graph)
+        RemoveUnusedNodesPass()(model)
     return stacks
 
 
@@ -83,7 +84,7 @@ def original(value: ir.Value) -> ir.Value:
 
 
 def _pieces(state: ir.Value, after: ir.Value) -> tuple[int, bool, list[Piece]]:
-    """The axis along which a state's next value is put together, whether it is only added, and of what; of [] if none."""
+    """The axis along which a state's next value is put together, whether it is only added, and of what, if of any."""
     node, sizes = after.producer(), sizes_of(state)
     axes = numbers_of(node.inputs[1]) if node is not None and node.op_type == "Unsqueeze" else None
     if node is not None and axes is not None and len(axes) == 1 and node.inputs[0] is not None:

@@ -18,7 +18,7 @@ _SPELT = 8
 
 
 class Builder:
-    """Makes operators in front of a node, or else behind all, with names of their own; constants that are equal are one.
+    """Makes operators in front of a node, or behind all, with names of their own; constants that are equal are one.
 
     A value that is made has the type of its first input, and a shape where it is as good as known here.
     """
