@@ -49,6 +49,7 @@ def take_apart(model: ir.Model, count: int) -> list[Stack]:
         model's last inputs and outputs.
     """
     graph, stacks, before = model.graph, list[Stack](), -1
+    rows = set[ir.Value]()  # of windows; they are handed on, whatever they are made of
     front, back = Builder(graph, "whole"), Builder(graph, "part")
     places = len(graph.inputs) - count, len(graph.outputs) - count
     while len(stacks) > before:  # a state is seen to be put together once its parts are read in place of it
@@ -56,11 +57,12 @@ def take_apart(model: ir.Model, count: int) -> list[Stack]:
         del graph.inputs[places[0] :], graph.outputs[places[1] :]
         for state, after in left:
             axis, added, pieces = _pieces(state, original(after))
-            if not pieces:
+            if not pieces or state in rows:
                 graph.inputs.append(state)
                 graph.outputs.append(after)
                 continue
             stack = Stack(state, [_part(state, axis, added, piece, at) for at, piece in enumerate(pieces)], axis, added)
+            rows.update(stack.parts if any(value is state for value, _, _ in pieces) else ())
             whole = stack.together(front.at(graph[0]), stack.parts)
             ir.convenience.replace_all_uses_with(state, whole)
             for part, (value, start, end) in zip(stack.parts, pieces, strict=True):

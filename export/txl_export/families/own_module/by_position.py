@@ -88,7 +88,10 @@ def lifting(plan: Plan, make: Callable[[Plan], Capture]) -> Capture:
 
     @cache
     def opened() -> Captured:
-        network, examples = of_sequences(one, 1, most, 2)
+        try:
+            network, examples = of_sequences(one, 1, most, 2)
+        except UsageError as error:
+            _refuse(f"it does not take {most} sequences: {error}")
         found = make(one)(network, "step-1", examples)
         try:
             network, examples = of_sequences(one, 1, most + 1)
@@ -97,16 +100,17 @@ def lifting(plan: Plan, make: Callable[[Plan], Capture]) -> Capture:
             _refuse(f"its graph is of one number of sequences: {one_line(error)}")
         return found
 
-    def again(name: str, network: StepNetwork, _: Example) -> ir.Model:
-        batch = network.inputs[0].shape[axes[network.inputs[0].name].batch or 0]
-        program = lifted(opened().model, len(plan.states), axes, int(batch), network.length)
+    def again(name: str, network: StepNetwork, *_: Example) -> ir.Model:
+        first = network.inputs[0]
+        batch = int(first.shape[axes[first.name].batch or 0])
+        program = lifted(opened().model, len(plan.states), axes, batch, network.length)
         _keep_idle(program.graph, plan)
         settle(program, name, network.inputs, network.outputs, OPSETS)
         return program
 
     def made(network: StepNetwork, name: str, examples: Sequence[Example]) -> Captured:
         try:
-            model = again(name, network, examples[0])
+            model = again(name, network)
             rehearse(model, network, examples)
         except (UnliftedError, UnsettledError, RehearsalError) as error:
             _refuse(str(error))
