@@ -1,7 +1,7 @@
 """mambapy's Mamba, and the language model over it: one token a step, by the package's own `step`.
 
 Of each layer the convolution's last inputs and the state-space layer's state are carried. The package can go on from a
-state by single tokens alone, so a prompt is fed one by one as well.
+state by single tokens alone; `--segment-length 64 --segment-length 1` has programs for segments made of that step.
 """
 
 from __future__ import annotations
