@@ -1,4 +1,4 @@
-"""A measurement, shown: as plain data, as tables, in one line, as a picture."""
+"""Show a measurement: as plain data, as tables, in one line, as a picture."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from txl_deploy.console import facts_table, number, rows_table, stdout
 
 
 def document_of(found: Measurement) -> dict[str, Any]:
-    """The measurement as plain data, with its verdict."""
+    """Return the measurement as plain data, with its verdict."""
     document: dict[str, Any] = msgspec.to_builtins(found)
     return document | {"verdict": verdict(found)}
 
 
 def verdict(found: Measurement) -> str:
-    """The result in one line."""
+    """Summarise the result in one line."""
     parts = []
     for ours, *others in found.works:
         beside = [f"{other.ratio:.2g}× {other.competitor}" for other in others]
@@ -33,7 +33,7 @@ def verdict(found: Measurement) -> str:
 
 
 def show(found: Measurement) -> None:
-    """Tables on stdout."""
+    """Print tables on stdout."""
     conditions = found.conditions
     kind = found.family if found.memory_form is None else f"{found.memory_form} memory"
     held = (
@@ -56,7 +56,7 @@ def show(found: Measurement) -> None:
 
 
 def _place(model: str, machine: Machine, held: str, conditions: Conditions) -> dict[str, object]:
-    """What was measured, and where and how."""
+    """Return the model, the machine and the conditions of the measurement."""
     return {
         "model": model,
         "machine": f"{machine.cpu}, {machine.cores} cores, "
@@ -71,7 +71,7 @@ def _place(model: str, machine: Machine, held: str, conditions: Conditions) -> d
 
 
 def _held(conditions: Conditions) -> str:
-    """The shapes of the state; of many tensors how many there are."""
+    """Write the shapes of the state; for more than 4 tensors only their number."""
     shapes = [f"{name} {' × '.join(map(str, shape))}" for name, shape in conditions.state.items()]
     return ", ".join(shapes) if len(shapes) <= 4 else f"{len(shapes)} tensors"
 
@@ -103,7 +103,7 @@ def _short(value: float | None) -> str:
 
 
 def _other_facts(found: Measurement) -> dict[str, object]:
-    """What is measured once (Python, loading, memory), and what tells a reader how far to trust the rest."""
+    """Return the figures that are measured once (Python, loading, memory), and the cautions for the others."""
     if found.memory_form is None:
         shortest = min(row.segment_length for row in found.rows)
         facts = _once(found, f"step of L {shortest}", "result", "long and short segments")
@@ -133,7 +133,7 @@ def _once(found: Measurement, step: str, first: str, ran: str) -> dict[str, obje
         )
         if python.put is not None:
             facts[f"launches per {step}"] = f"{python.put:.1f} µs to put it in, {python.put / python.step:.1%} of it"
-    for name, floor in zip(("measured", "stated"), found.device_floors, strict=False):  # neither on the CPU
+    for name, floor in zip(("measured", "stated"), found.device_floors, strict=False):  # both are missing on the CPU
         facts[f"floor by {name} speed, computed"] = _floor(floor)
     if (load := found.load) is not None:
         facts[f"load → first {first}"] = (
@@ -160,7 +160,7 @@ def _floor(floor: DeviceFloor) -> str:
 
 
 def panels(found: Measurement) -> list[Callable[[Any], None]]:
-    """One panel per kind of work: milliseconds per competitor, and the shortest time that reading memory allows."""
+    """Draw one panel per kind of work: milliseconds per competitor, and the shortest time that memory allows."""
     read, held = found.machine.read_gb_per_second, "state" if found.memory_form is None else "memory"
 
     def panel(rows: list[Row]) -> Callable[[Any], None]:

@@ -1,4 +1,4 @@
-"""What the command line shows: progress and warnings on stderr, results on stdout, numbers as pictures."""
+"""Print for the command line: progress and warnings on stderr, results on stdout, numbers as curves."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from txl_deploy import stopping
 from txl_deploy.terminal import Messages
 
 _WHOLE = 12
-"""Characters up to which the cells of a table keep their column's width; what is longer may be cut."""
+"""Characters up to which the cells of a table keep their column's width; longer ones may be cut."""
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Signs that a terminal obeys: control characters, ends of lines, changes of direction; and what is no text at all."""
+"""Characters that a terminal obeys: control characters, line ends, changes of direction; and surrogates."""
 
 
 def plain(text: str, kept: str = "") -> str:
-    """A text that strangers may have chosen, as a terminal may be sent it: controls are escaped, but for those kept."""
+    """Make a stranger's text safe to send to a terminal: controls are escaped, but for those in `kept`."""
     return _CONTROLS.sub(lambda found: found[0] if found[0] in kept else escaped(found[0]), text)
 
 
 class _Plain(Console):
-    """Prints texts as they are, no markup, no emoji; controls in them are escaped, but for the ends of lines."""
+    """A console that prints texts unchanged, without markup or emoji; controls are escaped, but for line ends."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, **options)
@@ -42,7 +42,7 @@ class _Plain(Console):
         super().print(*(plain(each, "\n") if isinstance(each, str) else each for each in objects), **options)
 
     def show_cursor(self, show: bool = True) -> bool:
-        """Leave the cursor as it is: a run that is killed or suspended could not bring it back."""
+        """Leave the cursor visible: a run that is killed or suspended could not bring it back."""
         return False
 
 
@@ -51,10 +51,10 @@ stdout = _Plain()
 
 
 class Bar(progress.Progress):
-    """A bar on standard error, where its cursor moves; what is said meanwhile stands above it, results pass by."""
+    """A bar on standard error, if its cursor moves; messages printed meanwhile stand above it, results pass by."""
 
     def __init__(self, *columns: progress.ProgressColumn) -> None:
-        room = Column(no_wrap=True, overflow="ellipsis", max_width=max(stderr.width - 30, 8))  # which the others take
+        room = Column(no_wrap=True, overflow="ellipsis", max_width=max(stderr.width - 30, 8))  # left by others
         title = progress.TextColumn("{task.description}", markup=False, table_column=room)
         draws = stderr.is_terminal and not stderr.is_dumb_terminal and stderr.file.isatty()
         bar = progress.BarColumn(table_column=Column(min_width=4))
@@ -62,7 +62,7 @@ class Bar(progress.Progress):
         super().__init__(*columns, console=stderr, disable=not draws, redirect_stdout=False)
 
     def start(self) -> None:
-        """Begin to draw; an interrupt while it begins ends it again."""
+        """Begin to draw; an interrupt meanwhile stops the drawing."""
         try:
             super().start()
         except BaseException:
@@ -71,12 +71,12 @@ class Bar(progress.Progress):
 
 
 class Display:
-    """Draws the stages of long work on stderr: elapsed time, and a bar where the number of steps is known.
+    """A listener that draws the stages of long work on stderr: elapsed time, and a bar if the number of steps is known.
 
-    A `txl_runtime.listener.Listener`. Where stderr is no terminal, or a dumb one, every finished stage is one line.
+    It is a `txl_runtime.listener.Listener`. If stderr is no terminal, or a dumb one, every finished stage is one line.
 
     Args:
-        of_bytes: steps are bytes: their share and the time that is left stand there, in place of how many they are.
+        of_bytes: True if steps are bytes: then their share and the remaining time are shown in place of their number.
     """
 
     def __init__(self, of_bytes: bool = False) -> None:
@@ -96,17 +96,17 @@ class Display:
         self._progress.stop()
 
     def stage(self, title: str, total: int | None = None) -> None:
-        """A new stage begins; `total` is the number of its steps, if they can be counted."""
+        """Begin a new stage; `total` is the number of its steps, if they can be counted."""
         stopping.require_going()
         self._finish()
         self._task = self._progress.add_task(plain(title), total=total)
 
     def advance(self, steps: float = 1) -> None:
-        """Some steps of the stage are done."""
+        """Count some steps of the stage as done."""
         self._progress.advance(self._task, steps)
 
     def warn(self, message: str) -> None:
-        """One line a user should know."""
+        """Print one line that a user should know."""
         stderr.print(f"note: {message}", soft_wrap=True)
 
     def _finish(self) -> None:
@@ -122,7 +122,7 @@ class Display:
 
 
 def print_json(document: object) -> None:
-    """One JSON document on stdout, in UTF-8 whatever the terminal's encoding is; what a terminal obeys is escaped."""
+    """Print one JSON document on stdout, in UTF-8 with any terminal; characters that a terminal obeys are escaped."""
     try:
         data = msgspec.json.encode(document)
     except UnicodeEncodeError:  # names of files may be any bytes, JSON's texts may not
@@ -134,15 +134,15 @@ def print_json(document: object) -> None:
 
 
 def _in_json(character: str) -> str:
-    """A character as JSON escapes it, the same text to whoever reads it; the ends of lines are the document's own."""
+    """Escape a character as JSON does, which leaves the text the same; line ends are the document's own."""
     return character if character == "\n" else json.dumps(character)[1:-1]
 
 
 def text_writer() -> Callable[[bytes], None]:
-    """What writes a model's text to stdout piece by piece.
+    """Return a function that writes a model's text to stdout piece by piece.
 
-    A pipe or a file gets it byte by byte as it is. A terminal gets letters when they are whole, and controls escaped: a
-    model may write anything.
+    A pipe or a file receives the bytes unchanged. A terminal receives letters once they are whole, and controls
+    escaped: a model may write anything.
     """
     from txl_runtime.streaming.texts import TextStream
 
@@ -160,7 +160,7 @@ def text_writer() -> Callable[[bytes], None]:
 
 
 def facts_table(facts: Mapping[str, object]) -> Table:
-    """Names and values, one per row."""
+    """Make a table of names and values, one per row."""
     table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(overflow="fold")
     table.add_column(overflow="fold")
@@ -170,10 +170,10 @@ def facts_table(facts: Mapping[str, object]) -> Table:
 
 
 def rows_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> Table | Text:
-    """A plain table; columns of numbers are aligned to the right. Where all do not fit, every row is a table.
+    """Make a plain table; columns of numbers are aligned to the right. If it is too wide, every row becomes a table.
 
-    Where only the first column lacks room, so that its cells would take three lines, each of them stands on a line
-    of its own, and the other cells beneath.
+    If only the first column lacks room, so that its cells would take three lines, each of them stands on a line of its
+    own, and the row's other cells beneath.
     """
     texts = [[cell if isinstance(cell, Text) else Text(plain(str(cell))) for cell in row] for row in rows]
     cells = [[row[index].plain for row in texts] for index in range(len(columns))]
@@ -203,7 +203,7 @@ def rows_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: 
 def _beneath(
     columns: Sequence[str], texts: Sequence[Sequence[Text]], numbers: Sequence[bool], widths: Sequence[int]
 ) -> Text:
-    """The first cell of every row on its line, the others in columns beneath, as wide as is given."""
+    """Put the first cell of every row on a line, and the others in columns of `widths` beneath."""
     headings = [Text(heading.strip(), style="bold") for heading in columns]
     lines = [Text("")] if columns[0].startswith("\n") else []
     for name, *others in (headings, *texts):
@@ -214,14 +214,14 @@ def _beneath(
 
 
 def number(value: object) -> str:
-    """A measured number in three digits; a dash where nothing was measured; what is no number as it is."""
+    """Write a measured number in three digits; a dash for None; anything else as it is."""
     return "–" if value is None else f"{value:.3g}" if isinstance(value, int | float) else str(value)
 
 
 def curve(values: Sequence[float], title: str, rows: int = 6, width: int = 64) -> str:
-    """Draw values as bars, in the order they are in: lines of text, the highest bar the largest finite value.
+    """Draw values as bars, in their order: lines of text, the highest bar the largest finite value.
 
-    Where a value is infinite or no number, its bar is marked with ! from top to bottom.
+    The bar of an infinite value or NaN is marked with ! from top to bottom.
     """
     if not values:
         return ""

@@ -1,4 +1,4 @@
-"""Which packages a verb needs, and which versions are there; and a heap that gives memory back."""
+"""Check the packages that a verb needs, look up versions, and make the heap give memory back."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from txl_runtime.installing import pip_line
 
 
 def require(verb: str, extra: str, *needed: str) -> None:
-    """Refuse what needs packages of an extra where one is missing.
+    """Refuse a verb that needs packages of an extra if one is missing.
 
     Raises:
-        BackendError: with how to install them.
+        BackendError: a package is missing; the message says how to install it.
     """
     if missing := [name for name in needed if find_spec(name) is None]:
         raise BackendError(f"{verb} needs {', '.join(missing)}, not installed here; {pip_line(extra)}")
 
 
 def require_export(verb: str) -> None:
-    """Refuse a verb that needs PyTorch where it is not installed; raises BackendError."""
+    """Refuse a verb that needs PyTorch if it is not installed; raises BackendError."""
     require(verb, "export", "torch", "onnx", "onnxscript", "onnx_ir", "onnxruntime", "filelock")
 
 
 def lean_heap() -> None:
-    """Have glibc give large blocks back as soon as they are freed; with another C library nothing happens.
+    """Make glibc give large blocks back as soon as they are freed; with another C library nothing happens.
 
     By default glibc learns to keep freed blocks of up to 32 MB on its heap, where the blocks of PyTorch and those of
-    the engine fragment each other's room.
+    the engine fragment each other's space.
     """
     m_mmap_threshold, bytes_from = -3, 1 << 20
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
@@ -39,7 +39,7 @@ def lean_heap() -> None:
 
 
 def version_of(package: str) -> str:
-    """The installed version of a package."""
+    """Return the installed version of a package."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""An ONNX file from outside, shown: what it takes and returns, what it remembers, and what it forgets."""
+"""Show a foreign ONNX file: its inputs and outputs, its states, and what it forgets."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def print_graph(facts: GraphFacts) -> None:
     for note in _notes(facts):
         stdout.print(f"\n{note}")
     if facts.command:
-        stdout.print(f"\n{facts.command}", soft_wrap=True)  # such that it can be copied
+        stdout.print(f"\n{facts.command}", soft_wrap=True)  # unwrapped, so that it can be copied
 
 
 def _notes(facts: GraphFacts) -> Iterator[str]:
-    """Everything that is said in sentences."""
+    """Yield every finding that needs a sentence."""
     if not facts.states:
         none = "no state: nothing that it returns was shown to be for the next call"
         yield f"whether it has a state is not known: {facts.stopped}" if facts.stopped else none
@@ -80,7 +80,7 @@ def _lasts(state: State, found: Lasting | None) -> str:
 
 
 def _forgotten(found: Sequence[Forgets]) -> Iterator[str]:
-    """Name what begins anew in every call, nodes of one kind in one sentence."""
+    """Name the parts that begin anew in every call, nodes of one kind in one sentence."""
     kinds: dict[tuple[str, str, str], list[str]] = {}
     for each in found:
         kinds.setdefault((each.op, each.what, each.fault), []).append(each.node)

@@ -1,4 +1,4 @@
-"""How `--help` is laid out: options by group, every name whole however narrow the terminal is."""
+"""Lay out `--help`: options by group, every name whole even in a narrow terminal."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ GROUPS = {
         "Requests": "max-waiting drain-seconds",
     },
 }
-"""Which options stand together, of verbs with many; what is not named here stands under Options."""
+"""Groups of options of verbs that have many; an option that is not named here stands under Options."""
 SETTINGS = {"help_option_names": ["-h", "--help"], "terminal_width": min(shutil.get_terminal_size().columns, 100)}
-"""What every command is told: how help is asked for, and how wide it is."""
+"""Settings of every command: the names of its help option, and the width of its help."""
 _NAMES = 20
-"""Characters of the column of names at most; what stands beside a longer name begins in the next line."""
+"""Most characters of the column of names; the text of a longer name begins in the next line."""
 _CHOICES = re.compile(r"[<\[]([\w-]+(?:\|[\w-]+)+)[>\]]")
-"""How typer writes the values that an option takes, in all its versions."""
+"""The values that an option takes, as any version of typer writes them, e.g. "<fp32|fp16>"."""
 
 
 class Command(TyperCommand):
@@ -66,12 +66,12 @@ class Group(TyperGroup):
 
 
 def _groups(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
-    """Names and descriptions of what a command takes, by group: arguments, options without a group, then the others."""
+    """Return names and descriptions of a command's parameters: arguments, ungrouped options, then the groups."""
     named = GROUPS.get(command.name, {})
     titles = {f"--{name}": title for title, names in named.items() for name in names.split()}
     groups: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", "Options", *named)}
     for parameter in command.get_params(ctx):
-        if (record := parameter.get_help_record(ctx)) is None:  # a hidden one
+        if (record := parameter.get_help_record(ctx)) is None:  # the parameter is hidden
             continue
         said, told = record[1].replace("\\[", "["), parameter.help or ""  # older versions of typer escape it for rich
         if parameter.param_type_name == "argument":
@@ -87,10 +87,10 @@ def _groups(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
 
 
 def _write(formatter: Any, groups: dict[str, list[tuple[str, str]]]) -> None:
-    """Write sections, in columns as wide as in the others."""
+    """Write sections whose columns are equally wide in all of them."""
     most = min(_NAMES, formatter.width // 3)
     room = max((len(name) for rows in groups.values() for name, _ in rows if len(name) <= most), default=most)
-    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"  # elsewhere typer looks for a terminal
+    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"  # otherwise typer checks for a terminal
     shown = str if plain else partial(typer.style, bold=True)
     for title, rows in groups.items():
         if rows:

@@ -1,4 +1,4 @@
-"""`txl-deploy`, from start to exit: signals, exit codes, and errors in one line.
+"""Run `txl-deploy` from start to exit: signals, exit codes, and errors in one line.
 
 Exit codes: 0 ok · 1 a check failed · 2 wrong use or bad input · 130 interrupted. With --json, stdout is one JSON
 document and everything else goes to stderr. Nothing heavy is imported before it is needed (`txl_deploy.verbs`).
@@ -19,12 +19,12 @@ from typing import NoReturn
 from txl_deploy import stopping, terminal
 
 TRACEBACK = "TXL_DEPLOY_TRACEBACK"
-"""The environment variable that shows where an error of this program itself arose."""
+"""Environment variable that makes a defect of this program show its traceback."""
 COMMAND = "txl-deploy"
 COMPLETION = "_TXL_DEPLOY_COMPLETE"
-"""The environment variable by which a shell asks for the rest of a word, and a person for what teaches it to."""
+"""Environment variable by which a shell asks for completions, and a user for the script that installs them."""
 COMMAND_LINE = ("typer", "rich")
-"""What the command line needs beside the runtime: the extra `cli`, which an embedding application does not install."""
+"""Packages of the command line besides the runtime's: the extra `cli`, which an embedding application leaves out."""
 
 
 def main() -> NoReturn:
@@ -40,7 +40,7 @@ def main() -> NoReturn:
 
 
 def _lacks(missing: list[str]) -> int:
-    """Say how to install the command line; written without the modules that are missing."""
+    """Print how to install the command line, without the modules that are missing; return the exit code."""
     from txl_runtime.installing import pip_line
 
     line = (
@@ -64,28 +64,28 @@ def _run() -> int:
     except BaseException as error:
         if _has_lost_its_reader(error):
             terminal.silence(sys.stdout)
-            return 141  # as a shell counts a program that a closed pipe ended
+            return 141  # the exit code that shells give a program ended by SIGPIPE
         if isinstance(error, SystemExit) and (COMPLETION in os.environ or "-completion" in "".join(sys.argv[1:2])):
             return int(error.code or 0)
         return _stopped() or _explain(error)
-    # typer makes an exit code of some interrupts
+    # typer turns some interrupts into an exit code
     return (_stopped() or code) if isinstance(code, int) and code else 0
 
 
 def _has_lost_its_reader(error: BaseException | None) -> bool:
-    """Whether nobody reads standard output any more; rich tells of it by ending the program."""
+    """Return True if standard output's reader is gone; rich reports that by SystemExit."""
     if isinstance(error, SystemExit):
         error = error.__context__
     return isinstance(error, BrokenPipeError)
 
 
 def _explain(error: BaseException) -> int:
-    """Tell what ended the run in one line, an error of this program itself as well."""
+    """Report the error that ended the run in one line, a defect of this program as well."""
     from txl_runtime.errors import TxlError
     from typer import Abort
 
     if isinstance(error, TxlError):
-        line, _, more = str(error).partition("\n")  # of an error's own: what it quotes has its ends of lines escaped
+        line, _, more = str(error).partition("\n")  # only the error's own line ends: those in quoted text are escaped
         code = _fail(line, error.exit_code, getattr(error, "details", {}))
         if more:
             from txl_deploy.console import stderr
@@ -97,7 +97,7 @@ def _explain(error: BaseException) -> int:
     if isinstance(error, OSError | MemoryError):
         said = f"{type(error).__name__}: {error}".removesuffix(": ")
         return _fail(f"{said}; expected the machine to have room and rights for this", 2)
-    # Wrong use, as typer finds it; its own copy of click is not importable by a stable name.
+    # Wrong use, found by typer; its own copy of click cannot be imported under a stable name.
     if hasattr(error, "format_message"):
         said = error.format_message().rstrip(".").replace(": Value error, ", ": ")
         see = " See" if said.endswith("?") else "; see"
@@ -115,25 +115,25 @@ def _explain(error: BaseException) -> int:
 def _fail(message: str, code: int, details: Mapping[str, object] | None = None) -> int:
     try:
         from txl_deploy.console import plain, print_json, stderr
-    except ImportError:  # stopped while NumPy was being imported, which cannot be begun a second time
+    except ImportError:  # an interrupt came while NumPy was being imported, and a second import would fail
         sys.stderr.write(f"error: {message}\n")
         return code
 
     line = plain(" ".join(message.split()))
-    if "--json-logs" in sys.argv:  # whoever collects the log of `serve` was promised that every line is JSON
+    if "--json-logs" in sys.argv:  # every line of the log is promised to be JSON
         from txl_deploy.serve.logs import Log
 
         Log(as_json=True).say("failed", "", problem=line, exit_code=code)
     else:
         stderr.print(f"error: {line}", soft_wrap=True, style="red" if stderr.is_terminal else None)
     if "--json" in sys.argv:
-        with contextlib.suppress(OSError):  # the exit code tells it
+        with contextlib.suppress(OSError):  # the exit code still tells the caller
             print_json({"error": line, "exit_code": code, **(details or {})})
     return code
 
 
 def _stopped() -> int:
-    """The exit code of a run that was told to stop; 0 for one that was not."""
+    """Return the exit code of a run that a signal stopped; 0 for any other."""
     if not (number := stopping.received()):
         return 0
     return _fail("interrupted" if number == signal.SIGINT else "terminated", 128 + number)

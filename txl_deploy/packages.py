@@ -1,4 +1,4 @@
-"""What packages of all targets have in common: how they are told from other folders, and a name for the model."""
+"""Mark a folder as a package, and name its model: shared by the packages of all targets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REPOSITORY = Kind("package", "txl-package.json", "models")
 
 
 def seal(folder: Path, target: str, models: Sequence[str], manifest: Manifest) -> None:
-    """Write the file that tells a package of this project from other folders."""
+    """Write the file that marks a folder as a package of this project."""
     told = {
         "format": "txl-deploy.package",
         "target": target,
@@ -28,5 +28,5 @@ def seal(folder: Path, target: str, models: Sequence[str], manifest: Manifest) -
 
 
 def model_name(bundle: Path) -> str:
-    """A name for the bundle's model, of signs that need no quoting in an address."""
+    """Return a name for the bundle's model, of characters that need no quoting in an address."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", bundle.absolute().stem).strip("-.") or "model"

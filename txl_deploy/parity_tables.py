@@ -1,4 +1,4 @@
-"""A verification, drawn: the chains and their drift, how the order of tokens agrees, a text, the gates."""
+"""Print a verification: the chains and their drift, the agreement of best tokens, a text, the gates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COLOURS = {"passed": "green", "FAILED": "bold red", "not judged": "dim"}
 
 
 def print_parity(found: Verification) -> None:
-    """Print what a verification found."""
+    """Print the result of a verification."""
     stdout.print(f"{found.precision} on {found.backend}, against {found.reference}", soft_wrap=True)
     if found.chains:
         _print_chains(found.chains)
@@ -48,7 +48,7 @@ def print_parity(found: Verification) -> None:
 
 
 def _order(ranks: Ranks) -> str:
-    """Where PyTorch's best tokens stand, near-ties included, in one line; what is not all of them is no 100 %."""
+    """Summarise the ranks of PyTorch's best tokens, near-ties included; shares are rounded down, so 100 % means all."""
 
     def share(part: int, whole: int) -> str:
         return f"{part * 10_000 // whole / 100:g} %"
@@ -60,7 +60,7 @@ def _order(ranks: Ranks) -> str:
 
 
 def _print_chains(chains: Sequence[Chain]) -> None:
-    """Every chain, every output and state by name, and the drift of the outputs of the first chain."""
+    """Print every chain, every output and state by name, and the drift of the first chain's outputs."""
     rows = [
         (
             chain.name,
@@ -88,12 +88,12 @@ def _print_chains(chains: Sequence[Chain]) -> None:
 
 
 def _inexact(tensors: Mapping[str, Tensor]) -> list[Tensor]:
-    """Tensors whose errors are measured. Of exact tensors the table counts differing values instead."""
+    """Return the tensors that have measured errors; for exact tensors the table counts differing values instead."""
     return [tensor for tensor in tensors.values() if not tensor.exact]
 
 
 def _unit(tensors: Sequence[Tensor]) -> str:
-    """The unit of a tensor's errors in all chains; of whole numbers also the largest value that it had."""
+    """Return the unit of a tensor's errors in all chains; for integers also the largest value that occurred."""
     reached = [tensor.reached for tensor in tensors if tensor.reached is not UNSET]
     return tensors[0].unit + (f", reached {max(reached)}" if reached else "")
 

@@ -1,4 +1,4 @@
-"""Where results go: beside what they are made of, and never into it."""
+"""Keep results beside their sources, and never inside them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from txl_runtime.errors import UsageError
 
 
 def refuse_inside(out: Path, *places: Path) -> None:
-    """Refuse an output that would be a part of what is read.
+    """Refuse an output that would become a part of the input.
 
     Raises:
         UsageError: it lies in one of these folders, or is one of these files.

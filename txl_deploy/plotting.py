@@ -1,4 +1,4 @@
-"""Pictures, where matplotlib is installed. They are drawn without a display and without pyplot's global state."""
+"""Draw pictures if matplotlib is installed, without a display and without pyplot's global state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_plot(path: Path) -> None:
     """Refuse a picture that cannot be written, before anything is measured for it.
 
     Raises:
-        UsageError: the name ends in another format, its folder does not exist, or no plain file stands there.
+        UsageError: the name has a different suffix, its folder does not exist, or something else than a file is there.
         BackendError: matplotlib is not installed.
     """
     if path.suffix.lower() not in FORMATS:

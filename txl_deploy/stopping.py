@@ -1,7 +1,7 @@
-"""Signals that tell a run to stop: each unwinds it, so that unfinished files are removed, and is remembered.
+"""Stop a run by signals: each unwinds it, so that unfinished files are removed, and is remembered.
 
-A library that is called back in the wrong moment drops the exception: ONNX Runtime does while it is imported, and
-Python where the signal comes while something is cleaned up.
+A library that calls back at the wrong moment drops the exception: ONNX Runtime does so while it is imported, and Python
+if the signal arrives during a clean-up.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _tell_dropped = sys.unraisablehook
 
 
 def listen() -> None:
-    """Let signals stop what runs from now on."""
+    """Let signals stop the run from now on."""
     _received.clear()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
@@ -24,31 +24,31 @@ def listen() -> None:
 
 
 def finish() -> None:
-    """Let the process end in its own way, since all is said: an interrupt that comes now has nothing left to stop.
+    """Ignore interrupts from now on: all output is written, so nothing is left to stop.
 
-    While libraries are unloaded, Python no longer listens, and the process would end as if by the signal.
+    Python handles no signal while libraries are unloaded, so a late interrupt would end the process by its default.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def received() -> int:
-    """The first signal that came, whoever dropped it; 0 for none."""
+    """Return the first signal that arrived, even if its exception was dropped; 0 for none."""
     return _received[0] if _received else 0
 
 
 def require_going() -> None:
-    """Stop what runs where a signal has told it to and somebody dropped that.
+    """Stop the run if a signal arrived and its exception was dropped.
 
     Raises:
-        KeyboardInterrupt: it was interrupted.
-        SystemExit: it was told to end.
+        KeyboardInterrupt: the signal was SIGINT.
+        SystemExit: it was SIGTERM.
     """
     if number := received():
         _raise(number)
 
 
 def _dropped(found: sys.UnraisableHookArgs) -> None:
-    """Say nothing of an exception that was raised here: the run ends at its next stage and says why."""
+    """Print nothing for a dropped exception that was raised here: the run ends at its next stage and says why."""
     if not (_received and isinstance(found.exc_value, KeyboardInterrupt | SystemExit)):
         _tell_dropped(found)
 

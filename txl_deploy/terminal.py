@@ -1,6 +1,6 @@
-"""What surrounds a run: standard streams that are full or gone, and a terminal of an odd width.
+"""Prepare the surroundings of a run: standard streams that are full or closed, and a terminal of an odd width.
 
-No package beside the standard library's is imported here, because the rest of the command line may be missing.
+Only the standard library is imported here, because the packages of the command line may be missing.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 LEAST, MOST = 20, 1000
-"""Columns that anything is laid out for: fewer would cut names to nothing, more only cost memory."""
+"""Columns that output is laid out for: fewer would cut names to nothing, more only cost memory."""
 _SIZE = re.compile("0*[1-9][0-9]{0,10}")
-"""What a variable may say of a terminal; 0 says that it is not known."""
+"""Accepted values of a terminal's size in a variable; 0 would mean unknown."""
 
 
 def settle() -> None:
-    """Let the standard streams take every letter, and make the width of the terminal one that text fits into."""
+    """Make the standard streams accept every character, and limit the terminal's width to one that text fits into."""
     if sys.stdout is None or sys.stderr is None:
-        os._exit(2)  # they were closed by who started this, so nobody can be told
+        os._exit(2)  # the parent process closed them, so no message can be shown
     Messages.stream = sys.stderr
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # letters that the terminal's encoding lacks
+            stream.reconfigure(errors="backslashreplace")  # escapes characters that the terminal's encoding lacks
     for name in ("COLUMNS", "LINES", "TERMINAL_WIDTH"):
         if not _SIZE.fullmatch(os.environ.get(name, "1")):
             del os.environ[name]
@@ -37,14 +37,14 @@ def settle() -> None:
 
 
 def leave() -> None:
-    """Write what is left; a stream that takes nothing more gets a place that does, or Python would complain at exit."""
+    """Flush the streams; one that takes nothing more is replaced, or Python would complain at exit."""
     for stream in (sys.stdout, sys.stderr):
         with lossy(stream):
             stream.flush()
 
 
 def silence(stream: IO[str]) -> None:
-    """Let everything that is still written to a stream go nowhere."""
+    """Redirect a stream to the null device."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
@@ -53,7 +53,7 @@ def silence(stream: IO[str]) -> None:
 
 @contextlib.contextmanager
 def lossy(stream: IO[str]) -> Iterator[None]:
-    """What is written in here may get lost; once something is, so is all that follows."""
+    """Tolerate failed writes in the block; after the first, the stream is silent."""
     try:
         yield
     except (OSError, ValueError):
@@ -61,22 +61,22 @@ def lossy(stream: IO[str]) -> Iterator[None]:
 
 
 class Messages:
-    """Standard error for messages: where they cannot be written any more, the work goes on without them.
+    """Standard error for messages: if they cannot be written any more, the work goes on without them.
 
-    They go to the stream that the run began with. What rich puts in the place of sys.stderr while it draws a bar prints
-    on the bar's console, and so ends here again.
+    They go to the stream that the run began with. While rich draws a bar, it replaces sys.stderr by a stream that
+    prints on the bar's console, and so ends here again.
     """
 
     stream = sys.stderr
 
     def write(self, text: str) -> int:
-        """Write what can be written."""
+        """Write as much as the stream takes."""
         with lossy(self.stream):
             self.stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Send it off."""
+        """Flush the stream."""
         with lossy(self.stream):
             self.stream.flush()
 

@@ -1,4 +1,4 @@
-"""`txl-deploy inspect BUNDLE --check`: what streams of B sequences and of one run, tried in a bounded process."""
+"""`txl-deploy inspect BUNDLE --check`: try streams of B sequences and of one in a bounded process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from txl_runtime.types import Arrays, Call
 from txl_runtime.update_rules import usable_updates
 
 OPENING = "(opening)"
-"""Stands for a program's name where all graphs of an update rule are opened."""
+"""Stands for a program's name in the row of opening all graphs of an update rule."""
 
 
 class TriedProgram(Struct, frozen=True):
@@ -32,9 +32,9 @@ class TriedProgram(Struct, frozen=True):
     Attributes:
         program: its name, or `OPENING`.
         update: the update rule that was loaded.
-        combinations: of sizes that were tried; 0 of a program that no stream of zeros came to.
-        seconds: of processor time that the longest took.
-        memory: bytes that the process had taken at most when the last was done; 0 where the system does not say.
+        combinations: number of sizes that were tried; 0 for a program that no stream of zeros reached.
+        seconds: processor time of the longest trial.
+        memory: peak bytes of the process after the last trial; 0 if the system does not report it.
     """
 
     program: str
@@ -45,13 +45,13 @@ class TriedProgram(Struct, frozen=True):
 
 
 def try_bundle(path: Path, manifest: Manifest, bounds: Bounds, heard: Listener) -> list[TriedProgram]:
-    """Run every program that a stream of B sequences or of one runs, on zeros, in a bounded process and nowhere else.
+    """Run every program that a stream of B sequences or of one runs, on zeros, in a bounded process only.
 
-    Streams begin with segments of each length, go on with them until no new sizes come, and then take each other
-    length. Of a softmax the last positions are computed, so other numbers of rows stay untried.
+    Streams begin with segments of each length, go on until no new sizes come, and then use each other length. A softmax
+    is computed for the last positions, so different numbers of rows stay untried.
 
     Raises:
-        BundleError: a trial ended; the message says of which program and sizes, and how.
+        BundleError: a trial ended the process; the message names program, sizes and cause.
         BackendError: the engine is not installed or cannot run the bundle.
     """
     found: list[TriedProgram] = []
@@ -72,7 +72,7 @@ def try_bundle(path: Path, manifest: Manifest, bounds: Bounds, heard: Listener) 
 
 
 class Nothing(Engine):
-    """An engine that runs nothing: what a stream of it returns was never written, or is as large as in the trial."""
+    """An engine that runs nothing: a stream's result is uninitialised, or zeros of the size in the trial."""
 
     description, least_rows = "", 1
 
@@ -99,7 +99,7 @@ def _run(model: Model, sequences: int, lengths: list[int], tried: Tried) -> None
     for length in lengths:
         inputs = {entry.name: np.zeros(entry.sizes(sequences, length), entry.dtype) for entry in manifest.given}
         counts, before = np.full(sequences, length, np.int32), -1
-        with contextlib.suppress(UsageError):  # no program takes this length with the state as it is
+        with contextlib.suppress(UsageError):  # no program takes this length with the state's present size
             while before < (before := len(tried.tried)):
                 result = stream.loop.run(inputs, counts)
                 if manifest.clusters:
@@ -107,7 +107,7 @@ def _run(model: Model, sequences: int, lengths: list[int], tried: Tried) -> None
 
 
 def _summed(tried: Tried, model: Model) -> Iterator[TriedProgram]:
-    """One row for opening, and one for each program."""
+    """Yield one row for opening, and one for each program."""
     yield TriedProgram(OPENING, model.update, 1, tried.opened.seconds, tried.opened.memory)
     ran = [name for name, _ in tried.tried]
     for name in dict.fromkeys([program.name for program in model.backend.programs] + ran):

@@ -26,14 +26,14 @@ VERBS = {
     "report": "Make a page that shows what a bundle is and what proves it: one file that loads nothing.",
     "bench": "Measure decoding, prefill and scoring with full memory, competitors in turns; load time and memory.",
 }
-"""Every verb and what `txl-deploy --help` says about it: the first line of its function's docstring."""
+"""Every verb and its line in `txl-deploy --help`: the first line of its function's docstring."""
 
 
 class _Verbs(Group):
-    """Lists every verb from the table; only the one that is called is imported."""
+    """A group that lists every verb from the table; only the one that is called is imported."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
-        """The verb that the first argument names, and the arguments behind it."""
+        """Return the verb that the first argument names, and the arguments behind it."""
         name, found, rest = super().resolve_command(ctx, args)
         return name, found if name is None else command(name), rest
 
@@ -49,7 +49,7 @@ app = typer.Typer(
 
 
 def command(verb: str) -> Any:
-    """A verb's command with its arguments, as typer makes it from the verb's function."""
+    """Return a verb's command with its arguments, as typer makes it from the verb's function."""
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
     made = alone.command(name=verb, cls=Command, context_settings=SETTINGS)
     made(import_module(f"txl_deploy.commands.{verb}").run)
@@ -57,7 +57,7 @@ def command(verb: str) -> Any:
 
 
 def _listed() -> None:
-    """What stands for every verb until it is called."""
+    """Do nothing: the placeholder of every verb until it is called."""
 
 
 for _name, _help in VERBS.items():

@@ -181,7 +181,7 @@ class DeltaLayer(nn.Module):
         into, gate = self.mix(normed).split((3 * x.shape[-1], x.shape[-1]), -1)
         joined = torch.cat((seen, into[..., None]), -1)
         query, key, value = (
-            nn.functional.silu((joined * self.taps).sum(-1)).unflatten(-1, (3, self.heads, -1)).unbind(1)
+            nn.functional.silu((joined * self.taps).sum(-1)).view(-1, 3, self.heads, self.size).unbind(1)
         )
         query, key = (part * torch.rsqrt(part.square().sum(-1, keepdim=True) + 1e-6) for part in (query, key))
         amount, fade = self.gates(normed).chunk(2, -1)

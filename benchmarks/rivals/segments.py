@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,7 @@ def retnet(module: Any, x: Tensor) -> Tensor:
 
 def deltanet(module: Any, x: Tensor) -> Tensor:
     """The gated delta rule by transformers' form in chunks."""
-    from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
-
+    rule = import_module("transformers.models.qwen3_next.modeling_qwen3_next").torch_chunk_gated_delta_rule
     batch, length, width = x.shape
     for layer in module.layers:
         normed = layer.norms[0](x)
@@ -65,9 +65,7 @@ def deltanet(module: Any, x: Tensor) -> Tensor:
         query, key, value = (part.reshape(batch, length, layer.heads, -1) for part in parts)
         amount, fade = layer.gates(normed).chunk(2, -1)
         fade = -layer.rate.exp() * F.softplus(fade + layer.bias)
-        found, _ = torch_chunk_gated_delta_rule(
-            query, key, value, fade, torch.sigmoid(amount), chunk_size=LENGTH, use_qk_l2norm_in_kernel=True
-        )
+        found, _ = rule(query, key, value, fade, torch.sigmoid(amount), chunk_size=LENGTH, use_qk_l2norm_in_kernel=True)
         x = x + layer.out(layer.each(found).flatten(2) * F.silu(gate))
         gate, wide = layer.wide(layer.norms[1](x)).chunk(2, -1)
         x = x + layer.narrow(F.silu(gate) * wide)
@@ -76,8 +74,7 @@ def deltanet(module: Any, x: Tensor) -> Tensor:
 
 def rwkv(module: Any, x: Tensor) -> Tensor:
     """RWKV by transformers' loop over positions for the average, everything else at once."""
-    from transformers.models.rwkv.modeling_rwkv import rwkv_linear_attention_cpu
-
+    average = import_module("transformers.models.rwkv.modeling_rwkv").rwkv_linear_attention_cpu
     for layer in module.layers:
         now = layer.norms[0](x)
         before = F.pad(now, (0, 0, 1, 0))[:, :-1]
@@ -89,7 +86,7 @@ def rwkv(module: Any, x: Tensor) -> Tensor:
                 (layer.gate, layer.mix_gate),
             )
         )
-        found, _ = rwkv_linear_attention_cpu(torch.log(-layer.decay), layer.first, key, value)
+        found, _ = average(torch.log(-layer.decay), layer.first, key, value)
         x = x + layer.out(torch.sigmoid(gate) * found)
         wide = layer.norms[1](x)
         before = F.pad(wide, (0, 0, 1, 0))[:, :-1]
@@ -158,7 +155,7 @@ def compare(name: str, step: Step, parallel: Parallel, rounds: int) -> str:
     with torch.no_grad():
         whole = torch.from_numpy(segments[0])
         theirs = parallel(spec.module, whole).numpy()
-        ways = {
+        ways: dict[str, Callable[[], Any]] = {
             "segment": lambda: stream.run({given: segments[1]}),
             "steps": lambda: [stream.run({given: one}) for one in ones],
             "parallel": lambda: parallel(spec.module, whole),

@@ -1,7 +1,7 @@
-"""Engines: a bundle's programs, made into what the backends of devices load. Needs onnx, but neither PyTorch nor a GPU.
+"""Compile a bundle's programs into the engines that device backends load. Needs onnx, but neither PyTorch nor a GPU.
 
-`bundles` is the whole way; docs/design.md lists every module. What an engine is, and which of them fit this machine,
-says `txl_runtime.device.engines`.
+`bundles` runs the whole way; docs/design.md lists every module. `txl_runtime.device.engines` defines an engine and
+decides which of them fit this machine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What engines need changed in a graph that is right.
+"""Rewrites of a correct graph that the engines' compilers need.
 
-All of them need whole numbers bounded by Max and Min: ONNX Runtime has no CUDA kernel of Clip for int32, and TensorRT
-documents none. Graphs that were exported before have such Clips. TensorRT and TensorRT-RTX need two passes more.
+Every target gets Max and Min in place of Clip on whole numbers: ONNX Runtime has no CUDA kernel of Clip for int32, and
+TensorRT documents none. Graphs of older exports have such Clips. TensorRT and TensorRT-RTX need two more rewrites.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WHOLE = frozenset({"INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT3
 
 
 def adapt(graph: Graph) -> Graph:
-    """A checked graph as the libraries' parsers take it. Its `sha256` stays that of the bytes that were composed."""
+    """Rewrite a checked graph for the libraries' parsers. Its `sha256` stays that of the bytes that were composed."""
     graph = without_elu(without_clip(graph))
     model = decode_graph(graph.data, graph.path)
     changed = _separate(model, graph.path)
@@ -26,21 +26,21 @@ def adapt(graph: Graph) -> Graph:
 
 
 def without_clip(graph: Graph) -> Graph:
-    """The graph with Max and Min in place of each Clip of whole numbers; its `sha256` stays."""
+    """Return the graph with Max and Min in place of each Clip of whole numbers; its `sha256` stays."""
     return _replaced(graph, "Clip", lambda model, node, kind: _bounds(node) if kind in _WHOLE else None)
 
 
 def without_elu(graph: Graph) -> Graph:
-    """The graph with Max, Min and Exp in place of each Elu; its `sha256` stays.
+    """Return the graph with Max, Min and Exp in place of each Elu; its `sha256` stays.
 
-    TensorRT-RTX 1.7 parses it, but its compiler fails on some graphs with two of them, a policy of rl_games among them:
+    TensorRT-RTX 1.7 parses Elu, but its compiler fails on some graphs with two of them, e.g. a policy of rl_games:
     "elu … There are 2 inputs. Expected 1".
     """
     return _replaced(graph, "Elu", _elu)
 
 
 def _replaced(graph: Graph, operator: str, made: Callable[[Any, Any, str], list[Any] | None]) -> Graph:
-    """The graph with made(model, node, element type) in place of an operator's nodes; None for one that stays."""
+    """Replace each node of an operator by the nodes made(model, node, element type); None keeps the node."""
     if all(operator != found for _, found in graph.nodes):
         return graph
     model = decode_graph(graph.data, graph.path)
@@ -55,7 +55,7 @@ def _replaced(graph: Graph, operator: str, made: Callable[[Any, Any, str], list[
 
 
 def _elu(model: Any, node: Any, kind: str) -> list[Any] | None:
-    """max(x, 0) + alpha (exp(min(x, 0)) - 1)."""
+    """Return nodes that compute max(x, 0) + alpha (exp(min(x, 0)) - 1); None if the element type is unknown."""
     if not kind or kind == "UNDEFINED":
         return None
     onnx = import_onnx()
@@ -86,7 +86,7 @@ def _elu(model: Any, node: Any, kind: str) -> list[Any] | None:
 
 
 def value_types(data: bytes) -> dict[str, str]:
-    """The element type of every value of a graph, by ONNX's names."""
+    """Map every value of a graph to ONNX's name of its element type, e.g. "INT32"."""
     onnx = import_onnx()
     graph = onnx.shape_inference.infer_shapes(data).graph
     kinds = {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.input, *graph.output)}
@@ -95,7 +95,7 @@ def value_types(data: bytes) -> dict[str, str]:
 
 
 def _bounds(clip: Any) -> list[Any]:
-    """The nodes that a Clip becomes: Max with its least, then Min with its most, as far as it has them."""
+    """Return the nodes that replace a Clip: Max for a lower bound, then Min for an upper one; Identity for neither."""
     onnx = import_onnx()
     ends = [(kind, [end]) for kind, end in zip(("Max", "Min"), clip.input[1:], strict=False) if end]
     ends = ends or [("Identity", [])]
@@ -107,10 +107,10 @@ def _bounds(clip: Any) -> list[Any]:
 
 
 def _separate(model: Any, path: Path) -> bool:
-    """Put weights that are the beginning of others into the graph itself; whether there were any.
+    """Embed each weight that is the beginning of a longer one in the graph itself; return True if there was one.
 
-    Graphs share rows of one weight file, but the parsers know weights by where they start, and refuse two that start
-    at the same place with different lengths ("Weights of same values but of different counts").
+    Graphs share rows of one weight file, but the parsers know weights by the offset where they start, and refuse two
+    that start at the same offset with different lengths ("Weights of same values but of different counts").
     """
     onnx = import_onnx()
     places: dict[tuple[str, int], list[tuple[int, Any]]] = {}

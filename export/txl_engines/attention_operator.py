@@ -1,14 +1,14 @@
-"""Attention as one operator, where a library then reads keys and values in the ring's own buffers.
+"""Rewrite attention as one operator where the library then reads keys and values in the ring's own buffers.
 
 A graph writes attention as products and a softmax. TensorRT-RTX fuses these, but first copies all keys and values into
-another order: two kernels more in every layer, and three times the traffic. Of a step of one position that is given as
-ONNX's Attention, its kernel reads the buffers where they are. With more positions than one it copies in either form,
-and then the products build into fewer kernels; so they stay (docs/measurements/rtx.md has the table).
+a different layout: two more kernels in every layer, and three times the traffic. For a step of one position written as
+ONNX's Attention, its kernel reads the buffers in place. With more positions it copies in either form, and the products
+then build into fewer kernels; so they stay (docs/measurements/rtx.md has the table).
 
-The mask is added here, while the products replace scores that are not visible by -1e4. What is added is so low that no
-score of a row that nobody may see comes through: none below 1e30 in float32 and bfloat16, and in float16 none up to
-65504. Only keys that are no numbers themselves do, which the products keep out. Values that are none come through in
-both forms.
+This form adds the mask to the scores, while the products replace the scores of hidden keys by -1e4. The mask is low
+enough to hide any score below 1e30 in float32 and bfloat16, and up to 65504 in float16. The two forms differ for one
+case: a hidden key that is NaN or infinite reaches the result here, and does not with the products. A hidden value that
+is NaN or infinite reaches it in both.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from txl_runtime.bundle.tables import Program
 from txl_engines.checking import Graph, decode_graph, import_onnx
 
 MULTIPLE = 8
-"""Heads of other sizes are padded in copies, so nothing is read in place."""
+"""Head sizes that are no multiple of this are padded in copies, so nothing is read in place."""
 FEWEST, MOST = 8, 256
-"""The sizes of heads that the kernel is made for."""
+"""Smallest and largest head size that the kernel supports."""
 
 
 class Attention(NamedTuple):
-    """An attention written as products: names of its values, and the nodes that compute it."""
+    """The value names of an attention written as products, and the nodes that compute it."""
 
     query: str
     key: str
@@ -42,7 +42,7 @@ class Attention(NamedTuple):
 
 
 def unite_attention(graph: Graph, program: Program) -> Graph:
-    """The graph with its attentions over ring memory as one operator each, if it is of one position; else as it is."""
+    """Replace each attention over ring memory by one operator if the program has one position; else change nothing."""
     if program.segment_length != 1 or not graph.scatters:
         return graph
     onnx, model = import_onnx(), decode_graph(graph.data, graph.path)
@@ -75,20 +75,20 @@ def unite_attention(graph: Graph, program: Program) -> Graph:
 
 
 def _lowest(kind: int, name: str) -> Any:
-    """What hides a row, as a constant of a type of floats: low, but no factor of a kernel makes it infinite."""
+    """Return the constant that hides a row: low, yet small enough that no factor in a kernel makes it infinite."""
     onnx = import_onnx()
     return onnx.helper.make_tensor(name, kind, [], [-65504.0 if kind == onnx.TensorProto.FLOAT16 else -1e30])
 
 
 def _fits(shape: tuple[int, ...]) -> bool:
-    """Whether keys [B, H, C, d_head] can be read where they are."""
+    """Return True if keys [B, H, C, d_head] can be read in place, e.g. d_head 64 and not 60."""
     return len(shape) == 4 and shape[3] % MULTIPLE == 0 and FEWEST <= shape[3] <= MOST
 
 
 def find_attentions(graph: Any) -> Iterator[Attention]:
-    """Every attention of a form that this module can change.
+    """Yield every attention of a form that this module can rewrite.
 
-    It is Where(visible, query @ keyᵀ + bias, unseen) → softmax → @ value, with or without casts around the softmax.
+    The form is Where(visible, query @ keyᵀ + bias, unseen) → softmax → @ value, with or without casts around softmax.
     """
     makers = {name: node for node in graph.node for name in node.output}
     readers: dict[str, list[Any]] = {}
@@ -118,7 +118,7 @@ def find_attentions(graph: Any) -> Iterator[Attention]:
             continue
         inner = [node for node in (turned, product, total, where, before, softmax, after) if node is not None]
         if any(len(readers.get(node.output[0], ())) != 1 for node in inner):
-            continue  # somebody else reads what would be gone
+            continue  # a node outside reads a value that would be removed
         yield Attention(
             query=product.input[0],
             key=turned.input[0],

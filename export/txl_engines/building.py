@@ -1,4 +1,4 @@
-"""What makes the engines of each target: one of TensorRT's libraries, or, for ONNX Runtime, the composing alone.
+"""Makers of engines for each target: a library of TensorRT compiles; for ONNX Runtime the graph is only composed.
 
 Each engine of a library is compiled in a process of its own, and its errors say what to do.
 """
@@ -46,23 +46,23 @@ from txl_engines.worker import BuildFinished, BuildRequest, Outcome, Steps
 
 COMMAND = ("-m", "txl_engines.worker")
 PATIENCE = 30
-"""Seconds that a build process may take to end after its last word."""
+"""Seconds that a build process may take to end after its last message."""
 NEWEST_OPSET = 24
-"""Of the graphs that export writes. Which of them ONNX Runtime knows depends on its version where the bundle runs."""
+"""Newest opset that export writes. The newest one that ONNX Runtime runs depends on its version on the target."""
 
 
 class CompiledEngines:
-    """Makes engines with TensorRT or TensorRT-RTX.
+    """A maker of engines with TensorRT or TensorRT-RTX.
 
     Attributes:
-        target: the backend that will load them.
-        title: what makes them, for people.
+        target: the backend that will load the engines.
+        title: the library's name and version, for people.
         version, gpus, device, platform, recipe: the fields of an engine's `Identity`.
-        ring: whether its engines can update a ring of memory in place.
-        shares: whether its engines may read weights in one place on the device.
+        ring: True if its engines can update a ring of memory in place.
+        shares: True if its engines may read weights that lie once on the device.
 
     Raises:
-        UsageError: the library takes no list, or cannot build for one of the GPUs.
+        UsageError: the library takes no list of GPUs, or cannot build for one of them.
     """
 
     def __init__(self, library: Library, precision: str, gpus: Sequence[int] = ()) -> None:
@@ -74,20 +74,21 @@ class CompiledEngines:
         self.platform = ANYWHERE if library.facts.portable else platform_name()
         self.recipe = RTX_RECIPE if library.target == "rtx" else RECIPE
         self.ring = ring_works(library.facts)
-        self.shares = library.facts.portable  # of the others nobody has seen what they make of it
+        self.shares = library.facts.portable  # not tried with TensorRT
 
     def read(
         self, data: bytes, program: Program, folder: Path, hashes: Mapping[str, str] | None = None, shared: str = ""
     ) -> Graph:
-        """Check a composed graph, and change in it what the target needs.
+        """Check a composed graph, and rewrite it as the target needs.
 
         Args:
-            folder: where its external weights lie.
-            hashes: SHA-256 of weight files, as far as they are known already.
+            folder: where the graph's external weights lie.
+            hashes: SHA-256 of weight files, as far as they are known.
+            shared: the weight file whose large tensors become inputs; "" for none.
 
         Raises:
-            BundleError: the graph is not what its program says.
-            BackendError: the target cannot take it.
+            BundleError: the graph does not match its program.
+            BackendError: onnx is not installed.
         """
         facts = self.library.facts
         graph = read_graph(data, program, folder, facts.opset, hashes)
@@ -95,11 +96,11 @@ class CompiledEngines:
         return unite_attention(graph, program) if facts.reads_in_place else graph
 
     def make(self, graph: Graph, program: Program, out: Path, listener: Listener) -> Outcome:
-        """Make the engine of a graph that was read, and write it to `out`; no file is there when this fails.
+        """Compile a graph from `read`, and write the engine to `out`; a failure leaves no file there.
 
         Raises:
             BundleError, BackendError: it cannot be made; the message says why and what to do.
-            KeyboardInterrupt: somebody asked to stop.
+            KeyboardInterrupt: the user pressed Ctrl-C.
         """
         library = self.library
         listener.stage(f"building {program.name} with {library.title}")
@@ -126,7 +127,7 @@ class CompiledEngines:
 
 
 class ComposedEngines:
-    """Writes composed graphs: ONNX Runtime opens them without a build of its own."""
+    """A maker that writes composed graphs: ONNX Runtime opens them as they are."""
 
     target: Target = "cuda"
     version, platform = COMPOSED, ANYWHERE
@@ -146,11 +147,11 @@ class ComposedEngines:
     def read(
         self, data: bytes, program: Program, folder: Path, hashes: Mapping[str, str] | None = None, shared: str = ""
     ) -> Graph:
-        """See `CompiledEngines`; sessions of ONNX Runtime have weights of their own."""
+        """Check a composed graph, see `CompiledEngines.read`; `shared` is unused: sessions hold their own weights."""
         return without_clip(read_graph(data, program, folder, NEWEST_OPSET, hashes))
 
     def make(self, graph: Graph, program: Program, out: Path, listener: Listener) -> Outcome:
-        """See `CompiledEngines`."""
+        """Write the graph to `out`, see `CompiledEngines.make`."""
         listener.stage(f"writing {program.name} for ONNX Runtime")
         started = time.monotonic()
         write_file(out, graph.data)
@@ -167,7 +168,7 @@ Maker: TypeAlias = CompiledEngines | ComposedEngines
 
 
 def open_maker(target: str, precision: str, gpus: Sequence[int]) -> Maker:
-    """What makes the engines of a target, for a bundle of a precision and the compute capabilities asked for.
+    """Return the maker of a target's engines, for a bundle's precision and the compute capabilities asked for.
 
     Raises:
         UsageError: there is no such target, or it cannot build for these GPUs.
@@ -181,10 +182,10 @@ def open_maker(target: str, precision: str, gpus: Sequence[int]) -> Maker:
 
 
 def check_gpus(gpus: Sequence[int], precision: str, library: Library) -> tuple[int, ...]:
-    """A list of compute capabilities, sorted and without repetitions.
+    """Return compute capabilities sorted and without repetitions, e.g. [89, 86, 89] as (86, 89).
 
     Raises:
-        UsageError: the library takes no list, or cannot build for one of them.
+        UsageError: the library takes no list of GPUs, or cannot build for one of them.
     """
     facts, chosen = library.facts, tuple(sorted(set(gpus)))
     if not chosen:
@@ -214,19 +215,19 @@ def _instead(gpu: int) -> str:
 
 
 def ring_works(facts: LibraryFeatures) -> bool:
-    """Whether a library updates memory in place, and its parser takes the opset of the graphs that do."""
+    """Return True if a library updates memory in place and its parser reads opset 24, which such graphs have."""
     return facts.ring and facts.opset >= 24
 
 
 def _place(weights: Path, link: Path) -> None:
     try:
         link.symlink_to(weights)
-    except OSError:  # Windows lets not everybody make one
+    except OSError:  # Windows lets only some users make links
         shutil.copyfile(weights, link)
 
 
 def _run(request: BuildRequest, graph: Graph, out: Path, listener: Listener, stderr: IO[bytes]) -> Outcome:
-    """Have another process build it, in a folder that holds the weights and nothing else."""
+    """Build in a second process, in a folder that holds the weights and nothing else."""
     with tempfile.TemporaryDirectory(prefix="txl-deploy-build-") as folder:
         for name in graph.weights:
             _place(graph.path.absolute().parent / name, Path(folder) / name)
@@ -236,7 +237,7 @@ def _run(request: BuildRequest, graph: Graph, out: Path, listener: Listener, std
 def _talk(
     request: BuildRequest, graph: Graph, out: Path, listener: Listener, stderr: IO[bytes], folder: str
 ) -> Outcome:
-    """However this ends, nothing of the other process is left afterwards."""
+    """Send the request to a build process and read its answers; the process is always ended afterwards."""
     process = subprocess.Popen(  # noqa: S603 - this Python, this package
         [sys.executable, *COMMAND],
         stdin=subprocess.PIPE,
@@ -244,7 +245,7 @@ def _talk(
         stderr=stderr,
         env=environment(),
         cwd=folder,
-        start_new_session=True,  # Ctrl-C in a terminal reaches this process alone, which then ends the other one
+        start_new_session=True,  # Ctrl-C in a terminal reaches this process alone, which then ends the builder
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -263,7 +264,7 @@ def _talk(
                     listener.advance(message.count)
             process.wait(PATIENCE)
         except (BrokenPipeError, subprocess.TimeoutExpired):
-            pass  # the process ended before it had read everything, or it does not end
+            pass  # the process ended before it had read everything, or does not end
         finally:
             if process.poll() is None:
                 process.kill()
@@ -285,7 +286,7 @@ def _explain(outcome: Outcome, printed: str, graph: Graph, library: Library) -> 
 
 
 def _doubts(outcome: Outcome, attentions: int, precision: str) -> list[str]:
-    """Why an engine may be slower than it could be."""
+    """List the reasons why an engine may be slower than it could be."""
     fused = outcome.layers.fused_attention
     if fused >= attentions:
         return []

@@ -1,4 +1,4 @@
-"""Every program of a bundle → engines beside them, listed in the manifest."""
+"""Build every program of a bundle into an engine beside it, listed in the manifest."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from txl_engines.publishing import Staging, staging
 
 @dataclass(frozen=True)
 class EngineResult:
-    """One program's engine: its file in the bundle, its facts, and whether it was there already."""
+    """One program's engine: its file in the bundle, its facts, and whether an earlier build had made it."""
 
     program: str
     file: str
@@ -48,11 +48,11 @@ class EngineResult:
 
 @dataclass(frozen=True)
 class BundleBuild:
-    """The engines of a target, and what made them.
+    """The engines of a target, and the library that made them.
 
     Attributes:
-        weight_bytes: of weights that they hold on a device, all together.
-        shared_weight_bytes: those of them that are there once for all engines.
+        weight_bytes: bytes of weights that all engines together hold on a device.
+        shared_weight_bytes: the part of them that lies there once for all engines.
     """
 
     bundle: Path
@@ -74,24 +74,24 @@ def build_bundle(
     listener: Listener | None = None,
     weights: Literal["once", "each"] | None = None,
 ) -> BundleBuild:
-    """Build the engines of a bundle that are not there yet.
+    """Build the engines of a bundle that do not exist yet.
 
     Args:
         path: the bundle.
         target: "rtx", "tensorrt" or "cuda".
         gpus: compute capabilities, e.g. (86, 89, 120), for rtx; empty for its default list.
-        update: "ring" or "rolled"; None for the better one that target and bundle have, and the only one where a bundle
-            has one that is neither.
-        force: build again what is there.
-        kinds: of programs, e.g. ("logprobs",); None for all. The runtime does with log-probabilities what it has no
-            engine for. Engines of the same target and rule that are not among them are removed.
-        listener: hears of progress and warnings.
-        weights: "once": the engines read large weights in one place on the device. "each": every engine holds all of
-            them. None for once where the target can and there are several programs.
+        update: "ring" or "rolled"; None for the better one that both target and bundle support, or for the bundle's
+            only rule if it is neither.
+        force: build existing engines again.
+        kinds: kinds of programs, e.g. ("logprobs",); None for all. The runtime computes with log-probabilities what it
+            has no engine for. Engines of the same target and rule but a different kind are removed.
+        listener: receives progress and warnings.
+        weights: "once": the engines read large weights that lie once on the device. "each": every engine holds its own
+            copy. None: once if the target can and there are several programs.
 
     Raises:
-        TxlError: it cannot be done; the bundle is as it was.
-        KeyboardInterrupt: somebody asked to stop; the bundle is as it was.
+        TxlError: the build is impossible; the bundle is unchanged.
+        KeyboardInterrupt: the user pressed Ctrl-C; the bundle is unchanged.
     """
     listener = listener or Silent()
     bundle = open_bundle(path)
@@ -126,20 +126,20 @@ def build_bundle(
 
 
 def default_kinds(manifest: Manifest) -> tuple[str, ...] | None:
-    """The kinds of programs that `txl-deploy build` makes where none are named; None for all.
+    """Return the kinds of programs that `txl-deploy build` makes by default; None for all.
 
-    Each engine takes time to build and to load, and most targets' hold the weights. Where rows of log-probabilities are
-    short, those engines are left out that only spare the fetching of rows.
+    Each engine takes time to build and to load, and most targets' engines hold the weights. If a row of
+    log-probabilities is short, the engines that only save fetching rows are left out.
     """
     steps = any(program.kind == "step" for program in manifest.programs)
     return None if steps or manifest.vocab_size > SHORT_ROW else ("logprobs",)
 
 
 def choose_programs(programs: Sequence[Program], kinds: Sequence[str] | None) -> tuple[Program, ...]:
-    """Those of some kinds; all where none are named.
+    """Return the programs of some kinds; all of them if `kinds` is None.
 
     Raises:
-        UsageError: there are none of a kind, or the kind that the runtime falls back to is left out.
+        UsageError: the bundle has no program of a kind, or the kind that the runtime falls back to is left out.
     """
     if kinds is None:
         return tuple(programs)
@@ -155,14 +155,14 @@ def choose_programs(programs: Sequence[Program], kinds: Sequence[str] | None) ->
 
 
 def choose_update(held: Sequence[str], update: str | None, ring: bool, title: str) -> str:
-    """The update rule of all engines of a bundle: since they share memory, they have one.
+    """Choose the update rule of all engines of a bundle: they share memory, so they have one.
 
-    It is the one that was asked for, or else the better one that the bundle holds and the engines can have: `ring` says
-    whether they can update a ring in place, `title` what makes them.
+    It is the one that was asked for, or else the better one that the bundle holds and the engines support: `ring` is
+    True if they can update a ring in place, `title` names their maker.
 
     Raises:
         UsageError: the rule that was asked for is unknown or not in the bundle.
-        BackendError: the engines cannot have it.
+        BackendError: the engines do not support the rule.
     """
     if update is not None and update not in UPDATE_RULES:
         raise UsageError(f"--update is {update!r}, expected ring or rolled")
@@ -191,12 +191,12 @@ def choose_update(held: Sequence[str], update: str | None, ring: bool, title: st
 def choose_weights(
     weights: Literal["once", "each"] | None, maker: Maker, rule: str, programs: int
 ) -> Literal["once", "each"]:
-    """Whether engines share weights: wherever that gains something, unless each shall hold its own.
+    """Decide if engines share weights: yes where that saves memory, unless `weights` is "each".
 
-    Rolled memory does not: there the compiler copies every matrix in each step that it does not hold itself.
+    Rolled memory saves none: there the compiler copies, in each step, every matrix that it does not hold itself.
 
     Raises:
-        UsageError: they shall, and cannot.
+        UsageError: `weights` is "once", and the engines cannot share.
     """
     able = maker.shares and rule != "rolled"
     if weights == "once" and not able:
@@ -208,7 +208,7 @@ def choose_weights(
 
 
 def _identity(program: Program, graph: Graph, precision: str, maker: Maker) -> Identity:
-    """What the engine of a program is made from, here and now."""
+    """Collect everything that determines a program's engine, here and now."""
     return Identity(
         flavour=FLAVOURS[maker.target],
         version=maker.version,
@@ -230,7 +230,7 @@ def _identity(program: Program, graph: Graph, precision: str, maker: Maker) -> I
 
 
 def _reusable(bundle: Bundle, name: str, identity: Identity, listener: Listener) -> Sidecar | None:
-    """The facts of an engine that is there and is the one wanted. Where it is not, the listener hears why."""
+    """Return the facts of an existing engine if it is the one wanted; else warn why it is not, and return None."""
     path = bundle.file(name)
     if not path.exists():
         return None
@@ -248,7 +248,7 @@ def _reusable(bundle: Bundle, name: str, identity: Identity, listener: Listener)
 
 
 def _others(bundle: Bundle, target: str, rule: str, built: Collection[str]) -> list[str]:
-    """Engines of a target and rule that were not built now. Nobody builds them again, and a stale one is refused."""
+    """List the engines of a target and rule that this build did not make: they would go stale and be refused."""
     found = []
     for name in engine_names(bundle):
         if name.startswith(f"engines/{target}/") and name not in built:
@@ -260,7 +260,7 @@ def _others(bundle: Bundle, target: str, rule: str, built: Collection[str]) -> l
 
 
 def _list_again(stage: Staging, bundle: Bundle, name: str) -> None:
-    """An engine that a killed build left unlisted is good; only the manifest has to be told of it."""
+    """List in the manifest a good engine that a killed build had left unlisted."""
     for file in (name, sidecar_path(name)):
         if file not in bundle.manifest.files:
             stage.place(file, bundle.file(file).read_bytes())
@@ -269,7 +269,7 @@ def _list_again(stage: Staging, bundle: Bundle, name: str) -> None:
 def _make(
     stage: Staging, name: str, program: Program, graph: Graph, identity: Identity, maker: Maker, listener: Listener
 ) -> Sidecar:
-    """Make an engine on its way into the bundle, and write its facts beside it."""
+    """Make an engine in the staging folder, and write its facts beside it."""
     made = maker.make(graph, program, stage.reserve(name), listener)
     sidecar = Sidecar(
         key=identity.key,

@@ -1,7 +1,7 @@
-"""A graph, held against its program before a library sees it.
+"""Checks of a graph against its program, before a library reads it.
 
-TensorRT's parser takes some graphs without a word that are not what they should be: an empty file, an opset that it
-does not know, double inputs that become float. What can be told from the file is told here, by name.
+TensorRT's parser accepts some wrong graphs silently: an empty file, an opset that it does not know, double inputs that
+become float. Each fault that the file shows is reported here, by name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from txl_runtime.device.engines.sidecar import GivenWeight
 from txl_runtime.errors import BackendError, BundleError
 
 OLDEST_OPSET = 9
+"""Oldest opset that the libraries' parsers are made for."""
 MOST_BYTES = 1 << 31
+"""Bytes from which on protobuf holds no graph: 2 GiB."""
 ADVICE = "export the model again"
 
 
@@ -30,14 +32,14 @@ class Graph:
     Attributes:
         data: the graph's bytes.
         path: where the graph's file would be; its external weights lie beside it.
-        sha256: of the bytes as they were composed.
+        sha256: SHA-256 of the bytes as they were composed.
         weights: SHA-256 of each file of external weights.
-        nodes: name and operator of each node, as the parser counts them.
-        attention_layers: attentions in the graph, counted as softmaxes between two products.
-        scatters: TensorScatter nodes: states that are updated in place.
-        states: what these nodes update and what they return, by name.
+        nodes: name and operator of each node, in the parser's order.
+        attention_layers: number of attentions, counted as softmaxes between two products.
+        scatters: number of TensorScatter nodes, i.e. of states that are updated in place.
+        states: names of the inputs and outputs of these nodes.
         given: weights that became inputs.
-        weight_bytes: of the other weights that lie in files.
+        weight_bytes: bytes of the other weights that lie in files.
     """
 
     data: bytes
@@ -58,7 +60,7 @@ def read_graph(
     """Check a graph against its program. The arguments are those of `CompiledEngines.read`.
 
     Raises:
-        BundleError: the graph is unreadable, not what its program says, or of another opset.
+        BundleError: the graph is unreadable, does not match its program, or has an opset outside the range.
         BackendError: onnx is not installed.
     """
     path = folder / program.file
@@ -81,7 +83,7 @@ def read_graph(
 
 
 def import_onnx() -> Any:
-    """The onnx module.
+    """Import onnx, and return the module.
 
     Raises:
         BackendError: it is not installed.
@@ -94,7 +96,7 @@ def import_onnx() -> Any:
 
 
 def decode_graph(data: bytes, path: Path) -> Any:
-    """A graph's bytes as onnx has them; `path` is for messages."""
+    """Decode a graph's bytes into onnx's ModelProto; `path` is for messages."""
     onnx = import_onnx()
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
 
@@ -112,7 +114,7 @@ def decode_graph(data: bytes, path: Path) -> Any:
 
 
 def check_graph(model: Any, path: Path, program: Program) -> None:
-    """Hold a graph's inputs and outputs against its program's; sizes called "rows" may stay open in both.
+    """Compare a graph's inputs and outputs with its program's; an axis named "rows" may be open in both.
 
     Raises:
         BundleError: they differ.
@@ -124,7 +126,7 @@ def check_graph(model: Any, path: Path, program: Program) -> None:
 
 
 def place_of(tensor: Any, path: Path) -> tuple[str, int, int] | None:
-    """File, offset and length of a tensor that lies outside the graph; None of one inside."""
+    """Return file, offset and length of a tensor stored outside the graph; None for one inside."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     if not entries:
         return None
@@ -133,17 +135,17 @@ def place_of(tensor: Any, path: Path) -> tuple[str, int, int] | None:
 
 
 def outside(tensors: Iterable[Any], path: Path) -> int:
-    """Bytes of those tensors that lie outside the graph."""
+    """Sum the bytes of the tensors that are stored outside the graph."""
     return sum(place[2] for tensor in tensors if (place := place_of(tensor, path)))
 
 
 def opset_of(model: Any) -> int:
-    """The version of ONNX's own operators that a graph uses; 0 where it uses none."""
+    """Return the version of ONNX's own operators that a graph uses; 0 if it uses none."""
     return next((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
 
 
 def _check_opset(model: Any, path: Path, newest: int) -> None:
-    """The parsers take any number silently."""
+    """Refuse foreign operators and an opset outside the range, as the parsers accept any number silently."""
     others = {entry.domain for entry in model.opset_import} - {"", "ai.onnx"}
     if others:
         raise BundleError(f"{path}: uses the operators of {sorted(others)}, expected ONNX's own alone; {ADVICE}")
@@ -156,7 +158,7 @@ def _check_opset(model: Any, path: Path, newest: int) -> None:
 
 
 def binding_of(value: Any) -> Binding:
-    """A graph's input or output."""
+    """Return name, type and shape of a graph's input or output."""
     onnx = import_onnx()
     kind = value.type.tensor_type
     dtype = onnx.TensorProto.DataType.Name(kind.elem_type).lower()
@@ -165,7 +167,7 @@ def binding_of(value: Any) -> Binding:
 
 
 def _check_weights(model: Any, path: Path) -> tuple[str, ...]:
-    """Names of the files that hold the graph's external weights; each has to be there and long enough."""
+    """Return the names of the files of the graph's external weights; refuse one that is missing or too short."""
     ends: dict[str, int] = {}
     for tensor in _tensors(model.graph):
         place = place_of(tensor, path)
@@ -201,7 +203,7 @@ def _tensors(graph: Any) -> Iterator[Any]:
 
 
 def _attention_layers(graph: Any) -> int:
-    """Softmaxes, cast or not, whose result a product reads; ONNX's own Attention too."""
+    """Count softmaxes, cast or not, whose result a product reads, and ONNX's own Attention."""
     readers: dict[str, list[Any]] = {}
     for node in graph.node:
         for name in node.input:

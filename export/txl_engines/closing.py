@@ -1,7 +1,7 @@
-"""A step's graph whose B was open and is fixed again: it becomes what it was before export opened it.
+"""Fix an open B in a step's graph: the graph becomes the one that it was before export opened it.
 
-Where B is the bundle's, that is the graph that was captured, so that its engines are those of a graph that never was
-open. Only where export had to compute numbers from B are they in another order.
+For the bundle's own B that is the graph that was captured, so its engines equal those of a graph that was never open.
+The only difference: numbers that export had to compute from B may be in a different order.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from txl_engines.shapes import inferred, known_shapes
 
 
 def closed(model: Any, declared: Iterable[Any], program: Program) -> bytes:
-    """The bytes of a graph that leaves no size open any more.
+    """Close the open sizes of a graph, and return its bytes.
 
     Args:
         model: the graph; it is changed.
-        declared: what it said of values inside while B was open.
-        program: which it is now.
+        declared: types and shapes of inner values that the graph declared while B was open.
+        program: the program with its sizes fixed.
     """
     onnx, graph = import_onnx(), model.graph
     constants: dict[str, Any] = {tensor.name: tensor for tensor in graph.initializer}
@@ -32,7 +32,7 @@ def closed(model: Any, declared: Iterable[Any], program: Program) -> bytes:
     names, parts, written = dict[str, str](), [], set[str]()
     for node in graph.node:
         if node.op_type == "Slice" and _before(node.output[0]) and _same(sizes, node.input[0], node.output[0]):
-            names[node.output[0]] = node.input[0]  # all entries of a constant
+            names[node.output[0]] = node.input[0]  # the Slice returns its whole constant
             parts.append(node)
         elif node.op_type in ("Reshape", "Expand") and _before(node.input[1]) and node.input[1] in constants:
             tensor = constants[node.input[1]]
@@ -68,7 +68,7 @@ def closed(model: Any, declared: Iterable[Any], program: Program) -> bytes:
 
 
 def _before(name: str) -> str:
-    """The constant in whose place a value stands; "" of other values."""
+    """Return the constant that a value stands in for, by its name; "" for other values."""
     before, _, number = name.rpartition(OPENED)
     return before if not number or number.isdecimal() else ""
 
@@ -78,7 +78,7 @@ def _same(sizes: Mapping[str, tuple[int, ...]], one: str, other: str) -> bool:
 
 
 def _write_sizes(node: Any, tensor: Any, sizes: tuple[int, ...]) -> bool:
-    """Write into a shape the sizes that 0 or -1 stands for there, or 1 in an Expand; whether they are known."""
+    """Write known sizes in place of the 0 or -1 of a Reshape, or the 1 of an Expand; return True if they are known."""
     onnx = import_onnx()
     numbers = onnx.numpy_helper.to_array(tensor)
     if len(sizes) != len(numbers) or not all(sizes):

@@ -1,8 +1,8 @@
-"""Parsing, building and examining with TensorRT 10.x, 11.x and TensorRT-RTX: the part of them that builds.
+"""Parsing, building and examining with TensorRT 10.x, 11.x and TensorRT-RTX: the part of the libraries that builds.
 
 Besides this module only `txl_runtime.device.engines.library` and `running` touch the libraries' objects; `library` says
-how. Two more habits of the libraries shape this module: a network has to outlive its parser, and what a callback raises
-is swallowed.
+how. Two more habits of the libraries shape this module: a network has to outlive its parser, and an exception raised in
+a callback is swallowed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from txl_runtime.errors import BackendError
 class NodeError(NamedTuple):
     """One complaint of the parser.
 
-    `node` counts the graph's nodes, and is -1 where the parser does not tell. `function` is the parser's own that found
-    it: "importScatterElements" reads the nodes of that operator.
+    `node` is the node's index in the graph, or -1 if the parser does not give it. `function` is the parser's own
+    function that complained: "importScatterElements" reads the nodes of that operator.
     """
 
     node: int
@@ -31,7 +31,7 @@ class NodeError(NamedTuple):
 
 @dataclass(frozen=True)
 class Network:
-    """A parsed graph, or the parser's complaints; and the objects that have to live as long as the network is used."""
+    """A parsed graph, or the parser's complaints; and the objects that have to outlive it."""
 
     builder: Any
     network: Any
@@ -43,13 +43,13 @@ class Network:
 
 @dataclass(frozen=True)
 class Examined:
-    """What a library says of finished engine bytes.
+    """A library's verdict on finished engine bytes.
 
     Attributes:
-        verified: the checks that it passed, for the sidecar.
-        problem: why the engine cannot be used; empty when it can, as far as this machine can tell.
-        layers: the list of its layers, where it could be loaded.
-        inputs, outputs: its bindings, where it could be loaded.
+        verified: the checks that the engine passed, for the sidecar.
+        problem: why the engine cannot be used; "" if it can, as far as this machine can check.
+        layers: the listing of its layers; "" if it could not be loaded.
+        inputs, outputs: its bindings; empty if it could not be loaded.
     """
 
     verified: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class Compiler:
         self.library = library
 
     def parse(self, data: bytes, path: str) -> Network:
-        """Hand a graph to the parser; `path` is where its external weights are looked for."""
+        """Parse a graph; external weights are looked for beside `path`."""
         trt, library = self.library.module, self.library
         builder = self._builder()
         network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
@@ -88,17 +88,17 @@ class Compiler:
         )
 
     def build(self, parsed: Network, gpus: Sequence[int], on_step: Callable[[], None]) -> Any:
-        """Serialized engine bytes, as an object with the buffer protocol; None when the builder failed.
+        """Build the engine, and return its bytes as an object with the buffer protocol; None if the builder failed.
 
         Args:
-            gpus: compute capabilities, where the library takes a list; empty for its default.
+            gpus: compute capabilities, e.g. (86, 89), if the library takes a list; empty for its default.
         """
         trt, library = self.library.module, self.library
         builder, network = parsed.builder, parsed.network
         config = builder.create_builder_config()
         config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
-        config.clear_flag(trt.BuilderFlag.TF32)  # on by default, and then fp32 products have 10 bits of fraction
-        if library.facts.portable:  # else it may make memory while it runs, which cannot be recorded from outside
+        config.clear_flag(trt.BuilderFlag.TF32)  # on by default, which leaves fp32 products 10 bits of fraction
+        if library.facts.portable:  # without it the engine may allocate while it runs, which a graph cannot record
             config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
         if library.facts.portable and gpus:
             known = trt.ComputeCapability.__members__
@@ -111,14 +111,14 @@ class Compiler:
         return builder.build_serialized_network(network, config)
 
     def examine(self, engine_bytes: Any) -> Examined:
-        """Check finished bytes as far as this machine can: the header, and by loading them where a GPU is."""
+        """Check finished bytes as far as this machine can: the header, and loading them if there is a GPU."""
         trt, library = self.library.module, self.library
         runtime = trt.Runtime(library.logger)
         problems = library.header_problems(runtime, engine_bytes)
         if problems is not None and "MALFORMED_ENGINE" in problems:
             return Examined(problem="its header is not an engine's (MALFORMED_ENGINE)")
         if problems is not None:
-            # The engine is not for this GPU or driver, or there is no driver at all: that is no fault of the engine.
+            # The engine is for a different GPU or driver, or there is no driver at all: not the engine's fault.
             reason = ", ".join(problems) or "no usable CUDA driver"
             return Examined(verified=(f"header (not loaded here: {reason})",))
         engine = runtime.deserialize_cuda_engine(memoryview(engine_bytes))
@@ -138,7 +138,7 @@ class Compiler:
         trt, library = self.library.module, self.library
         try:
             builder = trt.Builder(library.logger)
-        except TypeError:  # the Python bindings raise it when the library returns no builder
+        except TypeError:  # the Python bindings raise it if the library returns no builder
             builder = None
         if builder is None:
             raise BackendError(
@@ -149,10 +149,10 @@ class Compiler:
 
 
 def _give_attention_its_keys(trt: Any, layers: Sequence[Any]) -> None:
-    """Take away what the parser puts before an attention whose scale is 1: products with 1, of queries and of keys.
+    """Remove the products with 1 that the parser puts before the queries and keys of an attention of scale 1.
 
-    The compiler would drop the product, but then copy the keys as if it were there. And an attention for which the
-    library has no kernel may become several layers, which it is not by default.
+    The compiler would drop the product, but still copy the keys. Besides, allow an attention for which the library has
+    no kernel to become several layers, which the library forbids by default.
     """
     attentions = [layer for layer in layers if layer.type == trt.LayerType.ATTENTION_INPUT]
     if not attentions:
@@ -168,13 +168,13 @@ def _give_attention_its_keys(trt: Any, layers: Sequence[Any]) -> None:
             factor = _times_one(trt, found, found.get(tensor.name))
             if factor is not None:
                 boundary.set_input(index, factor)
-        boundary.__class__ = trt.IAttentionInputLayer  # the bindings return the class of all layers
+        boundary.__class__ = trt.IAttentionInputLayer  # the bindings return the base class of all layers
         attention = boundary.attention
         attention.decomposable = True
 
 
 def _times_one(trt: Any, found: Mapping[str, Any], product: Any) -> Any:
-    """The tensor that a layer multiplies by a constant 1, cast or not; None where the layer does something else."""
+    """Return the tensor that a layer multiplies by a constant 1, cast or not; None if the layer does something else."""
     if product is None or product.type != trt.LayerType.ELEMENTWISE:
         return None
     product.__class__ = trt.IElementWiseLayer
@@ -191,7 +191,7 @@ def _times_one(trt: Any, found: Mapping[str, Any], product: Any) -> Any:
 
 def _observer(trt: Any, on_step: Callable[[], None]) -> Any:
     class Observer(trt.IProgressMonitor):  # type: ignore[misc, name-defined, unused-ignore]
-        """Counts steps. The library does not keep to the numbers of steps that it announces, so they are not used."""
+        """A counter of steps. The library does not keep to the totals that it announces, so they are not used."""
 
         def __init__(self) -> None:
             trt.IProgressMonitor.__init__(self)

@@ -1,29 +1,29 @@
-"""Whole programs for engines: those of a bundle that are whole, and those that its graphs are composed to.
+"""Compose the whole programs that engines are built from out of the graphs of a bundle.
 
-A program of kind "step" returns all that its model returns, so an engine is built of it as it is, for B sequences where
-its graph leaves their number open. Where a bundle has layers and softmax apart, layers for one segment length are
+A program of kind "step" returns everything that its model returns, so its graph is built as it is, with B fixed if the
+graph leaves it open. If a bundle has layers and softmax in separate graphs, the layers for one segment length are
 followed by the softmax:
 
     logprobs   float32 [B, L, V]: of all positions
-    last       float32 [B, V]: of each sequence's last valid position; what an idle sequence gets means nothing
-    next       temperature float32 [B] → as last, and what a draw from that position mostly needs (below)
+    last       float32 [B, V]: of each sequence's last valid position; the row of an idle sequence is undefined
+    next       temperature float32 [B] → as last, and the inputs of most draws from that position (below)
     score      targets int32 [B, L] → nll float32 [B, L]; targets of padding may be anything
 
 The layers of a ring come from a graph whose segment length is open and is fixed here. The layers of rolled memory are
-cut out of the whole program that the CPU runs. The softmax is the bundle's head and tails. A score takes one column of
-the head and of each tail, the one of the target's word or cluster, and then selects among them. So no value is as wide
-as a vocabulary of several clusters, and there is no control flow.
+cut out of the whole program that the CPU runs. The softmax is the bundle's head and tails. A score reads one column of
+the head and one of each tail, those of the target's word or cluster, and then selects among them. So no value is as
+wide as a vocabulary of several clusters, and there is no control flow.
 
-A `next` returns, beside the row of log-probabilities, of each part of the softmax (the head's words, each tail)
+A `next` returns, besides the row of log-probabilities, for each part of the softmax (the head's words, each tail)
 
     <part>.ids, <part>.values   int32 and float32 [B, K], the best words and their log-probabilities within the part
     sums                        float32 [B, parts], the sum of exp((value - best of the part) / temperature)
-    clusters                    float32 [B, tails], log-probabilities of the further clusters, where there are any
+    clusters                    float32 [B, tails], log-probabilities of the further clusters, if there are any
 
-so that a greedy draw, one among the k best or one from a nucleus needs some kilobytes instead of the row. The sum is
-one relative to the part's best value: it is at least 1 and at most the number of words, whatever the temperature, and
-loses no digits where the quotient is large. Temperature 0 is taken for a number so small that only the best word is
-left in the sum.
+so that a greedy draw, one of the k best or one from a nucleus fetches some kilobytes instead of the row. The sum is
+relative to the part's best value: it is at least 1 and at most the number of words at any temperature, and loses no
+digits if the quotient is large. Temperature 0 is replaced by a number so small that only the best word is left in the
+sum.
 """
 
 from __future__ import annotations
@@ -45,34 +45,34 @@ from txl_engines.shapes import fix_sizes
 from txl_engines.weaving import Weaver
 
 HIDDEN = "hidden"
-"""The name of the value that the softmax takes."""
+"""Name of the value that the softmax reads."""
 BEST = 257
-"""So many words of each part come with a `next`: 256, and one more, by whose value it shows whether that is a tie."""
+"""Words of each part that a `next` returns: 256, and one more, whose value shows if the 256th is tied."""
 SHORT_ROW = 1024
-"""Rows of so many log-probabilities are no more to fetch than the best words of their parts are, or hardly so."""
+"""Entries of a row of log-probabilities that costs hardly more to fetch than the best words of its parts."""
 COLDEST = 1e-30
-"""What is taken for a lower temperature: differences of float32 divided by it are finite, and all but 0 beyond exp."""
+"""The lowest temperature: float32 differences divided by it stay finite, and exp of each but 0 is 0."""
 
 
 def whole_programs(manifest: Manifest, update: str) -> tuple[Program, ...]:
-    """The programs that engines are built of.
+    """Return the programs that engines are built from.
 
-    These are the steps of a bundle that has steps; of others, log-probabilities for every L, and last and score for the
-    longest L. With L = 1 there is no `last`: the last position is the only one, so it would be `logprobs` again. Where
-    the vocabulary is large there is a `next` in place of `last`, which is the longest L's, and one for L = 1. All of
-    them are there for every B that the manifest names; their names say a smaller one.
+    For a bundle of steps these are the steps; for others, logprobs for every L, and last and score for the longest L.
+    L = 1 has no `last`: its only position is the last one, so it would equal `logprobs`. A large vocabulary has `next`
+    in place of `last`, for the longest L and for L = 1. All of them exist for every B that the manifest names; the
+    names of those of a smaller B end with it, e.g. "-b1".
 
     Raises:
-        UsageError: a step takes a state whose rows are of any number.
+        UsageError: a step reads a state with an open number of rows.
     """
     own = (program for program in manifest.programs if program.update == update and program.kind == "step")
-    steps = tuple(msgspec.structs.replace(program, open_batch=False) for program in own)  # engines are of one B
+    steps = tuple(msgspec.structs.replace(program, open_batch=False) for program in own)  # an engine has one B
     if steps:
         _check_sizes(steps)
         return steps
     lengths = manifest.segment_lengths
     wanted = [("logprobs", length) for length in lengths]
-    if any(program.kind == "head" for program in manifest.programs):  # a bundle need not have one
+    if any(program.kind == "head" for program in manifest.programs):  # a bundle may have no head
         if manifest.vocab_size > SHORT_ROW:
             wanted += [("next", length) for length in lengths if length in (1, lengths[0])]
         elif lengths[0] > 1:
@@ -102,7 +102,7 @@ def _check_sizes(programs: Sequence[Program]) -> None:
 
 
 def _whole_program(manifest: Manifest, kind: str, length: int, update: str) -> Program:
-    """The program of a kind; where the bundle has none, what the one of its layers becomes with that kind's result."""
+    """Return the program of a kind; if the bundle has none, derive it from its layers and that kind's result."""
     layers = _layers(manifest, length, update)
     if layers.kind == kind:
         return layers
@@ -136,7 +136,7 @@ def _whole_program(manifest: Manifest, kind: str, length: int, update: str) -> P
 
 
 def _parts(clusters: Sequence[tuple[int, int]], batch: int) -> tuple[TensorSpec, ...]:
-    """What a `next` returns of the parts of the softmax."""
+    """List the outputs that a `next` has for the parts of the softmax, e.g. "head.ids" int32 [B, K]."""
     specs, tails = [], len(clusters) - 1
     for part, (first, last) in zip(_part_names(tails), clusters, strict=True):
         shape = (batch, min(BEST, last - first))
@@ -147,27 +147,27 @@ def _parts(clusters: Sequence[tuple[int, int]], batch: int) -> tuple[TensorSpec,
 
 
 def _part_names(tails: int) -> tuple[str, ...]:
-    """The parts of the softmax, as the bundle's programs of them are called."""
+    """Return the parts of the softmax under the names of the bundle's programs, e.g. ("head", "tail.1")."""
     return ("head", *(f"tail.{cluster}" for cluster in range(1, tails + 1)))
 
 
 def _layers(manifest: Manifest, length: int, update: str) -> Program:
-    """The bundle's own program of segments of a length."""
+    """Find the bundle's own program for segments of a length."""
     return next(p for p in manifest.programs if (p.update, p.segment_length) == (update, length))
 
 
 def _read(bundle: Bundle, program: Program) -> bytes:
-    """A graph of the bundle, checked as whoever loads the bundle checks it."""
+    """Read a graph of the bundle under the same checks that loading the bundle makes."""
     data = bundle.read(program.file)
     refuse_unfit(data, str(bundle.file(program.file)), program, bundle.manifest, ADVICE)
     return data
 
 
 def compose(bundle: Bundle, program: Program) -> bytes:
-    """The graph of one of the `whole_programs`, as an ONNX file's bytes; its weights lie in the bundle's weight file.
+    """Compose the graph of one of the `whole_programs` as an ONNX file; its weights stay in the bundle's weight file.
 
     Raises:
-        BundleError: a graph of the bundle is not what the manifest says.
+        BundleError: a graph of the bundle does not match the manifest.
         BackendError: onnx is not installed.
     """
     held = {other.name: other for other in bundle.manifest.programs}
@@ -201,7 +201,7 @@ class _Softmax:
         self._clusters = bundle.manifest.clusters
 
     def add(self) -> None:
-        """Add it to the graph."""
+        """Add the softmax to the graph."""
         weaver, batch, length = self._weaver, self._batch, self._length
         hidden = HIDDEN
         if self._half and self._program.update == "rolled":
@@ -218,19 +218,19 @@ class _Softmax:
             weaver.reshape(self._logprobs(self._parts(rows)), batch, length, self._clusters[-1][1], out="logprobs")
 
     def _last(self, rows: str) -> str:
-        """[B·L, D] → each sequence's last valid row [B, D]."""
+        """Select each sequence's last valid row: [B·L, D] → [B, D]."""
         weaver = self._weaver
-        # Sequence b's last valid row is its first one, b·L, plus its number of valid rows less one.
+        # Row of sequence b's last valid position: b·L + valid[b] - 1.
         last = weaver.add("Max", weaver.add("Sub", "valid", weaver.int32(1)), weaver.int32(0))
         firsts = np.arange(self._batch, dtype=np.int32) * self._length
         return weaver.add("Gather", rows, weaver.add("Add", last, weaver.constant(firsts)), axis=0)
 
     def _parts(self, rows: str) -> list[str]:
-        """[n, D] → the head and the tails, [n, words] each; the head's last columns are the further clusters."""
+        """Compute head and tails: [n, D] → [n, words] each; the head's last columns are the further clusters."""
         return [self._part(kind, rows) for kind in _part_names(len(self._clusters) - 1)]
 
     def _logprobs(self, parts: Sequence[str], out: str = "") -> str:
-        """The parts → log-probabilities of the vocabulary [n, V]."""
+        """Join the parts to log-probabilities of the vocabulary [n, V]."""
         weaver, (head, *tails), words = self._weaver, parts, self._clusters[0][1]
         if not tails:
             return weaver.add("Identity", head, out=out) if out else head
@@ -240,7 +240,7 @@ class _Softmax:
         return weaver.add("Concat", *columns, axis=1, out=out)
 
     def _best(self, parts: Sequence[str]) -> None:
-        """The parts → the best words of each, sums at a temperature, and the further clusters."""
+        """Add the best words of each part, the sums at a temperature, and the further clusters."""
         weaver, tails, (_, words) = self._weaver, len(self._clusters) - 1, self._clusters[0]
         warm = weaver.add("Max", "temperature", weaver.constant(np.array(COLDEST, np.float32)))
         warm, sums = weaver.reshape(warm, self._batch, 1), []
@@ -259,7 +259,7 @@ class _Softmax:
             weaver.columns(parts[0], words, words + tails, out="clusters")
 
     def _nll(self, rows: str) -> str:
-        """[n, D] → negative log-likelihoods of the targets [n, 1]."""
+        """Compute negative log-likelihoods of the targets: [n, D] → [n, 1]."""
         weaver, (_, words), last = self._weaver, self._clusters[0], self._clusters[-1][1] - 1
         targets = weaver.reshape("targets", self._batch * self._length, 1)
         targets = weaver.add("Max", weaver.add("Min", targets, weaver.int32(last)), weaver.int32(0))
@@ -282,15 +282,15 @@ class _Softmax:
         return weaver.add("Neg", found)
 
     def _width(self) -> int:
-        """D, of the rows that the softmax takes."""
+        """Return D, the width of the rows that the softmax reads."""
         return int(self._find("head").inputs[0].shape[-1])
 
     def _find(self, kind: str) -> Program:
-        """The bundle's program of a part of the softmax."""
+        """Find the bundle's program of a part of the softmax."""
         return next(program for program in self._bundle.manifest.programs if program.kind == kind)
 
     def _part(self, kind: str, rows: str) -> str:
-        """The result of the bundle's program of a kind, given rows."""
+        """Append the bundle's program of a kind with `rows` as its input, and return the name of its result."""
         found = self._find(kind)
         path = self._bundle.file(found.file)
         model = decode_graph(_read(self._bundle, found), path)

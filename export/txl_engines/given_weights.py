@@ -1,16 +1,17 @@
-"""Weights as inputs of a graph, so that all engines of a bundle can read them in one place on the device.
+"""Turn weights into inputs of a graph, so that all engines of a bundle read one copy of them on the device.
 
-A library copies the weights of a graph into each engine. What is an input instead is not in the engine: the runtime
-lays it out once and gives its address to every engine. Which weights, and how they lie, follows from what the compiler
-of TensorRT-RTX does with them (docs/measurements/rtx.md has the counts):
+A library copies a graph's weights into each engine. An input is not in the engine: the runtime lays it out once and
+passes its address to every engine. The choice of weights and their layout follow from what the compiler of TensorRT-RTX
+does with them (docs/measurements/rtx.md has the counts):
 
-* A matrix that a product reads is given the other way round, as [out, in], with a Transpose in the graph. So the
-  compiler itself lays it out for a step of one position. As [in, out] it copies all of it in each step.
-* A table whose rows are gathered, and the matrix of a Gemm that is [out, in] already, are given as they are. One that
-  is both becomes two inputs, which have one address; as one input it is copied.
+* A matrix that a product reads is passed transposed, as [out, in], with a Transpose in the graph. The compiler itself
+  has this layout for a step of one position. A matrix passed as [in, out] would be copied whole in each step.
+* A table whose rows are gathered, and the matrix of a Gemm that is [out, in] already, are passed as they are. One that
+  is both becomes two inputs with one address; as a single input it would be copied.
 * Vectors and small matrices stay in the engine, since each of them as an input adds a kernel.
-* A matrix of an odd size stays where a product reads it: the compiler makes the size even, once for its own weights and
-  in each step for one that is given. So stays what a graph transposes, slices or joins before a product reads it.
+* A matrix of an odd size that a product reads stays in the engine: the compiler makes the size even, once for a weight
+  of its own and in each step for an input. A weight that the graph transposes, slices or joins before a product reads
+  it stays as well.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from txl_runtime.device.engines.sidecar import GivenWeight
 from txl_engines.checking import Graph, binding_of, decode_graph, import_onnx, outside, place_of
 
 LEAST_BYTES = 1 << 16
-"""Of a weight that is given."""
+"""Bytes from which on a weight becomes an input; each smaller one would cost a kernel."""
 Use = Literal["gathered", "linear", "turned"]
-"""What reads a weight where it lies: rows are gathered; [out, in] of a Gemm; [out, in] of a product, by a Transpose."""
+"""Reader of a weight: "gathered" takes rows; "linear" a Gemm's [out, in]; "turned" a product's, by a Transpose."""
 BACK = ".back"
 ENDS = (*get_args(Use), f"turned{BACK}")
-"""What the names of new values end with."""
+"""Suffixes of the names of new values."""
 
 
 def give_weights(graph: Graph, file: str) -> Graph:
-    """The graph with its large weights out of a file as inputs that stand behind its own; its `sha256` stays."""
+    """Turn the graph's large weights of one file into inputs behind its own; its `sha256` stays."""
     onnx, model = import_onnx(), decode_graph(graph.data, graph.path)
     readers: dict[str, list[tuple[Any, int]]] = {}
     for node in model.graph.node:
@@ -79,7 +80,7 @@ def give_weights(graph: Graph, file: str) -> Graph:
 
 
 def _use(node: Any, place: int) -> Use | None:
-    """How a node reads an input that is a weight; None where it would be copied."""
+    """Return the way in which a node reads a weight; None if the weight would be copied."""
     flags = {attribute.name: attribute.i for attribute in node.attribute}
     if node.op_type == "MatMul" and place == 1:
         return "turned"
@@ -89,6 +90,6 @@ def _use(node: Any, place: int) -> Use | None:
 
 
 def _read_in_place(shape: Sequence[int], uses: Sequence[Use | None]) -> bool:
-    """Whether the compiler copies nothing of a weight that is given for these uses."""
+    """Return True if the compiler copies nothing of a weight that is an input for these uses."""
     odd = any(size % 2 for size in shape[-2:]) and set(uses) != {"gathered"}
     return bool(uses) and None not in uses and len(shape) > 1 and not odd

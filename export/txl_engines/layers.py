@@ -1,4 +1,4 @@
-"""The layers that a compiler made of a graph, read from the list that a builder logs and an inspector returns."""
+"""Read the layers that a compiler made of a graph from the listing that a builder logs and an inspector returns."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 FUSED_ATTENTION = ("_mha_v", "fmha")
-"""Parts of the names of kernels that do a whole attention: scores, bias, softmax and the sum over values."""
+"""Parts of the names of kernels that compute a whole attention: scores, bias, softmax and the sum over values."""
 NOT_KERNELS = frozenset({"signal", "wait", "shape_call", "noop", "constant", "cjmp"})
 """Kinds of layer that start no work on the device."""
 COUNTING = frozenset({"memset", "add"})
-"""Kinds that start none where they write one whole number: a counter or a place in memory, which the host keeps."""
+"""Kinds that start no work if they write one whole number: a counter or an index into memory, which the host keeps."""
 REGION = "ForeignNode["
-"""In the name of a layer that holds any number of kernels, none of which a listing of TensorRT has to name."""
+"""Part of the name of a layer of any number of kernels, which a listing of TensorRT need not name."""
 SIZES = {"Float": 4, "Int32": 4, "Half": 2, "BFloat16": 2, "Bool": 1, "Int64": 8}
-"""Bytes of the types that listings name."""
+"""Bytes per element of the types that listings name."""
 
 _ROW = re.compile(r"^\s*Name: (?P<name>.*?), LayerType: (?P<kind>[^,\s]+)(?P<rest>.*)$", re.MULTILINE)
 _INPUTS = re.compile(r", Inputs: \[(.*?)\], (?:Constants|Outputs): \[")
@@ -35,13 +35,13 @@ class Operand(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Its size."""
+        """Return its size."""
         return math.prod(self.shape) * SIZES.get(self.dtype, 4)
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A layer that starts work on the device, and what it reads and writes; constants are left out."""
+    """A layer that starts work on the device, with the tensors that it reads and writes; constants are left out."""
 
     name: str
     kind: str
@@ -50,32 +50,32 @@ class Kernel:
 
     @property
     def attends(self) -> bool:
-        """Whether it is a whole attention."""
+        """Return True if it computes a whole attention."""
         return any(mark in self.name for mark in FUSED_ATTENTION)
 
     def reads(self, names: Collection[str]) -> frozenset[str]:
-        """Those of some tensors that it reads."""
+        """Return those of the named tensors that it reads."""
         return frozenset(tensor.name for tensor in self.inputs if tensor.name in names)
 
     def writes(self, names: Collection[str]) -> frozenset[str]:
-        """Those of some tensors that it writes."""
+        """Return those of the named tensors that it writes."""
         return frozenset(tensor.name for tensor in self.outputs if tensor.name in names)
 
     def copies(self, names: Collection[str]) -> bool:
-        """Whether it does nothing but bring some of these tensors into another order or another place."""
+        """Return True if it only copies or reorders some of these tensors."""
         return bool(self.inputs) and not self.attends and all(tensor.name in names for tensor in self.inputs)
 
 
 @dataclass(frozen=True)
 class LayerReport:
-    """Counts over a program's layers, as `Sidecar` has them.
+    """The counts over a program's layers, as `Sidecar` has them.
 
     Attributes:
-        kernels: layers that start work on the device, those of a loop once; None where nothing lists them all.
+        kernels: number of layers that start work on the device, those in a loop once; None if no listing has them all.
         rows: each layer's name and kind.
-        fused: fused attention, by the kernel's name.
-        read_in_place: states that a fused attention or a product reads where they are.
-        copying: kernels that only copy states.
+        fused: number of fused attentions, by the kernel's name.
+        read_in_place: number of states that a fused attention or a product reads in place.
+        copying: number of kernels that only copy states.
     """
 
     kernels: int | None
@@ -86,14 +86,14 @@ class LayerReport:
 
     @property
     def fused_attention(self) -> int:
-        """The number of attention layers that became one kernel each."""
+        """Return the number of attention layers that became one kernel each."""
         return sum(self.fused.values())
 
 
 def read_layers(listing: str, states: Collection[str] = ()) -> LayerReport:
     """Count the rows "Name: …, LayerType: …" of a listing at DETAILED verbosity.
 
-    `states` are the inputs and outputs of the graph that hold memory which is updated in place.
+    `states` names the graph's inputs and outputs of memory that is updated in place.
     """
     rows = tuple((match["name"], match["kind"]) for match in _ROW.finditer(listing))
     if not rows:
@@ -111,7 +111,7 @@ def read_layers(listing: str, states: Collection[str] = ()) -> LayerReport:
 
 
 def read_kernels(listing: str) -> Iterator[Kernel]:
-    """The layers of a listing that start work on the device, in order."""
+    """Yield the layers of a listing that start work on the device, in order."""
     for match in _ROW.finditer(listing):
         if match["kind"].lower() in NOT_KERNELS:
             continue
@@ -130,5 +130,5 @@ def _operands(found: re.Match[str] | None) -> tuple[Operand, ...]:
 
 
 def _family(name: str) -> str:
-    """A kernel's name without its number in the list: "_gemm_mha_v2" of "_gemm_mha_v2_myl0_6"."""
+    """Return a kernel's name without its number in the list: "_gemm_mha_v2" for "_gemm_mha_v2_myl0_6"."""
     return re.sub(r"_myl\d+_\d+$", "", name)

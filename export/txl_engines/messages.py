@@ -1,4 +1,4 @@
-"""What the libraries say when they fail, put into words that tell a user what to do."""
+"""Put the libraries' error messages into sentences that advise a user."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from txl_engines.checking import Graph
 from txl_engines.compiler import NodeError
 
 LONGEST = 400
+"""Most characters of a library's message that a user is shown."""
 
 KNOWN: tuple[tuple[str, str], ...] = (
     (
@@ -57,24 +58,24 @@ KNOWN: tuple[tuple[str, str], ...] = (
         r"plugin registry|Unsupported (?:reduction|attribute|node)|^not supported$",
         "expected operators that this library has; write the step with others, or run it with --backend cpu",
     ),
-    # Last, because on a machine without a driver this is said along with every other complaint.
+    # Last, because a machine without a driver gives this along with every other complaint.
     (
         r"cudaError 35|CUDA initialization failure|CUDA driver version is insufficient",
         "expected an NVIDIA GPU and its driver; build on the machine that will run the engine",
     ),
 )
-"""A pattern in a message, and what was expected and what to do; the first pattern that is found decides."""
+"""Pattern in a message → what was expected, and what to do. The first pattern that matches decides."""
 
 UNKNOWN = "expected it to build; see the troubleshooting table in docs/engines.md, and report it if it is not there"
 
 
 def explain_parse(errors: Sequence[NodeError], graph: Graph, title: str) -> str:
-    """A parser's first complaint: what it found, at which node, and what a user can do."""
+    """Explain a parser's first complaint: the fault, the node, and what a user can do."""
     if not errors:
         return f"{graph.path}: {title} cannot read it and does not say why; {UNKNOWN}"
     error = errors[0]
     text = _plain(error.text)
-    if text == "false":  # the condition that did not hold, and nothing more
+    if text == "false":  # the condition that failed, without any message
         text = "not supported"
     where, operator = "", re.sub("^(?:import|check)", "", error.function)
     if 0 <= error.node < len(graph.nodes):
@@ -87,7 +88,7 @@ def explain_parse(errors: Sequence[NodeError], graph: Graph, title: str) -> str:
 
 
 def explain_build(said: str, graph: Graph, title: str) -> str:
-    """Why a builder returned no engine, taken from everything that it said."""
+    """Explain why a builder returned no engine, from everything that it logged."""
     lines = [line for line in said.splitlines() if line.strip()]
     if not lines:
         return f"{graph.path}: {title} built nothing and does not say why; {UNKNOWN}"
@@ -100,7 +101,7 @@ def explain_build(said: str, graph: Graph, title: str) -> str:
 
 
 def _telling(lines: Sequence[str]) -> tuple[str, str]:
-    """The line that says most, and what to do. The last line is often only that nothing was built."""
+    """Return the most informative line, and the advice for it. The last line often says only that nothing was built."""
     for pattern, advice in KNOWN:
         for line in lines:
             if re.search(pattern, line):
@@ -109,18 +110,18 @@ def _telling(lines: Sequence[str]) -> tuple[str, str]:
 
 
 NOISE = (
-    r"\s*\[checkMacros\S+\] Error Code 1: Cuda Runtime \([^()]*\(cudaError 35[^)]*\)\)",  # there is no driver
+    r"\s*\[checkMacros\S+\] Error Code 1: Cuda Runtime \([^()]*\(cudaError 35[^)]*\)\)",  # no driver
     r"\s*\[checkMacros\S+\] Error Code 1: Cuda Runtime \(cudaError 35[^)]*\)",
-    r"\s*\(?In \w[\w:]* at \S+?:\d+\)?",  # places in the library's own sources
+    r"\s*\(?In \w[\w:]* at \S+?:\d+\)?",  # file and line in the library's own sources
     r"\[\w+\.\w+:\d+: \w+\]\s*",
     r"^Invalid Node - \S+\s+",
     r"^\w+ && ",
 )
-"""Parts of messages that help nobody."""
+"""Parts of messages that help no user."""
 
 
 def _plain(text: str) -> str:
-    """One line, without noise and without the names of the library's own functions around it."""
+    """Reduce a message to one line, without noise and without the names of the library's own functions around it."""
     line = " ".join(text.split())
     cleared = line
     for pattern in NOISE:

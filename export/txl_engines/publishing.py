@@ -1,8 +1,8 @@
-"""New files of engines, put into a bundle: all of them or none, and the bundle loads at every moment in between.
+"""Publish new engine files in a bundle: all of them or none, while the bundle stays loadable at every moment.
 
-Files grow in a hidden folder of the bundle and are then renamed. A bundle whose manifest promises a file that is not
-there would not load. So the manifest first forgets the engines that are to be replaced, and lists the new ones last.
-Each of these steps is on the disk before the next one begins, so that a loss of power is no worse than a kill.
+Files grow in a hidden folder of the bundle and are then renamed. A bundle with a listed file missing would not load, so
+the manifest first drops the engines that are to be replaced, and lists the new ones last. Each of these steps is synced
+to the disk before the next one begins, so that a power cut does no more harm than a kill.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LOCK = ".building.lock"
 
 
 class Staging:
-    """Files on their way into a bundle. `publish` gives all of them their names."""
+    """The files on their way into a bundle. `publish` moves all of them to their names."""
 
     def __init__(self, bundle: Path, folder: Path, manifest: bytes) -> None:
         self._bundle, self._folder, self._manifest = bundle, folder, manifest
@@ -40,25 +40,25 @@ class Staging:
         self._dropped: set[str] = set()
 
     def reserve(self, name: str) -> Path:
-        """Where to write a file that will be `name` in the bundle."""
+        """Return the path at which to write a file that `publish` will name `name`."""
         path = self._folder / f"{len(self._files)}-{Path(name).name}"
         self._files[name] = path
         return path
 
     def place(self, name: str, data: bytes) -> None:
-        """Write a file that will be `name` in the bundle."""
+        """Write a file that `publish` will name `name`."""
         write_file(self.reserve(name), data)
 
     def drop(self, name: str) -> None:
-        """Take a file out of the bundle."""
+        """Remove a file from the bundle when the others are published."""
         self._dropped.add(name)
 
     def publish(self) -> None:
-        """Give every file its name, and list them in the manifest; remove those that are dropped.
+        """Rename every file to its name, list them in the manifest, and remove the dropped ones.
 
         Raises:
-            BundleError: somebody else changed the bundle in the meantime.
-            TxlError: the disk failed in the middle of it; the next build puts right what is then not listed.
+            BundleError: the bundle changed in the meantime.
+            TxlError: the disk failed half-way; the next build lists what is then unlisted.
         """
         if not self._files and not self._dropped:
             return
@@ -73,7 +73,7 @@ class Staging:
         document = msgspec.json.decode(self._manifest)
         listed: dict[str, Any] = document["files"]
         kept = {name: record for name, record in listed.items() if name not in {*records, *self._dropped}}
-        # Whatever needs room or rights is done before the bundle changes; then there is nothing left but names.
+        # Everything that needs room or rights is done before the bundle changes; only renames are left.
         forgets = None if len(kept) == len(listed) else self._written("forgets", document | {"files": kept})
         lists = self._written("lists", document | {"files": dict(sorted((kept | records).items()))})
         finals = [self._bundle / name for name in records]
@@ -91,11 +91,11 @@ class Staging:
                     "be unlisted; build again"
                 ) from None
             for name in self._dropped:
-                with contextlib.suppress(OSError):  # unlisted, it is nobody's; Windows keeps what a process has open
+                with contextlib.suppress(OSError):  # it is unlisted; Windows keeps a file that a process has open
                     (self._bundle / name).unlink()
 
     def _written(self, name: str, document: Mapping[str, Any]) -> Path:
-        """Write a manifest beside the files that it is about."""
+        """Write a manifest into the hidden folder, and return its path."""
         data = msgspec.json.format(msgspec.json.encode(document))
         decode_manifest(data, MANIFEST)
         path = self._folder / f"{name}-{MANIFEST}"
@@ -103,7 +103,7 @@ class Staging:
         return path
 
     def _rename(self, names: Sequence[tuple[Path, Path]]) -> None:
-        """Give files their names, and return when the disk holds these; folders above may be new as well."""
+        """Rename files, and sync their folders to the disk, with those above: they may be new as well."""
         for path, final in names:
             path.replace(final)
         for folder in {above for _, final in names for above in final.parents if above.is_relative_to(self._bundle)}:
@@ -112,12 +112,12 @@ class Staging:
 
 @contextlib.contextmanager
 def staging(bundle: Path) -> Iterator[Staging]:
-    """A place to put new files of a bundle. Those that were not published are gone afterwards.
+    """Yield a place to put new files of a bundle; those that were not published are removed afterwards.
 
-    No other build can work on the bundle meanwhile; the lock ends with the process. What killed builds left is removed.
+    A lock keeps other builds out, and ends with the process. Leftovers of killed builds are removed.
 
     Raises:
-        UsageError: another build is at work on the bundle, or its folder cannot be written to.
+        UsageError: a second build is at work on the bundle, or its folder cannot be written to.
         TxlError: the disk is full.
     """
     with _lock(bundle):
@@ -139,10 +139,10 @@ def staging(bundle: Path) -> Iterator[Staging]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder as far as that goes. An interrupt that arrives meanwhile is passed on when the folder is gone."""
+    """Remove a folder as far as possible. An interrupt that arrives meanwhile is raised when the folder is gone."""
     try:
         shutil.rmtree(folder, ignore_errors=True)
-    except OSError:  # not all of them are ignored, and an interrupt in the wrong place comes out as one
+    except OSError:  # rmtree does not ignore every OSError, and turns some interrupts into one
         with contextlib.suppress(OSError):
             shutil.rmtree(folder, ignore_errors=True)
     except BaseException:
@@ -152,9 +152,9 @@ def _remove(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Interrupts wait until the renames are done: between these, neither old engines nor new ones are listed."""
+    """Delay interrupts until the renames are done: in between, neither old engines nor new ones are listed."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals reach the main thread alone
+        yield  # signals reach the main thread only
         return
     arrived: list[int] = []
     before = {
@@ -196,14 +196,14 @@ def _lock(bundle: Path) -> Iterator[None]:
     finally:
         try:
             _unlock(lock)
-        except BaseException:  # an interrupt has to wait until that is done
+        except BaseException:  # an interrupt arrived while the lock was being released
             _unlock(lock)
             raise
 
 
 def _unlock(lock: BaseFileLock) -> None:
-    """Remove a lock's file while it is held, also where an interrupt came before it was; and let it go."""
-    with contextlib.suppress(OSError, NotImplementedError):  # Windows removes it when it is released
+    """Delete a lock's file while holding the lock, which an interrupt may have prevented; then release the lock."""
+    with contextlib.suppress(OSError, NotImplementedError):  # Windows deletes the file on release
         lock.acquire(timeout=0)
         Path(lock.lock_file).unlink(missing_ok=True)
     lock.release(force=True)

@@ -1,4 +1,4 @@
-"""Notes in the sidecars of a bundle's engines: which checks they passed, and on which device."""
+"""Record in the sidecars of a bundle's engines the checks that they passed, and the devices."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from txl_engines.publishing import staging
 
 
 def record_pass(model: Model) -> tuple[str, ...]:
-    """Note that the engines which a model runs passed the self-test on its device.
+    """Record that the engines which a model runs passed the self-test on its device.
 
     Returns:
-        The names of their programs; none where the model runs on the CPU, which has no engines.
+        The names of their programs; empty if the model runs on the CPU, which has no engines.
 
     Raises:
         TxlError: the bundle cannot be written to.
@@ -34,12 +34,12 @@ def record_pass(model: Model) -> tuple[str, ...]:
 
 
 def record_verification(path: str | Path, target: Target, programs: Sequence[str], where: str) -> None:
-    """Note in the sidecars of some engines that they passed a check; a note that is there already is not repeated.
+    """Record in the sidecars of some engines that they passed a check; an existing note is not repeated.
 
-    `target` is the backend that ran the engines; `where` says the check and the device: "self-test on Orin, SM 87".
+    `target` is the backend that ran the engines; `where` names the check and the device: "self-test on Orin, SM 87".
 
     Raises:
-        TxlError: there is no such engine, or the bundle cannot be written to.
+        TxlError: an engine is missing, or the bundle cannot be written to.
     """
     bundle = open_bundle(path, verify_files=False)
     notes = {}

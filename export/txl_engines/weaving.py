@@ -1,4 +1,4 @@
-"""A graph that is cut down to some of its values, grown by nodes and by other graphs, and finished as a program's."""
+"""Cut a graph down to some of its values, add nodes and other graphs, and finish it as a program's graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from txl_engines.checking import import_onnx
 
 
 class Weaver:
-    """A graph, cut down to the nodes that compute some of its values, to which nodes are added then."""
+    """A graph that is cut down to the nodes that compute some of its values, and then extended."""
 
     def __init__(self, model: Any, path: Path, wanted: Collection[str]) -> None:
         self.onnx = import_onnx()
@@ -33,7 +33,7 @@ class Weaver:
         return name
 
     def constant(self, array: NDArray[Any]) -> str:
-        """The name of a constant; equal constants share one."""
+        """Return the name of a constant array, e.g. int64 [2]; equal constants share one."""
         key = f"{array.dtype}{array.shape}", array.tobytes()
         if key not in self._constants:
             name = self._constants[key] = f"whole.constant.{len(self._constants)}"
@@ -41,27 +41,27 @@ class Weaver:
         return self._constants[key]
 
     def int32(self, value: int) -> str:
-        """The name of a scalar constant."""
+        """Return the name of a scalar int32 constant."""
         return self.constant(np.array(value, np.int32))
 
     def reshape(self, value: str, *shape: int, out: str = "") -> str:
-        """The value in another shape."""
+        """Reshape a value, e.g. "rows" [B·L, V] to (B, L, V)."""
         return self.add("Reshape", value, self.constant(np.array(shape, np.int64)), out=out)
 
     def columns(self, value: str, first: int, last: int, out: str = "") -> str:
-        """Columns [first, last) of [n, …]."""
+        """Select columns [first, last): [n, V] → [n, last - first]."""
         places = (self.constant(np.array([place], np.int64)) for place in (first, last, 1))
         return self.add("Slice", value, *places, out=out)
 
     def best(self, value: str, count: str, out: str) -> tuple[str, str]:
-        """The largest of each row of [n, …], the best first and of equal ones the first, and their places (int64)."""
+        """Select each row's `count` largest, ties in order: [n, V] → values [n, count], best first, and columns."""
         places = f"{out}.places"
         name = f"whole.TopK.{out}"
         self._graph.node.append(self.onnx.helper.make_node("TopK", [value, count], [out, places], name=name, axis=1))
         return out, places
 
     def attach(self, model: Any, prefix: str, feeds: Mapping[str, str], path: Path) -> str:
-        """Append another graph, and return the name of its only output. Weights keep their names and so are shared."""
+        """Append a second graph, and return the name of its only output. Weights keep their names and so are shared."""
         names = dict(feeds)
         weights = {tensor.name: tensor for tensor in self._graph.initializer if tensor.external_data}
         for tensor in model.graph.initializer:
@@ -85,7 +85,7 @@ class Weaver:
         return names[model.graph.output[0].name]
 
     def finish(self, program: Program) -> bytes:
-        """The graph's bytes, with a program's inputs and outputs and without anything that these do not need."""
+        """Return the graph's bytes, with a program's inputs and outputs and without any node that they do not need."""
         graph = self._graph
         self._cut({spec.name for spec in program.outputs})
         graph.input.extend(self._declare(spec) for spec in program.inputs)
@@ -97,7 +97,7 @@ class Weaver:
         return data
 
     def _cut(self, wanted: Collection[str]) -> None:
-        """Remove everything that the wanted values are not computed by."""
+        """Remove every node and constant that no wanted value depends on."""
         graph, needed, kept = self._graph, set(wanted), []
         for node in reversed(graph.node):
             if needed.intersection(node.output):

@@ -1,15 +1,15 @@
-"""One engine, in a process of its own: `python -m txl_engines.worker`, started by `building`.
+"""Compile one engine in a separate process: `python -m txl_engines.worker`, started by `building`.
 
-The compiler orders some tables by address, so two builds give the same bytes only where nothing was allocated before.
-Each engine is therefore compiled in a fresh process, in a fresh thread of it (which has a heap of its own), and the
-library is given nothing that differs from place to place, such as a path. A process of its own can also be stopped at
-any moment, and a crash of native code ends nothing else.
+The compiler orders some tables by address, so two builds give the same bytes only if nothing was allocated before. Each
+engine is therefore compiled in a fresh process, in a fresh thread of it (which has a heap of its own), and the library
+receives nothing that differs from machine to machine, such as a path. A separate process can also be stopped at any
+moment, and a crash of native code ends nothing else.
 
-The process reads from stdin: the request, as a line of JSON; the graph's bytes; and, once it has told that the engine
-is compiled, a line with the file to write. When stdin ends, nobody waits for the engine any more. It writes lines of
-JSON to stdout: steps of the builder, that the engine is compiled, and the outcome. It stands in a folder that has the
-graph's weights and nothing else, and never in the bundle, which may be a stranger's: Python, and the linker of the
-system, look for code in the folder that a process stands in.
+The process reads from stdin: the request, as a line of JSON; the graph's bytes; and, once it has reported that the
+engine is compiled, a line with the file to write. The end of stdin means that nobody waits for the engine any more. It
+writes lines of JSON to stdout: steps of the builder, that the engine is compiled, and the outcome. Its working folder
+holds the graph's weights and nothing else, and is never the bundle, which may be a stranger's: Python and the system's
+linker look for code in the working folder.
 """
 
 from __future__ import annotations
@@ -37,21 +37,22 @@ from txl_engines.compiler import Compiler, Network, NodeError
 from txl_engines.layers import LayerReport, read_layers
 
 IN_PLACE = "KV_CACHE_UPDATE"
-"""The layer that TensorScatter becomes; its output may share its input's memory."""
+"""Type of the layer that TensorScatter becomes; its output may share its input's memory."""
 SECONDS_BETWEEN_STEPS = 0.05
+"""Least seconds between two messages about steps: nobody could see more of them."""
 ADVICE = "export the model again"
 
 
 class BuildRequest(Struct, frozen=True, kw_only=True):
-    """What to build.
+    """The order for one engine.
 
     Attributes:
         target: the library.
-        size: bytes of the graph that follow.
+        size: number of bytes of the graph that follow.
         file: the graph's file name.
-        program: what the graph is.
+        program: the graph's program.
         gpus: see `Compiler.build`.
-        scatters: states that have to be updated in place.
+        scatters: number of states that have to be updated in place.
         states: their names, as inputs and as outputs.
     """
 
@@ -65,25 +66,25 @@ class BuildRequest(Struct, frozen=True, kw_only=True):
 
 
 class Steps(Struct, frozen=True, tag="steps"):
-    """The steps that the builder has taken since this was last told."""
+    """The number of steps that the builder has taken since the last such message."""
 
     count: int
 
 
 class BuildFinished(Struct, frozen=True, tag="finished"):
-    """The engine is compiled, in memory; the process waits to be told where to write it."""
+    """The message that the engine is compiled, in memory; the process waits for the file to write it to."""
 
 
 class Outcome(Struct, frozen=True, kw_only=True, tag="outcome"):
-    """How a build ended.
+    """The end of a build.
 
     Attributes:
-        failure: where it failed; empty for a finished engine. "refused" comes with a message for the user. Of the other
-            failures only the library's words are known: `complaints` of its parser, or what was `said` by its logger.
+        failure: the stage that failed; "" for a finished engine. "refused" comes with a message for the user. For the
+            other failures only the library's words are known: its parser's `complaints`, or `said`, the logger's lines.
         message, error: a refusal's text, and the name of its class.
-        sha256, bytes, seconds: of the engine.
-        layers: what the compiler made of the graph.
-        in_place: states that are updated in place.
+        sha256, bytes, seconds: the engine's hash, its size, and the time that building it took.
+        layers: the layers that the compiler made of the graph.
+        in_place: number of states that are updated in place.
         verified: the checks that the file passed.
     """
 
@@ -105,11 +106,11 @@ def compile_graph(
 ) -> Outcome:
     """Build an engine in this process, write it, read it back and check it.
 
-    `place` is asked for the name of the engine file when there is something to write, `on_step` called at each step of
+    `place` returns the name of the engine file once there is something to write; `on_step` is called at each step of
     the builder.
 
     Raises:
-        TxlError: the library or its engine is not what the program needs.
+        TxlError: the library or its engine does not fit the program.
     """
     started = time.monotonic()
     compiler = Compiler(library)
@@ -140,10 +141,10 @@ def compile_graph(
 def check_engine(
     data: bytes, program: Program, library: Library, states: Collection[str] = ()
 ) -> tuple[tuple[str, ...], LayerReport]:
-    """Check an engine's bytes as far as this machine can; `states` are those that it updates in place.
+    """Check an engine's bytes as far as this machine can; `states` names those that it updates in place.
 
     Returns:
-        The checks that were made, and the layers where they could be read.
+        The checks that were made, and the layers if they could be read.
 
     Raises:
         BundleError: the bytes are no engine of this library, or not one of this program.
@@ -169,7 +170,7 @@ def _check_network(parsed: Network, request: BuildRequest, library: Library) -> 
 
 
 class _Teller:
-    """Tells of steps, but not more often than anybody can see."""
+    """A sender of messages, which sends steps at most every `SECONDS_BETWEEN_STEPS`."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -192,7 +193,7 @@ class _Teller:
 def main() -> None:
     """Serve one request."""
     with os.fdopen(os.dup(1), "wb") as stream:
-        os.dup2(2, 1)  # so that what native code prints does not get into the answer
+        os.dup2(2, 1)  # prints of native code go to stderr, or they would be read as an answer
         request = msgspec.json.decode(sys.stdin.buffer.readline(), type=BuildRequest)
         graph = sys.stdin.buffer.read(request.size)
         teller, places = _Teller(stream), SimpleQueue[Path]()
@@ -200,7 +201,7 @@ def main() -> None:
         builder = threading.Thread(target=_serve, args=(request, graph, teller, places))
         builder.start()
         builder.join()
-    os._exit(0)  # nothing is left to be done, and the libraries take long to end by themselves
+    os._exit(0)  # everything is written, and the libraries take long to end by themselves
 
 
 def _serve(request: BuildRequest, graph: bytes, teller: _Teller, places: SimpleQueue[Path]) -> None:
@@ -216,17 +217,17 @@ def _serve(request: BuildRequest, graph: bytes, teller: _Teller, places: SimpleQ
     except (OSError, MemoryError) as error:
         message = f"{request.program.name}: {error}; expected the machine to have room and rights for an engine"
         outcome = Outcome(failure="refused", message=message, error=TxlError.__name__)
-    except Exception as error:  # whoever asked has to hear of it, whatever it is
+    except Exception as error:  # the parent process has to learn of any failure
         message = f"{request.program.name}: {type(error).__name__}: {error}; expected it to build; please report it"
         outcome = Outcome(failure="refused", message=" ".join(message.split()), error=BackendError.__name__)
     teller.tell(outcome)
 
 
 def _listen(places: SimpleQueue[Path]) -> None:
-    """Wait for the second line of stdin, and for its end."""
+    """Pass the second line of stdin on, and exit when stdin ends."""
     for line in sys.stdin.buffer:
         places.put(Path(msgspec.json.decode(line, type=str)))
-    os._exit(1)  # whoever asked is gone, perhaps killed
+    os._exit(1)  # the parent process is gone, perhaps killed
 
 
 if __name__ == "__main__":

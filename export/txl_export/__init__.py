@@ -1,4 +1,4 @@
-"""txl_export: from a trained Transformer-XL to a verified bundle. Needs torch and onnx.
+"""txl_export: makes a verified bundle of a trained Transformer-XL, or of any step with state. Needs torch and onnx.
 
 result = txl_export.export("model.pt", "model.txl", memory_length=640, same_length=True)
 """
@@ -40,11 +40,11 @@ _HOMES = {
     "read_weights": "checkpoints.plain_weights",
     "adapt": "adapters.registry",
 }
-"""The modules that need torch, by what they offer."""
+"""The modules that need torch, by the names that they export."""
 
 
 def __getattr__(name: str) -> object:
-    """Import what needs torch when it is asked for: the command line reads the options where torch is missing."""
+    """Import a module that needs torch on first use: the command line reads the options even without torch."""
     if name not in _HOMES:
         raise AttributeError(f"module 'txl_export' has no attribute {name!r}")
     return getattr(importlib.import_module(f"txl_export.{_HOMES[name]}"), name)

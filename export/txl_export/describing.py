@@ -1,4 +1,4 @@
-"""What a checkpoint file is, for `inspect`: nothing in it is run, imported or believed."""
+"""The description of a checkpoint file that `inspect` shows: nothing in it is run, imported or believed."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def describe_checkpoint(
     config: Mapping[str, Any] | None = None,
     aliases: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Code base, container, hyper-parameters, tensors and the names of code the file refers to.
+    """Return code base, container, hyper-parameters, tensors and the names of code that the file refers to.
 
-    A file that is refused is described by the names it refers to and the reason; one that lacks values of its config by
-    what has to be given. `family`, `config` and `aliases` are those of an export.
+    A refused file has these names and the reason ("refused"); one that lacks values of its config has the options to
+    give ("needed"). `family`, `config` and `aliases` are those of an export.
 
     Raises:
-        CheckpointError: nothing can be said of it.
+        CheckpointError: the file cannot be loaded and refers to no code, or it is a folder that cannot be loaded.
         UsageError: an unknown code base.
     """
     check_code_base(family)
@@ -90,7 +90,7 @@ def _model(imported: Imported, weights: Weights) -> dict[str, Any]:
 
 
 def _layers(loaded: Loaded, path: Path) -> dict[str, Any]:
-    """The layers in a TorchScript archive, and the file that would make them; what is odd about their names."""
+    """Return the layers in a TorchScript archive and a Python file that makes them, or why there is none."""
     try:
         layers = recognised(loaded.content, loaded.classes)
         return {
@@ -102,7 +102,7 @@ def _layers(loaded: Loaded, path: Path) -> dict[str, Any]:
 
 
 def _content(loaded: Loaded) -> Any:
-    """What to look for tensors in; an object that is no module has none."""
+    """Return the content that holds the tensors: of a pickled module its state, of any other object None."""
     if not isinstance(loaded.content, Stub):
         return loaded.content
     try:
@@ -112,7 +112,7 @@ def _content(loaded: Loaded) -> Any:
 
 
 def _tensors(content: Any, path: str = "") -> list[tuple[str, Tensor]]:
-    """Every tensor of nested mappings, with its path."""
+    """Return every tensor of nested mappings with its path, e.g. "model.embedding.weight"."""
     if isinstance(content, Tensor):
         return [(path, content)]
     inside = content.items() if isinstance(content, Mapping) else ()

@@ -44,12 +44,12 @@ Options = ParamSpec("Options")
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What an export made.
+    """The result of an export.
 
     Attributes:
-        path: the bundle.
-        manifest: what it says of itself.
-        parity: the verification, None with verify=False.
+        path: the bundle's folder.
+        manifest: the bundle's manifest.
+        parity: the verification's result, None with verify=False.
     """
 
     path: Path
@@ -57,7 +57,7 @@ class ExportResult:
     parity: Parity | None
 
     def __repr__(self) -> str:
-        """A few lines at most; `manifest` and `parity` print themselves whole."""
+        """Return one line; `manifest` and `parity` print themselves whole."""
         names = some([program.name for program in self.manifest.programs], 4)
         judged = () if self.parity is None else [gate for gate in self.parity.gates if gate.passed is not None]
         verified = f"{len(judged)} gates passed" if self.parity and self.parity.passed else "not verified"
@@ -72,7 +72,7 @@ class _Export(Protocol[Options]):
 
 
 def _taking(options: Callable[Options, ExportOptions]) -> _Export[Options]:
-    """`export`, with the fields of the options as its keyword arguments: so they stand in one place, with types."""
+    """Return `export` with the options' fields as keyword arguments, so that names and types stand in one place."""
 
     def export(
         checkpoint_or_state: Source, out: str | Path, *positional: Options.args, **named: Options.kwargs
@@ -81,15 +81,15 @@ def _taking(options: Callable[Options, ExportOptions]) -> _Export[Options]:
 
         Args:
             checkpoint_or_state: a Transformer-XL's checkpoint file, or its state dict in memory (which needs `config`);
-                or any other step with state: a `StepSpec`, or "FILE.py:FUNCTION" whose function returns one; or with
-                `adapter` the checkpoint or state dict of that package's model.
+                or any other step with state: a `StepSpec`, or "FILE.py:FUNCTION" whose function returns one, or an ONNX
+                file; or with `adapter` the checkpoint or state dict of that package's model.
             out: the bundle's folder; nothing stands under this name until everything has passed.
-            positional: none; what follows are the fields of `txl_export.ExportOptions`, by name.
+            positional: none; the fields of `txl_export.ExportOptions` are given by name.
             named: the options:
 
         Raises:
-            TxlError: the checkpoint, an option or the place is not usable; CheckError when a parity gate fails.
-                Nothing is left under `out` in that case.
+            TxlError: the checkpoint, an option or `out` is not usable; CheckError if a parity gate fails.
+                Nothing is left under `out` then.
         """
         return _export(checkpoint_or_state, Path(out), options(*positional, **named))
 
@@ -149,7 +149,7 @@ def _adapted(name: str, source: Source, options: ExportOptions) -> Adapted:
 
 
 def _boundary(given: int | None, vocabulary: bytes | None, vocab_size: int) -> int | None:
-    """The id that separates texts: what was asked for, else what the vocabulary knows.
+    """Return the id that separates texts: the given one, else the vocabulary's.
 
     Raises:
         UsageError: the model has no such id.
@@ -163,7 +163,7 @@ def _boundary(given: int | None, vocabulary: bytes | None, vocab_size: int) -> i
 
 
 def _add_selftest(prepared: Prepared, folder: Path, manifest: Manifest, heard: Listener) -> Manifest:
-    """Write the self-test's vectors; below float32 with how far the bundle is from them here."""
+    """Write the self-test's vectors; below float32 also the bundle's largest errors on this machine ("reached")."""
     heard.stage("compute self-test vectors")
     vectors = prepared.vectors(manifest)
     _store(vectors | {"reached": np.zeros(2)} if manifest.precision != "fp32" else vectors, folder)
@@ -174,7 +174,7 @@ def _add_selftest(prepared: Prepared, folder: Path, manifest: Manifest, heard: L
             said = f"where {manifest.precision} is rounded after every operator, the self-test gives infinity, NaN or"
             if found.rows:
                 raise CheckError(f"{said} other numbers than the model; give --precision bf16 or fp32")
-            # Of any step a whole number, too, may depend on the last bit: that is no reason to refuse it.
+            # No Transformer-XL: a whole number in an output may depend on the last bit, which is no reason to refuse.
             heard.warn(f"{said} other whole numbers: a device may fail it; where one does, give another --precision")
             found = _selftest(folder, manifest)
         vectors["reached"] = np.array([*found.largest.values()])
@@ -186,7 +186,7 @@ def _add_selftest(prepared: Prepared, folder: Path, manifest: Manifest, heard: L
 
 
 def _store(vectors: Mapping[str, NDArray[Any]], folder: Path) -> None:
-    """Write the vectors: safetensors takes arrays for what their memory holds, so they have to lie in order."""
+    """Write the vectors in C order: safetensors writes an array's memory as it is, whatever its strides."""
     (folder / SELFTEST).write_bytes(save({name: np.asarray(values, order="C") for name, values in vectors.items()}))
 
 
@@ -200,9 +200,9 @@ def _selftest(folder: Path, manifest: Manifest, rounding: bool = False) -> Selft
 
 
 def _require(result: SelftestResult, folder: Path) -> None:
-    """Raise CheckError unless the self-test passed, with how far a step is from itself in float32 where that is more.
+    """Raise CheckError unless the self-test passed; name the model's own rounding if that explains all errors.
 
-    Its vectors hold that number where rounding was large in them.
+    The vectors hold it as "rounding" (float32 against float64) if it was large in them.
     """
     beyond = [(found, result.limits[name]) for name, found in result.largest.items() if found > result.limits[name]]
     own = 0.0 if result.passed else float(open_bundle(folder).selftest().get("rounding", 0.0))

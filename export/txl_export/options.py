@@ -30,7 +30,7 @@ class Flag:
     """An option on the command line.
 
     Attributes:
-        help: what the option is; it documents the field of `ExportOptions` as well.
+        help: the help text; it documents the field of `ExportOptions` as well.
         kind: its type on the command line; None for the field's own.
         names: its names there; empty for the field's, with dashes.
     """
@@ -45,15 +45,15 @@ _Names = list[str] | None
 
 
 FOR_FILES = ("states", "open", "fix", "initial", "batch_axes", "position_axes", "outputs", "windows")
-"""Options that are for an ONNX file alone."""
+"""Options that only an ONNX file takes."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExportOptions:
-    """What an export may be asked for; without an option the default holds, or what the checkpoint says.
+    """The options of an export; one that is not given has its default, or the checkpoint's value.
 
     Raises:
-        UsageError: a value that means nothing whatever the checkpoint is.
+        UsageError: a value is wrong for every checkpoint.
     """
 
     family: Annotated[str, Flag("The code base it was trained with.", CodeBase)] = "auto"
@@ -180,7 +180,7 @@ class ExportOptions:
         ),
     ] = None
     listener: Listener | None = None
-    """Hears of stages, progress and warnings."""
+    """Receives stages, progress and warnings."""
 
     def __post_init__(self) -> None:
         if self.memory not in (None, "kv", "hidden"):
@@ -207,7 +207,7 @@ class ExportOptions:
             raise UsageError(f"batch_size is {self.batch_size!r}, expected a whole number, or several")
 
     def refuse(self, names: Sequence[str], purpose: str) -> None:
-        """Refuse options that were given and mean nothing for what is exported; `purpose` says what they are for.
+        """Refuse options among `names` that were given; `purpose` names the sources that they are for.
 
         Raises:
             UsageError: one of them was given.
@@ -220,12 +220,12 @@ class ExportOptions:
 
     @property
     def segment_lengths(self) -> tuple[int, ...]:
-        """Every L that was asked for, in the order given."""
+        """Every L that was given, in order; () if none was."""
         return _numbers(self.segment_length)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """Every B that was asked for, in the order given, each once; 1 where none was."""
+        """Every B that was given, in order and each once; (1,) if none was."""
         return tuple(dict.fromkeys(_numbers(self.batch_size))) or (1,)
 
 
@@ -235,7 +235,7 @@ def _numbers(given: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def flags_of_export() -> dict[str, Flag]:
-    """The options that have a flag, by the names of their fields; with the flag's type and names filled in."""
+    """Return the flags by the fields' names, with type and names filled in, e.g. "--segment-length"."""
     hints = get_type_hints(ExportOptions, include_extras=True)
     flags = {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Annotated}
     return {

@@ -1,4 +1,4 @@
-"""Regular files, and nothing else: a pipe would wait for a writer, a device may have no end."""
+"""Reading of regular files only: a pipe would wait for a writer, a device may have no end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from txl_runtime.files import NotPlainError, open_plain
 
 @contextmanager
 def open_regular(path: Path) -> Iterator[tuple[io.BufferedReader, int]]:
-    """A file, open for reading, and its size; for as long as it is read, nobody may write to it.
+    """Open a file for reading; yield it and its size in bytes, and afterwards refuse it if it was written to.
 
     Raises:
         CheckpointError: it is no regular file, or was written to in the meantime; the path is not in the message.
@@ -31,7 +31,7 @@ def open_regular(path: Path) -> Iterator[tuple[io.BufferedReader, int]]:
 
 
 def read_regular(path: Path, limit: int) -> bytes:
-    """All bytes of a file.
+    """Return all bytes of a file.
 
     Raises:
         CheckpointError: it is no regular file, or larger than `limit`; the path is not in the message.

@@ -1,6 +1,6 @@
-"""The command that an export was asked for by, noted in the bundle so that anybody can repeat it.
+"""The command of an export, stored in the bundle so that anybody can repeat it.
 
-Files are noted by their names alone: where they lay on somebody's machine is nobody's business.
+Files are stored by name without their folders, which would describe somebody's machine.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import numpy as np
 from txl_export.options import ExportOptions, flags_of_export
 
 FILES = ("config", "text", "tokens", "vocabulary", "weights", "inputs", "initial")
-"""Options that may be files, or the same in memory."""
+"""Options that take a file, or its content in memory."""
 LEFT_OUT = ("force",)
-"""Options that say nothing of what is made."""
+"""Options that do not change the bundle."""
 
 
 def command_of(source: object, options: ExportOptions) -> dict[str, Any]:
-    """How `txl-deploy export` was asked for, or would be for what was asked for in Python; without -o.
+    """Return the command `txl-deploy export` of an export, also of one that Python called; without -o.
 
     Returns:
-        "arguments": the words of the command behind `export`; "in_memory": what was given as an object, which no
-        command can name: options, and "source" for a model in memory.
+        "arguments": the words after `export`; "in_memory": options given as objects, which no command can name, and
+        "source" for a model in memory.
     """
     words: list[str] = []
     in_memory: list[str] = []
@@ -47,7 +47,7 @@ def command_of(source: object, options: ExportOptions) -> dict[str, Any]:
 
 
 def _words(name: str, flag: str, value: Any) -> Iterator[str]:
-    """An option as words of a command."""
+    """Yield an option as words of a command, e.g. "--memory-length", "640"."""
     on, _, off = flag.partition("/")
     if isinstance(value, bool | np.bool_):
         yield on if value else off
@@ -64,12 +64,12 @@ def _words(name: str, flag: str, value: Any) -> Iterator[str]:
 
 
 def _same(value: object, default: object) -> bool:
-    """Whether nothing was asked for; an array cannot be compared as a whole."""
+    """Return whether an option has its default; the types are compared first, because an array's == is no bool."""
     return value is default or (type(value) is type(default) and value == default)
 
 
 def _file(path: str | Path) -> str:
-    """The name of a file or a folder, of FILE.py:FUNCTION both; such that it is not taken for an option."""
+    """Return the last part of a path: "a/model.py:step" → "model.py:step", and "-x" → "./-x", which is no option."""
     text, function = str(path), ""
     if not Path(text).exists() and ":" in text:
         text, _, function = text.rpartition(":")

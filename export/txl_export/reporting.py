@@ -1,4 +1,4 @@
-"""The page that an export puts into the bundle: what it is and what proves it, for people."""
+"""The page that an export writes into the bundle: it shows people what the bundle is and what proves it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from txl_export.token_files import read_tokens
 
 
 def add_page(folder: Path, name: str, options: ExportOptions, heard: Listener) -> bool:
-    """Write the page of a sealed bundle into its folder; the bundle has to be sealed again.
+    """Write the page of a sealed bundle into its folder; the caller has to seal the bundle again.
 
-    A page is no reason to lose an export that has passed: where one cannot be made, the listener hears why. Only a disk
-    that does not take it ends the export, because what follows would not fit either.
+    An export that has passed does not fail for its page: if none can be made, the listener receives the reason. Only a
+    disk that refuses it ends the export, because later files would not fit either.
 
     Returns:
-        Whether there is a page.
+        True if there is a page.
 
     Raises:
-        OSError: the disk does not take it.
+        OSError: the disk refuses it.
     """
     heard.stage("write the page")
     try:
@@ -52,7 +52,7 @@ def add_page(folder: Path, name: str, options: ExportOptions, heard: Listener) -
         return False
     except OSError:
         raise
-    except Exception as error:  # whatever is wrong in the page, the bundle is right
+    except Exception as error:  # a defect in the page's own code; the bundle is right
         heard.warn(f"the bundle has no {PAGE}: {type(error).__name__}: {one_line(error)}; report this")
         return False
     (folder / PAGE).write_bytes(page)

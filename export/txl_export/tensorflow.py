@@ -1,4 +1,4 @@
-"""Checkpoints that TensorFlow wrote: they are recognised, and the way to convert them is named."""
+"""Refusal of checkpoints that TensorFlow wrote, with the command that converts them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from txl_runtime.errors import CheckpointError
 
 SUFFIX = re.compile(r"\.(index|meta|data-\d+-of-\d+)$")
-"""Endings of a checkpoint's files, behind the prefix that they share, such as model.ckpt-0."""
+"""Endings of a checkpoint's files, after the prefix that they share: model.ckpt-0 of model.ckpt-0.index."""
 
 
 def refuse_tensorflow(path: Path) -> None:
-    """Refuse a prefix, which is no file itself, and a folder of such files without a Hugging Face model.
+    """Refuse a checkpoint's prefix, which is no file itself, and a folder with its files but no config.json.
 
     Raises:
-        CheckpointError: it is one.
+        CheckpointError: the path is one of these.
     """
     if path.is_file() or (path / "config.json").exists():
         return
@@ -25,7 +25,7 @@ def refuse_tensorflow(path: Path) -> None:
 
 
 def converting(file: Path) -> str:
-    """Advice for a checkpoint, by one of its files."""
+    """Return the advice for a checkpoint of TensorFlow, given one of its files."""
     return (
         "this is a TensorFlow checkpoint, expected PyTorch; convert it where TensorFlow and transformers 4.36 to 4.47 "
         "are: python -m transformers.models.deprecated.transfo_xl.convert_transfo_xl_original_tf_checkpoint_to_pytorch "

@@ -1,4 +1,4 @@
-"""Real text to judge a model on, as token ids."""
+"""Reading of real text to judge a model on, as token ids."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def read_tokens(
     vocabulary: Vocabulary | None,
     vocab_size: int,
 ) -> Ids | None:
-    """Token ids int32 [T] of a text file or of an .npy file; None when neither was given.
+    """Return token ids int32 [T] of a text file, an .npy file or an array; None if none was given.
 
     Raises:
-        UsageError: both were given, a file cannot be read, there is no vocabulary for a text, or ids do not fit.
+        UsageError: both were given, a file cannot be read, a text has no vocabulary, or ids are not in 0 … V-1.
     """
     if text is not None and tokens is not None:
         raise UsageError("both a text and tokens were given, expected one of them; leave --text or --tokens out")
@@ -52,10 +52,10 @@ def read_tokens(
 
 
 def regular(path: str | Path) -> Path:
-    """The path, unless a pipe or a device is there: the one waits for a writer, the other may have no end.
+    """Return the path unless it is a pipe, which would wait for a writer, or a device, which may have no end.
 
     Raises:
-        UsageError: it is neither a file nor a folder, nor missing.
+        UsageError: it is a pipe or a device.
     """
     found = Path(path)
     if found.exists() and not (found.is_file() or found.is_dir()):
@@ -64,10 +64,10 @@ def regular(path: str | Path) -> Path:
 
 
 def read_ids(path: str | Path) -> NDArray[Any]:
-    """The array in an .npy file, whatever its shape.
+    """Return the array in an .npy file, of any shape.
 
     Raises:
-        UsageError: the file cannot be read, or holds something else.
+        UsageError: the file cannot be read, or holds no single array.
     """
     try:
         with regular(path).open("rb") as stream:

@@ -1,4 +1,4 @@
-"""Verification of a bundle that exists already, and the search for the layer where it first differs."""
+"""Verification of an existing bundle or an ONNX file, and the search for the layer where a bundle first differs."""
 
 from __future__ import annotations
 
@@ -55,24 +55,24 @@ def verify(
 
     Args:
         bundle: its folder; or an ONNX file, which needs `module` or `adapter` and runs in a process of its own.
-        checkpoint: what it was exported from, so that the import is repeated; without it the reference is
-            rebuilt from the bundle's own weights. Or an ONNX file that it was not made of: both stream the same inputs.
-        module, weights: of a model of your own, FILE.py:FUNCTION (or its `StepSpec`) and its weights; without it the
+        checkpoint: the file it was exported from, whose import is repeated; without it the reference is rebuilt from
+            the bundle's own weights. Or an ONNX file that it was not made of: both stream the same inputs.
+        module, weights: for a model of your own, FILE.py:FUNCTION (or its `StepSpec`) and its weights; without it the
             bundle's stored vectors are replayed.
         adapter, config: in place of module: the package whose model it is, and the arguments of its constructor;
             `weights` is its checkpoint then.
-        vocabulary: file of the vocabulary that the bundle's is compared with, in place of the checkpoint's or the
-            module's own; as for `export`.
+        vocabulary: vocabulary file to compare the bundle's with, in place of the checkpoint's or the module's own; as
+            for `export`.
         text, tokens: real text for the distribution and task gates.
-        segments: of the longest chain.
-        inputs, states, rename: with an ONNX file: an .npz file of real inputs, and of what it takes besides; those of
-            its inputs that are states, with the outputs that are their next values, where names do not tell; and its
-            names of what the module or the bundle calls otherwise.
-        backend, threads: as `txl_runtime.load`.
-        listener: hears of progress and warnings.
+        segments: number of segments in the longest chain.
+        inputs, states, rename: for an ONNX file: an .npz file of real inputs and of further ones that the file takes;
+            its inputs that are states → the outputs that are their next values, if names do not match; and its names →
+            the module's or the bundle's for the same tensors.
+        backend, threads: as for `txl_runtime.load`.
+        listener: receives progress and warnings.
 
     Raises:
-        TxlError: the bundle, the checkpoint or an option is not usable; CheckError when the checkpoint holds another
+        TxlError: the bundle, the checkpoint or an option is not usable; CheckError if the checkpoint holds a different
             model. A failed gate does not raise here: look at the result's `passed`.
     """
     if segments is not None and not 1 <= segments <= 1_000_000:
@@ -121,7 +121,7 @@ def verify(
 
 
 def _refuse(path: object, options: Mapping[str, object]) -> None:
-    """Refuse options that were given and mean nothing for an ONNX file."""
+    """Refuse options that were given and do not apply to an ONNX file."""
     if wrong := [f"--{name}" for name, value in options.items() if value is not None]:
         raise UsageError(f"{path}: is an ONNX file, which has no use for {some(wrong)}; leave it out")
 
@@ -131,19 +131,19 @@ def _said(inputs: str | Path | None, states: Mapping[str, str] | None, rename: M
 
 
 def _made_of(path: Path, manifest: Manifest) -> bool:
-    """A bundle was made of this very file, by its hash."""
-    with contextlib.suppress(OSError, CheckpointError):  # what reads it then says why it cannot be read
+    """Return whether the bundle was made of this very file, by its SHA-256."""
+    with contextlib.suppress(OSError, CheckpointError):  # a file that cannot be read: its later reader says why
         return manifest.family.get("sha256") == hashlib.sha256(read_regular(path, MOST_BYTES)).hexdigest()
     return False
 
 
 def bisect(bundle: str | Path, checkpoint: str | Path | None = None, backend: str = "auto") -> Bisection:
-    """Which layer of a bundle differs first.
+    """Find the layer of a bundle that differs first.
 
     Args:
         bundle: its folder.
-        checkpoint: what it was exported from. Without it the reference is made of the bundle's own weights, so a
-            weight that is wrong in the bundle is as wrong in the reference.
+        checkpoint: the file it was exported from. Without it the reference is made of the bundle's own weights, so a
+            wrong weight of the bundle is wrong in the reference too.
         backend: "rtx" or "tensorrt" for the engine against ONNX Runtime; else ONNX Runtime against the reference.
 
     Raises:

@@ -1,7 +1,7 @@
-"""txl_report: from a bundle to one page that shows what it is and what proves it. Needs jinja2, and no PyTorch.
+"""Make one page that shows what a bundle is and what proves it. Needs jinja2, and no PyTorch.
 
 `write_report` makes the page of a bundle; `page_of` makes it of facts (`txl_report.facts.gathering.gather`) and of
-measurements (`txl_report.measuring`). Both are imported when they are first asked for.
+measurements (`txl_report.measuring`). Both are imported on first use.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a page is put together from: sections of a few kinds of blocks, plain values without any markup.
+"""Parts that a page is built from: sections of a few kinds of blocks, plain values without any markup.
 
-A section's module says what stands there; `templates/` says how each kind of block looks. Every text in a block may
+A section's module decides the content; `templates/` decide how each kind of block looks. Every text in a block may
 come from a stranger: the templates show all of them through one filter.
 """
 
@@ -17,7 +17,7 @@ State = Literal["passed", "failed", "none"]
 
 @dataclass(frozen=True)
 class Badge:
-    """A sign and its words: what became of a judgement is never shown by colour alone."""
+    """A sign and its words, so that no verdict is shown by colour alone."""
 
     state: State
     text: str
@@ -26,7 +26,7 @@ class Badge:
 
 @dataclass(frozen=True)
 class Code:
-    """Something that is typed or computed: a name, a hash."""
+    """A text in a fixed-width font: a name, a command, a hash."""
 
     text: str
     kind: ClassVar[str] = "code"
@@ -46,7 +46,7 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Heading:
-    """Begins a part of a section."""
+    """The heading of a part of a section."""
 
     text: str
     kind: ClassVar[str] = "heading"
@@ -54,7 +54,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Names and what they are."""
+    """A list of names with their values."""
 
     rows: Sequence[tuple[str, Cell]]
     kind: ClassVar[str] = "pairs"
@@ -62,7 +62,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Column:
-    """Of a table: its heading, and whether it holds numbers."""
+    """A column of a table: its heading, and whether it holds numbers."""
 
     name: str
     numbers: bool = False
@@ -70,7 +70,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under headings; the first cell of a row is its name. A folded one is opened by its reader."""
+    """Rows under headings; the first cell of a row is its name. A folded table is opened by its reader."""
 
     caption: str
     columns: Sequence[Column]
@@ -81,7 +81,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart, what can be seen in it, and its numbers.
+    """A chart, a sentence on how to read it, and its numbers.
 
     Attributes:
         title: what it shows.
@@ -99,7 +99,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Gap:
-    """What is not there: why, in one sentence, and the commands that would add it."""
+    """A missing part of the page: why it is missing, in one sentence, and the commands that would add it."""
 
     what: str
     why: str
@@ -109,7 +109,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class Coloured:
-    """A piece of running text: what to show, how much it gained (-3 … 3, 0 for nothing), and that in words."""
+    """A piece of running text: the text, its gain as a level (-3 … 3, 0 for none), and the gain in words."""
 
     text: str
     level: int
@@ -118,7 +118,7 @@ class Coloured:
 
 @dataclass(frozen=True)
 class Passage:
-    """Running text whose pieces are marked by what they gained: which text it is, and the numbers of each token."""
+    """Running text whose pieces are marked by their gain, with a label, a note, and the numbers of each token."""
 
     label: str
     note: str
@@ -142,18 +142,18 @@ class Section:
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """What the section has not."""
+        """Return the section's missing parts."""
         return tuple(block for block in self.blocks if isinstance(block, Gap))
 
     @property
     def present(self) -> bool:
-        """Whether it has anything beside what it says of what it has not."""
+        """Return True if the section has content besides gaps, paragraphs and headings."""
         return any(not isinstance(block, Gap | Paragraph | Heading) for block in self.blocks)
 
 
 @dataclass(frozen=True)
 class KeyFigure:
-    """One of the few numbers of the first screen: its name, itself, and a line below it."""
+    """One of the few numbers of the first screen: its name, its value, and a line below it."""
 
     name: str
     value: str
@@ -162,7 +162,7 @@ class KeyFigure:
 
 @dataclass(frozen=True)
 class Opening:
-    """The picture that a page opens with: what can be seen in it as a sentence, a figure, and a passage beside it."""
+    """The picture that a page opens with: its message as a sentence, a figure, and a passage beside it."""
 
     title: str
     figure: Figure
@@ -175,13 +175,13 @@ class Page:
 
     Attributes:
         title: the name of the bundle.
-        kind: what it is, in one line.
+        kind: the kind of model, in one line.
         verdict: whether it is the same model, in a few words.
-        verdict_by: by what, against what and how many gates: one sentence.
+        verdict_by: one sentence: the check, its reference, and the number of gates.
         figures: the numbers of the first screen.
-        sections: in the order in which they stand.
-        made: by what, and when if that was given.
-        opening: the picture of the first screen; None where nothing was measured that it could show.
+        sections: the sections in the order of the page.
+        made: the program that made the page, and when, if a time was given.
+        opening: the picture of the first screen; None if no measurement is there to show.
     """
 
     title: str
@@ -195,5 +195,5 @@ class Page:
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """What none of the sections has."""
+        """Return the missing parts of all sections."""
         return tuple(gap for section in self.sections for gap in section.gaps)

@@ -1,4 +1,4 @@
-"""How numbers are written on a page: one place for all of them."""
+"""Write numbers for a page, in one place for all of them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 from decimal import Decimal
 
 NONE = "–"
-"""Stands where there is no number."""
+"""Shown in place of a missing number."""
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A measured number in so many digits; a power of ten where it is very large or very small."""
+    """Write a measured number in `digits` digits; with a power of ten if it is very large or very small."""
     if value is None:
         return NONE
     if math.isnan(value):
@@ -29,37 +29,37 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def power_of_ten(exponent: int) -> str:
-    """10⁻⁹; the numbers from 0.01 to 1000 as they are."""
+    """Write a power of ten: 10⁻⁹; those from 0.01 to 1000 as they are."""
     if -3 < exponent < 4:
         return f"{Decimal(10) ** exponent:f}"
     return f"10{str(exponent).translate(_RAISED)}"
 
 
 def whole(value: int | None) -> str:
-    """A count with commas: 16,385."""
+    """Write a count with commas: 16,385."""
     return NONE if value is None else _signed(f"{value:,d}")
 
 
 def counted(value: int, one: str) -> str:
-    """How many there are of something: 1 token, 16,385 tokens."""
+    """Write a count and its noun: 1 token, 16,385 tokens."""
     return f"{whole(value)} {one}" if value == 1 else f"{whole(value)} {one}s"
 
 
 def signed(value: float | None, digits: int = 3) -> str:
-    """A number with its sign, a plus too."""
+    """Write a number with its sign, a plus too."""
     written = number(value, digits)
     return written if value is None or not value > 0 else f"+{written}"
 
 
 def fixed(value: float | None, places: int = 2) -> str:
-    """A number with so many places behind the point, for columns of numbers of one kind."""
+    """Write a number with `places` decimals, for columns of numbers of one kind."""
     if value is None or not math.isfinite(value):
         return number(value)
     return _signed(f"{value:,.{places}f}")
 
 
 def share(value: float | None) -> str:
-    """A part of the whole, 0 … 1, in percent: two digits and more where it is near 0 or 1."""
+    """Write a share, 0 … 1, in percent: 34 %, but 3.4 % and 0.340 % near 0 or 1."""
     if value is None or not math.isfinite(value):
         return number(value)
     percent = value * 100
@@ -72,12 +72,12 @@ def share(value: float | None) -> str:
 
 
 def size(count: int | None) -> str:
-    """Bytes with a decimal prefix: 8.9 MB."""
+    """Write bytes with a decimal prefix: 8.9 MB."""
     return NONE if count is None else prefixed(count, "B")
 
 
 def quantity(count: int | None) -> str:
-    """A count with a decimal prefix where it is long: 2.0 million."""
+    """Write a count, a long one with a word: 2.0 million."""
     if count is None:
         return NONE
     for word, unit in (("billion", 1e9), ("million", 1e6)):
@@ -87,7 +87,7 @@ def quantity(count: int | None) -> str:
 
 
 def prefixed(count: int, unit: str = "B") -> str:
-    """A count of units with a decimal prefix: 8.9 MB."""
+    """Write a count of units with a decimal prefix: 8.9 MB."""
     for prefix, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= factor:
             return f"{count / factor:,.1f} {prefix}{unit}"
@@ -95,5 +95,5 @@ def prefixed(count: int, unit: str = "B") -> str:
 
 
 def _signed(written: str) -> str:
-    """A minus as long as a plus."""
+    """Replace the hyphen by a minus sign, which is as long as a plus."""
     return written.replace("-", "−")

@@ -1,4 +1,4 @@
-"""The whole page: facts and measurements put together, section after section."""
+"""Build the whole page from facts and measurements, section by section."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from txl_report.sections.speed import engines_section, rate, speed_section, titl
 
 @dataclass(frozen=True)
 class Measures:
-    """What was measured for a page, each None where it was not.
+    """The measurements for a page, each None if it was not made.
 
     Attributes:
-        source: what the text is called.
-        text, context: see `txl_report.measuring`; why nothing was where it was tried in vain.
+        source: the name of the text.
+        text, context: see `txl_report.measuring`; `Missing` if the measurement was tried in vain.
     """
 
     source: str = ""
@@ -35,7 +35,7 @@ class Measures:
 
 
 def page_of(facts: Facts, measures: Measures | None = None, when: str = "") -> str:
-    """The page as one HTML document, which asks the network for nothing and runs nothing.
+    """Return the page as one HTML document, which loads nothing from the network and runs nothing.
 
     Args:
         when: the time to note on the page. Without it the same facts and measures give the same bytes.
@@ -47,9 +47,9 @@ def page_of(facts: Facts, measures: Measures | None = None, when: str = "") -> s
 
 
 def page_values(facts: Facts, measures: Measures | None = None, when: str = "") -> Page:
-    """The same as values: what the sections hold, for the page and for who asks what is missing."""
+    """Return the page as values, for rendering it and for callers that list its missing parts."""
     measured = measures or Measures()
-    # The first screen answers with the later verification where there is one: it is of this machine and of now.
+    # The first screen shows the later verification if there is one: it is of this machine and newer.
     proof = facts.exported if isinstance(facts.repeated, Missing) else facts.repeated
     manifest = facts.manifest
     return Page(

@@ -1,4 +1,4 @@
-"""From blocks to HTML, by the templates of this package."""
+"""Render blocks as HTML, with the templates of this package."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
 
 RIGHT_TO_LEFT = {"R", "AL", "AN"}
 MOST_IN_A_ROW = 100_000
-"""Characters of a text that stands alone, such as a command."""
+"""Most characters of a text that stands alone, such as a command."""
 
 
 def require_jinja() -> None:
-    """Refuse where the library of the templates is missing.
+    """Refuse if jinja2 is missing.
 
     Raises:
-        BackendError: with how to install it.
+        BackendError: jinja2 is missing; the message says how to install it.
     """
     if find_spec("jinja2") is None:
         raise BackendError(f"a report needs jinja2, not installed here; {pip_line('report')}")
 
 
 def render(page: Page) -> str:
-    """The page as one HTML document: the same page gives the same text."""
+    """Render the page as one HTML document: the same page gives the same text."""
     require_jinja()
     return _environment().get_template("page.html.j2").render(page=page, numbered=count(1).__next__) + "\n"
 
 
 @cache
 def _environment() -> Environment:
-    """Every value is escaped, and one that is not there is an error."""
+    """Make the environment in which every value is escaped and an undefined one is an error."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     made = Environment(
@@ -56,12 +56,12 @@ def _environment() -> Environment:
 
 
 def _command(text: str) -> Markup:
-    """A command, whole: nobody could type one that is cut."""
+    """Show a command whole: a cut one could not be typed."""
     return shown(text, MOST_IN_A_ROW)
 
 
 def shown(text: str, most: int = MOST) -> Markup:
-    """Any text as markup: escaped, with symbols for what cannot be seen; text of other directions on its own."""
+    """Return any text as markup: escaped, with symbols for invisible characters; right-to-left text is isolated."""
     from markupsafe import Markup, escape
 
     symbol = Markup('<span class="symbol">{}</span>')
@@ -71,7 +71,7 @@ def shown(text: str, most: int = MOST) -> Markup:
 
 
 def _drawn(drawing: str) -> Markup:
-    """A chart's drawing, which ElementTree has escaped."""
+    """Return a chart's drawing as markup; ElementTree has escaped it."""
     from markupsafe import Markup
 
     return Markup(drawing)  # noqa: S704 - made by charts/, of numbers and of texts that were escaped there

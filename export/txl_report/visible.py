@@ -1,7 +1,7 @@
-"""Text that strangers chose, as a page may show it: nothing in it is obeyed.
+"""Make text that strangers chose safe to show on a page: nothing in it is obeyed.
 
 Names of files, words of a vocabulary and fields of a manifest can hold anything. Here a text becomes pieces: runs that
-are shown as they are, and symbols that stand for what cannot be shown. The page escapes both.
+are shown unchanged, and symbols for characters that cannot be shown. The page escapes both.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ import re
 from typing import NamedTuple
 
 MOST = 400
-"""Characters of a name or a value that are shown: a manifest's may be of any length."""
+"""Most characters of a name or a value that are shown: a manifest's may be of any length."""
 _PICTURES = {"\n": "⏎", "\t": "␉", "\x7f": "␡"}
 _OBEYED = re.compile("([\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff])")
-"""Control characters, ends of lines, what changes the direction of text, and what is no text at all."""
+"""Control characters, line ends, marks that change the direction of text, and surrogates, which are no text."""
 
 
 class Piece(NamedTuple):
-    """A run of a text: what to show, and whether it is a symbol that stands for something else."""
+    """A run of a text: its characters, or a symbol in place of one."""
 
     text: str
     symbol: bool = False
 
 
 def pieces(text: str, most: int = MOST) -> list[Piece]:
-    """A text in runs and symbols, cut after so many characters.
+    """Split a text into runs and symbols, cut after `most` characters.
 
-    Control characters are shown as their pictures (␀, ⏎), what changes the direction of text by its number (U+202E),
-    and bytes that are no UTF-8 in hexadecimal (0x80).
+    Control characters are shown as their pictures (␀, ⏎), marks that change the direction of text by their number
+    (U+202E), and bytes that are no UTF-8 in hexadecimal (0x80).
     """
     parts = enumerate(_OBEYED.split(text[:most]))
     found = [Piece(_symbol_of(part), symbol=True) if at % 2 else Piece(part) for at, part in parts if part]
@@ -35,7 +35,7 @@ def pieces(text: str, most: int = MOST) -> list[Piece]:
 
 
 def as_one_line(text: str, most: int = MOST) -> str:
-    """The same as a plain text, for names and tooltips, which can hold no markup."""
+    """Return the same as a plain text, for names and tooltips, which can hold no markup."""
     return "".join(piece.text for piece in pieces(text, most))
 
 

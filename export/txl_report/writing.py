@@ -1,4 +1,4 @@
-"""Makes the page of a bundle and writes it: as a whole or not at all, never into a bundle."""
+"""Make the page of a bundle and write it: as a whole or not at all, never into a bundle."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from txl_runtime.model import Model
 
 PAGE = "report.html"
-"""Of a bundle: the page that its export wrote."""
+"""Name of the page in a bundle, which export wrote."""
 MOST_TEXT = 4 << 20
-"""Bytes of a text that are read: far more than are measured, and little to hold."""
+"""Bytes of a text that are read: far more than are measured, and little to hold in memory."""
 _MANIFEST_HEAD = 4096
-"""Bytes of a manifest that are read to tell whether it is a bundle's."""
+"""Bytes of a file manifest.json that are searched for the format's name, to see if it is a bundle's."""
 
 Describe = Callable[[Manifest], Mapping[str, str]]
-"""What a family says of a bundle's architecture, such as `txl_export.families.registry.facts_of_bundle`."""
+"""Return the family's facts about a bundle's architecture, such as `txl_export.families.registry.facts_of_bundle`."""
 
 
 @dataclass(frozen=True)
 class SectionState:
-    """A section of the page: its name, whether it has anything, and a sentence for each thing that it has not."""
+    """A section of the page: its name, whether it has content, and a sentence for each missing part."""
 
     name: str
     present: bool
@@ -48,9 +48,9 @@ class Written:
     """A page that was written.
 
     Attributes:
-        path: of the file.
-        bytes: of the page.
-        sections: in their order.
+        path: path of the file.
+        bytes: size of the page.
+        sections: states of the sections, in their order.
     """
 
     path: str
@@ -78,23 +78,23 @@ def write_report(
 
     Args:
         bundle: the folder.
-        out: where to; nothing may stand there without `force`, and never a bundle around it.
+        out: the file to write; it must not exist without `force`, and never lie in a bundle.
         text: a file to measure on, which the bundle's vocabulary reads.
         ids: int32 [T], token ids to measure on instead.
-        source: what those are called.
+        source: the name of those ids on the page.
         bench, verify: files that `txl-deploy bench --json` and `verify --json` wrote.
-        context: measure how far back the model uses its context, too; that takes longest.
-        force: replace a file.
-        describe: what the bundle's family says of it; without it the page has the manifest's tables alone.
-        backend: what runs the model where something is measured.
+        context: also measure how far back the model uses its context; that takes longest.
+        force: replace an existing file.
+        describe: the family's facts about the bundle; without it the page has the manifest's tables alone.
+        backend: the backend that runs the model for measurements.
         when: a time to note on the page; without it the same bundle and text give the same page.
-        listener: hears of stages.
+        listener: receives stages.
 
     Raises:
         BackendError: jinja2 is missing.
         UsageError: the place, a file or the text cannot be used.
         BundleError: the bundle is damaged.
-        TxlError: the page cannot be written. Nothing of it is left.
+        TxlError: the page cannot be written; no part of it is left.
     """
     require_jinja()
     heard = listener or Silent()
@@ -126,7 +126,7 @@ def write_report(
 
 
 def ids_of_text(bundle: Bundle, text: Path) -> tuple[Ids, str]:
-    """A text, or the whole lines at the beginning of a long one, as token ids int32 [T]; and what it is called then.
+    """Encode a text, or the first whole lines of a long one, as token ids int32 [T]; also return its name on the page.
 
     Raises:
         UsageError: the bundle reads no text, or the file cannot be read.
@@ -147,7 +147,7 @@ def ids_of_text(bundle: Bundle, text: Path) -> tuple[Ids, str]:
 
 
 def measure(model: Model, ids: Ids, source: str, *, context: bool, listener: Listener) -> Measures:
-    """What a text shows of a model: losses and, where it is asked for, the context in use."""
+    """Measure a model on a text, token ids int32 [T]: losses and, with `context`, the context in use."""
     from txl_report.measuring import measure_context, measure_text
 
     return Measures(
@@ -160,12 +160,13 @@ def measure(model: Model, ids: Ids, source: str, *, context: bool, listener: Lis
 def page_for_export(
     bundle: Bundle, name: str, described: Mapping[str, str], measured: Callable[[], Measures] | None, listener: Listener
 ) -> bytes:
-    """The page that goes into a bundle; where measuring fails, the page says less and the listener hears why.
+    """Make the page that goes into a bundle; if measuring fails, the page is shorter and the listener is warned.
 
     Args:
-        bundle: sealed, but for the page.
-        described: what its family says of it.
-        measured: measures it on the text of the export, where there was one.
+        bundle: a sealed bundle, but for the page.
+        name: the bundle's name on the page.
+        described: its family's facts about it.
+        measured: measures it on the export's text; None if there was no text.
 
     Raises:
         BackendError: jinja2 is missing.
@@ -180,7 +181,7 @@ def page_for_export(
 
 
 def check_place(out: Path, force: bool) -> None:
-    """Refuse a place where no page can go, before any work is done.
+    """Refuse a place where no page can be written, before any work is done.
 
     Raises:
         UsageError: something stands there and `force` is off, it is no plain file, or it lies in a bundle.
@@ -207,7 +208,7 @@ def check_place(out: Path, force: bool) -> None:
 
 
 def _is_bundle(folder: Path) -> bool:
-    """Whether a folder has the manifest of a bundle; one of somebody else's tools may have the same name."""
+    """Return True if a folder's manifest.json is a bundle's; other tools use the same name."""
     try:
         with (folder / MANIFEST).open("rb") as file:
             return f'"{FORMAT}"'.encode() in file.read(_MANIFEST_HEAD)

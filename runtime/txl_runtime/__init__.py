@@ -1,4 +1,4 @@
-"""txl_runtime: stream a model with state from a bundle, without torch.
+"""txl_runtime: stream a model with state from a bundle, without PyTorch.
 
     model = txl_runtime.load("model.txl")
     stream = model.stream()
@@ -34,6 +34,6 @@ __all__ = [
 ]
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent until an application listens
-# Newer builds of ONNX Runtime tell Microsoft of every model that is opened, and keep a database of that in the home
-# folder. They look at this once, when they begin. Who wants to be counted sets it to 0 before.
+# Newer builds of ONNX Runtime report every opened model to Microsoft, and keep a database of that in the home folder.
+# They read this variable once, at their start. To allow the reports, set it to 0 before the import.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

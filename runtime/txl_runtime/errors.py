@@ -1,8 +1,8 @@
-"""The errors a user can meet.
+"""The errors that a user can meet.
 
     TxlError              base of everything raised on purpose
     ├── UsageError        an argument, a token array, an option
-    ├── CheckpointError   a checkpoint that cannot be read as a Transformer-XL
+    ├── CheckpointError   a checkpoint, or a model's file, that cannot be read
     ├── BundleError       a bundle that is missing, altered, inconsistent or too new
     ├── BackendError      an engine that is not installed or cannot run this bundle
     └── CheckError       a parity gate or a self-test that did not pass
@@ -19,7 +19,7 @@ from difflib import get_close_matches
 class TxlError(Exception):
     """Base class of every error raised on purpose; the message is one line a user can act on.
 
-    It quotes names and texts of files, so what is not printable, such as the end of a line, stands there escaped.
+    It may quote names and texts of files, so unprintable characters, such as line ends, are escaped.
     """
 
     exit_code = 2
@@ -29,11 +29,11 @@ class TxlError(Exception):
 
 
 class UsageError(TxlError, ValueError):
-    """An argument is of the wrong kind, shape or range."""
+    """An argument has a wrong type, shape or range."""
 
 
 class CheckpointError(TxlError):
-    """A checkpoint cannot be read as a Transformer-XL."""
+    """A checkpoint, or a model's file, cannot be read."""
 
 
 class BundleError(TxlError):
@@ -51,26 +51,26 @@ class CheckError(TxlError):
 
 
 def printable(text: str) -> str:
-    """A text as one line that any terminal can show: ends of lines, control characters and surrogates as escapes."""
+    r"""Return a text as one line for any terminal: line ends, control characters and surrogates as escapes, e.g. \n."""
     if text.isprintable():
         return text
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
 def brief(text: str) -> str:
-    """What a file or a caller says, as a message quotes it: a line of it at most."""
+    """Return a text for a quotation in a message, cut to 80 characters."""
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def some(names: Sequence[str], most: int = 3) -> str:
-    """The first of some names, and how many more there are."""
+    """Return the first names and the number of the others: "a, b, c and 2 more"."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def nearest(name: str, known: Iterable[str], alike: float = 0.6) -> str:
-    """The known name that a misspelt one most likely stands for, or is the beginning of; "" where there is none.
+    """Return the known name that a misspelt one most likely stands for, or is the beginning of; "" if there is none.
 
-    `alike` is how like it that has to be, 0 … 1, as `difflib` measures it.
+    `alike` is the least similarity, 0 … 1, as `difflib` measures it.
     """
     names = sorted(known)
     longer = [found for found in names if len(name) > 1 and found.startswith(name)]
@@ -78,12 +78,12 @@ def nearest(name: str, known: Iterable[str], alike: float = 0.6) -> str:
 
 
 def todo_about(name: str, missing: Iterable[str]) -> str:
-    """What to do about a name that nobody knows, where others are missing: the end of a message."""
+    """Return the advice for an unknown name while others are missing: "did you mean 'tokens'?" or "take it out"."""
     meant = nearest(name, missing)
     return f"did you mean {meant!r}?" if meant else "take it out"
 
 
 def one_line(error: BaseException) -> str:
-    """What another library's error says, in one line; of a long one its beginning and its end, where causes stand."""
+    """Return the text of a library's error as one line; a long one loses its middle, since causes stand at the ends."""
     text = " ".join(str(error).split())
     return text if len(text) <= 360 else f"{text[:180]} … {text[-180:]}"

@@ -1,4 +1,4 @@
-"""Files of the system: plain ones, opened so that nothing is waited for, and locks that end with their process."""
+"""Plain files, opened without ever waiting, and locks that end with their process."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-# Windows has the first of them alone.
+# Windows has only O_BINARY of these, and Unix only the others.
 _READING = os.O_RDONLY | sum(getattr(os, flag, 0) for flag in ("O_BINARY", "O_NONBLOCK", "O_NOCTTY"))
 _BEHIND = 2**30
-"""Windows locks bytes. This one lies behind the end of a file of less than a gibibyte; a lock may lie there, too."""
+"""Offset of the byte that is locked on Windows, 1 GiB: after the end of any smaller file, where a lock may lie, too."""
 
 
 class NotPlainError(OSError):
-    """What stands at a path is no plain file, but a folder, a pipe or a device; `mode` is that of `os.stat`."""
+    """A path leads to a folder, a pipe or a device instead of a plain file; `mode` is that of `os.stat`."""
 
     def __init__(self, mode: int) -> None:
         super().__init__(0, "Is a directory" if stat.S_ISDIR(mode) else "no plain file")
@@ -33,17 +33,17 @@ class NotPlainError(OSError):
 
 @contextmanager
 def open_plain(path: Path | str, links: bool = True) -> Iterator[tuple[io.BufferedReader, os.stat_result]]:
-    """A plain file, open for reading, and what the system knows of it.
+    """Open a plain file for reading; yield it and its `os.stat_result`.
 
-    A pipe would wait for a writer, a device may have no end, and some act as soon as they are opened. What is a file
-    when it is looked at may be a pipe when it is opened.
+    Opening a pipe would wait for a writer, a device may have no end, and some devices act when they are opened. The
+    check is repeated after opening, since the file may have been replaced in between.
 
     Args:
         links: whether the last part of the path may be a link.
 
     Raises:
-        NotPlainError: it is something else.
-        OSError: there is none, or it cannot be opened.
+        NotPlainError: the path leads to a folder, a pipe or a device.
+        OSError: the file is missing, or cannot be opened.
     """
     if not stat.S_ISREG(mode := os.stat(path).st_mode):  # noqa: PTH116 - as of the descriptor below
         raise NotPlainError(mode)
@@ -56,14 +56,14 @@ def open_plain(path: Path | str, links: bool = True) -> Iterator[tuple[io.Buffer
 
 
 def lock(descriptor: int, wait: bool = False) -> bool:
-    """Lock an open file, until it is closed or its process ends; False where somebody else has locked it.
+    """Lock an open file until it is closed or its process ends; return False if it is already locked.
 
     Raises:
         OSError: its file system has no locks.
     """
     if sys.platform == "win32":
         place = os.lseek(descriptor, 0, os.SEEK_CUR)
-        os.lseek(descriptor, _BEHIND, os.SEEK_SET)  # nobody else can read the byte that is locked
+        os.lseek(descriptor, _BEHIND, os.SEEK_SET)  # Windows lets no other process read the locked byte
         try:
             msvcrt.locking(descriptor, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
         except OSError:

@@ -1,4 +1,4 @@
-"""What to type where an optional part is missing: the project is on no index, and anyone may register its name."""
+"""The pip line for a missing optional part: the project is on no index, and anyone may register its name there."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def pip_line(extra: str) -> str:
-    """The line that adds an extra: from where this environment's package came, else from a checkout.
+    """Return the line that installs an extra, e.g. "cpu": from this environment's package, or a checkout.
 
-    pip notes in `direct_url.json` which folder or file it installed; it notes nothing where it was given a name.
+    pip records in `direct_url.json` which folder or file it installed; for a package from an index it records nothing.
     """
     import json
     from importlib.metadata import PackageNotFoundError, distribution
@@ -23,6 +23,6 @@ def pip_line(extra: str) -> str:
         if url.scheme == "file" and place.exists():
             editable = "-e " if came.get("dir_info", {}).get("editable") else ""
             return f"pip install {editable}{shlex.quote(f'{place}[{extra}]')}"
-    except (PackageNotFoundError, ValueError, AttributeError, OSError):  # not installed, or noted by something else
+    except (PackageNotFoundError, ValueError, AttributeError, OSError):  # not installed, or a record in no known form
         pass
     return f"pip install '.[{extra}]' in a checkout of the project"

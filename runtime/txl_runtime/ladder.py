@@ -1,4 +1,4 @@
-"""How close is close enough: every limit that a bundle, an engine or a competitor is judged by stands here.
+"""The limits by which a bundle, an engine or a competitor is judged; all of them stand here.
 
 The parity ladder (`LADDER`) has one rung per precision and kind of backend. Its numeric limits hold over chained
 segments, from an empty memory to one that has rolled over many times. Its distribution and task limits need a trained
@@ -15,7 +15,7 @@ from txl_runtime.errors import BackendError
 
 @dataclass(frozen=True)
 class Limit:
-    """A row of `LIMITS`: a number by which one check judges, and why it is that one."""
+    """A row of `LIMITS`: the number by which a check judges, and the reason for it."""
 
     value: float
     reason: str
@@ -55,22 +55,22 @@ LIMITS: dict[str, Limit] = {
         "reach 1.9, wrong ones 3.7 and more",
     ),
 }
-"""Limits of single checks, beside the `LADDER`, by name."""
+"""Limits of single checks that are not on the `LADDER`, by name."""
 
 
 def limit_of(name: str) -> float:
-    """A number of `LIMITS`."""
+    """Return the number of an entry of `LIMITS`."""
     return LIMITS[name].value
 
 
 BISECT = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 0.15, "int8": 0.3, "int4": 1.0}
-"""`verify --bisect` and the conformance list: the largest |Δ|, relative to max(1, largest |value|), that is rounding; a
-wrong weight gives far more."""
+"""For `verify --bisect` and the conformance list: the largest |Δ|, relative to max(1, largest |value|), that counts as
+rounding; a wrong weight gives far more."""
 
 COMPETITOR_FP32 = 1e-3
 COMPETITOR_KL = {"fp16": 2e-2, "bf16": 2e-2, "int8": 2e-2, "int4": 0.2}
-"""`bench`: the largest |Δ| in fp32, and the largest KL divergence of other precisions, between two that compute the
-same function. Wide enough for the rounding of each precision; another function differs by 0.1 and more."""
+"""For `bench`: the largest |Δ| in fp32, and the largest KL divergence of other precisions, between two computations of
+the same function. Wide enough for the rounding of each precision; a different function differs by 0.1 and more."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class Rung:
         kl: mean Kullback-Leibler divergence from the reference, in nats.
         top1: share of positions, near-ties aside, whose most probable token agrees.
         perplexity: relative difference of the perplexity on real text.
-        burst: the mean error that counts as drift at least, as a share of the standard deviation. Errors of half
-            precision come in bursts, and one quarter of a chain may hold more of them than another. None: "drift floor"
-            of `LIMITS`.
+        burst: the least mean error that counts as drift, as a share of the standard deviation. Errors of half precision
+            come in bursts, of which one quarter of a chain may hold more than the others. None: "drift floor" of
+            `LIMITS`.
         deviation: root of the mean squared Δ of a state, or of an output that is no log-probability, relative to the
             standard deviation of its values.
     """
@@ -111,7 +111,7 @@ LADDER: dict[tuple[str, str], Rung] = {
 
 
 def rung(precision: str, backend: str) -> Rung:
-    """The limits for a precision on a backend ("cpu", or any name of a device backend)."""
+    """Return the limits for a precision on a backend, "cpu" or any name of a device backend."""
     place = "cpu" if backend == "cpu" else "device"
     found = LADDER.get((precision, place)) or LADDER.get((precision, "any"))
     if found is None:
@@ -120,34 +120,37 @@ def rung(precision: str, backend: str) -> Rung:
 
 
 def float32_limit() -> float:
-    """The largest error of an output or state in float32 on the CPU, which rounding alone may reach in a bundle."""
+    """Return the largest error of an output or state in float32 on the CPU that counts as rounding."""
     memory = rung("fp32", "cpu").memory
     assert memory is not None, "float32 is judged by its largest error"
     return memory
 
 
 def explained(own: float) -> float:
-    """The largest error of a bundle that the model's own rounding explains, how far float32 takes it from float64."""
+    """Return the largest error of a bundle that the model's own rounding, float32 against float64, explains."""
     return limit_of("explained") * own
 
 
 def no_drift_limit(early_mean: float, floor: float | None = None) -> float:
-    """The largest late mean error that is no drift, given the early one and what is too small to say anything."""
+    """Return the largest late mean error that is no drift: "drift" times the early one, plus a floor."""
     return limit_of("drift") * early_mean + (limit_of("drift floor") if floor is None else floor)
 
 
 def chain_limit(precision: str, real: bool) -> float:
-    """The largest mean divergence of one chain below float32, which the mean over all chains would hide.
+    """Return the largest mean divergence of a single chain in a precision below float32.
 
-    A right bundle's worst chain reaches 1.9 times the mean of all. On random inputs the ladder judges no distribution
-    below float32. There the limit is the one between competitors: rounding stays far below it, and another function
-    does not.
+    The mean over all chains would hide a bad one; a right bundle's worst chain reaches 1.9 times that mean. On random
+    inputs the ladder judges no distribution below float32, so the limit is the one between competitors: rounding stays
+    far below it, and a different function does not.
+
+    Args:
+        real: whether the inputs are real text.
     """
     return limit_of("further") * rung(precision, "any").kl if real else COMPETITOR_KL[precision]
 
 
 def competitor_limit(precisions: set[str]) -> tuple[str, float]:
-    """What `bench` compares two competitors of these precisions by ("max_abs" or "kl"), and the limit of that."""
+    """Return the measure by which `bench` compares two competitors, "max_abs" or "kl", and its limit."""
     lower = precisions - {"fp32"}
     widest = max(COMPETITOR_KL.values())
     most = max((COMPETITOR_KL.get(name, widest) for name in lower), default=COMPETITOR_FP32)
@@ -155,7 +158,7 @@ def competitor_limit(precisions: set[str]) -> tuple[str, float]:
 
 
 def competitor_step_limit(precision: str) -> tuple[str, float]:
-    """What `bench` compares any step of this precision with its module by, and the limit of that.
+    """Return the measure by which `bench` compares a step of this precision with its module, and its limit.
 
     "max_abs", relative to max(1, largest |value|), in fp32; else "deviation", as on the ladder (see `Rung`).
     """

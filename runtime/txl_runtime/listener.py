@@ -1,4 +1,4 @@
-"""How work that takes long says what it is doing."""
+"""The listener, to which long work reports stages, progress and warnings."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from typing import Protocol
 
 
 class Listener(Protocol):
-    """Hears of stages, progress and warnings; the command line's draws them."""
+    """A receiver of stages, progress and warnings; the command line's draws them."""
 
     def stage(self, title: str, total: int | None = None) -> None:
-        """A new stage begins; `total` is its number of steps, if they can be counted."""
+        """Begin a new stage; `total` is its number of steps, if known."""
         return
 
     def advance(self, steps: int = 1) -> None:
-        """Some steps of the stage are done."""
+        """Report that steps of the stage are done."""
         return
 
     def warn(self, message: str) -> None:
-        """Something a user should know, in one line."""
+        """Report a warning of one line."""
         return
 
 
 class Silent(Listener):
-    """Listens and says nothing."""
+    """A listener that ignores everything."""

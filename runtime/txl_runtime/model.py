@@ -1,4 +1,4 @@
-"""A bundle, loaded: programs behind one engine, ready to be streamed."""
+"""A loaded bundle: its programs, opened by one engine, from which streams are made."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ FORMS = ("fast", "plain")
 
 
 class Model:
-    """A loaded bundle. Threads may share it; each needs a stream of its own.
+    """A loaded bundle. Threads may share it; each needs its own stream.
 
     `with txl_runtime.load(path) as model:` closes it at the end, as `close` does.
 
     Attributes:
-        bundle: its files.
-        backend: the engine; `backend.description` says which.
-        backend_notes: of "auto", why the backends that would be better do not run here.
+        bundle: the bundle's files.
+        backend: the opened backend; `backend.description` names its engine.
+        backend_notes: for backend "auto", the reason why each faster backend does not run here, by name.
     """
 
     def __init__(
@@ -92,11 +92,10 @@ class Model:
         self.close()
 
     def close(self) -> None:
-        """Give back what the model and its streams hold, on a device too: weights, states, and what the engine keeps.
+        """Release the memory of the model and its streams, on the host and a device: weights, states, engines.
 
-        What is asked of the model, of its streams or of sessions on it is refused from then on, but for what the bundle
-        says of itself. A step that another thread runs comes to its end, and keeps what it needs until then. Closing a
-        model twice does nothing.
+        From then on, the model, its streams and sessions on it raise UsageError; the manifest stays readable. A step
+        that runs in a different thread ends first, and keeps its memory until then. A second call does nothing.
         """
         self.backend = cast("Backend", Closed())
         for stream in list(self._streams):
@@ -104,7 +103,7 @@ class Model:
 
     @property
     def manifest(self) -> Manifest:
-        """What the bundle says of itself."""
+        """The bundle's manifest."""
         return self.bundle.manifest
 
     @property
@@ -114,12 +113,12 @@ class Model:
 
     @property
     def vocab_size(self) -> int | None:
-        """V, the number of token ids; None for a model that reads none."""
+        """V, the number of token ids; None for a model without tokens."""
         return self.manifest.vocab_size or None
 
     @property
     def memory_length(self) -> int | None:
-        """M, memory rows per layer; None for a model that has no memory rows."""
+        """M, the most memory rows per layer; None for a model without memory rows."""
         return self.manifest.memory_length if self.manifest.can.count_rows else None
 
     @property
@@ -129,19 +128,23 @@ class Model:
 
     @property
     def segment_lengths(self) -> tuple[int, ...]:
-        """L of the programs, largest first."""
+        """L of all programs of segments, largest first."""
         return self.manifest.segment_lengths
 
     @cached_property
     def vocabulary(self) -> Vocabulary | None:
-        """See `Bundle.vocabulary`; read once. Take it right after loading, if the folder may be replaced later."""
+        """The vocabulary, or None; read once. If the folder may be replaced later, read it right after loading."""
         return self.bundle.vocabulary()
 
     def stream(self, batch_size: int | None = None, memory_length: int | None = None) -> Stream:
-        """Open b fresh sequences, B without a number; they keep and see `memory_length` rows at most, M without it.
+        """Open a stream of fresh sequences.
+
+        Args:
+            batch_size: b, the number of sequences; None for B.
+            memory_length: most memory rows that a sequence keeps; None for M.
 
         Raises:
-            UsageError: more sequences or memory rows than the bundle was exported for, or it counts no rows.
+            UsageError: a number is out of range for the bundle, or the model counts no memory rows.
         """
         b = self.batch_size if batch_size is None else batch_size
         if not is_whole(b) or not 1 <= b <= self.batch_size:
@@ -164,29 +167,29 @@ class Model:
     def rank(
         self, context: ArrayLike, hypotheses: Sequence[ArrayLike], state: RowState | StreamState | None = None
     ) -> NDArray[np.float64]:
-        """What each of some hypotheses costs that go on from the same context; the least is the most probable one.
+        """Return the costs of hypotheses that continue the same context; the most probable one costs least.
 
-        There may be any number of them, of any lengths: as many run side by side as the bundle has sequences. What a
-        hypothesis costs does not depend on the others, but for rounding.
+        There may be any number of them, of any lengths; up to B run side by side. A hypothesis's cost does not depend
+        on the others, except for rounding.
 
         Args:
-            context: tokens [T], at least one, or text: what stands before each hypothesis.
-            hypotheses: tokens [T] or a text each; one without tokens costs nothing.
-            state: of one sequence, what `Stream.take` returned or a saved one: what stands before the context; nothing
-                without it. It does not change.
+            context: tokens [T], at least one, or text, which precedes each hypothesis.
+            hypotheses: tokens [T] or a text each; one without tokens costs 0.
+            state: state of one sequence before the context, from `Stream.take` or a saved one; None for a fresh one. It
+                does not change.
 
         Returns:
             float64 [n]: the negative log-likelihood of each, in nats, summed over its tokens.
 
         Raises:
-            UsageError: no tokens of the model, a state that does not fit, or a model that cannot score tokens.
+            UsageError: tokens or the state do not fit the model, or the model cannot score tokens.
         """
         from txl_runtime.streaming.ranking import rank
 
         return rank(self.stream, self.manifest, context, hypotheses, state)
 
     def open_loop(self) -> Loop:
-        """A loop of B fresh sequences. It shows what a stream hides: the engine's buffers and its memory."""
+        """Return a loop of B fresh sequences, which shows what a stream hides: the engine's buffers and memory."""
         return self.backend.open_loop(self.manifest, self._initial)
 
 
@@ -202,30 +205,30 @@ def load(
 ) -> Model:
     """Load a bundle.
 
-    A bundle that is replaced in the meantime is refused, so that a model is always of one bundle.
+    If the folder is replaced meanwhile, loading fails, so that a model never mixes two bundles.
 
     Args:
         path: the bundle's folder.
         backend: cpu, cuda (ONNX Runtime), tensorrt or rtx (engines that `txl-deploy build` made); auto for the best
-            that runs here, `Model.backend_notes` says why others do not.
-        threads: of the engine; None for one per physical core.
-        verify_files: check every file's SHA-256 (sizes are always checked).
-        update: rolled or ring, which of a bundle's programs to run; None for the best the backend has (a ring, with
-            ONNX Runtime from 1.25 on).
-        lean: leave the weights where the file is mapped into memory instead of keeping a copy laid out for speed.
-        forms: fast, what the CPU runs fastest: steps whose states of idle sequences the loop keeps itself, the same to
-            the bit; or plain, the graphs as they lie in the bundle.
-        trial: for a stranger's bundle: open its graphs in a bounded process before they are opened here, and run each
-            combination of sizes there when it comes for the first time, before it runs here. The CPU alone does that.
-            True for 512 MiB and 64 bytes for each byte of the weight file, 30 s of processor time and 5 minutes by the
-            clock; `txl_runtime.sandbox.process.Bounds(memory, processor_seconds, seconds)` for others. Only Linux
-            keeps the first two.
+            that runs here (`Model.backend_notes` has the reasons why others do not).
+        threads: the engine's threads, 1 … 1024; None for one per physical core.
+        verify_files: whether to check every file's SHA-256 (sizes are always checked).
+        update: rolled or ring, the update rule of the programs to run; None for the best that the backend supports (a
+            ring, with ONNX Runtime from 1.25 on).
+        lean: whether to use the weights in the mapped file instead of a copy laid out for speed.
+        forms: fast, the fastest on the CPU: the loop, not the graph, keeps the states of idle sequences, with the same
+            bits; or plain, the bundle's graphs unchanged.
+        trial: for a stranger's bundle, on the CPU only: open its graphs in a bounded process before they are opened
+            here, and run each new combination of sizes there before it runs here. True for 512 MiB plus 64 bytes for
+            each byte of the weight file, 30 s of processor time and 5 minutes of wall-clock time;
+            `txl_runtime.sandbox.process.Bounds(memory, processor_seconds, seconds)` for other bounds. Only Linux
+            enforces the first two.
 
     Raises:
         BundleError: the bundle is missing, altered, inconsistent or too new, it was replaced meanwhile, or a trial
-            ended: while it is opened, and later in whatever runs a segment of new sizes.
-        BackendError: the engine is not installed or cannot run it.
-        UsageError: the bundle has no programs of that update rule, or a trial is asked of another backend.
+            ended. Later calls that run a segment of new sizes raise it, too.
+        BackendError: the engine is not installed or cannot run the bundle.
+        UsageError: the bundle has no programs of that update rule, or `trial` is used with a device's backend.
     """
     started, verify_files = time.monotonic(), check_flag(verify_files, "verify_files")
     model = undisturbed(
@@ -246,7 +249,7 @@ def _open(
     forms: str,
     trial: bool | Bounds,
 ) -> tuple[Backend, dict[str, str]]:
-    """The backend that was asked for, or the best that opens the bundle; and why others were not taken."""
+    """Return the named backend, or the best that opens the bundle for "auto"; and by name why others do not."""
     notes: dict[str, str] = {}
     if trial is not False:
         notes = {} if name == "cpu" else dict.fromkeys(BACKENDS[2:], "a trial runs on the CPU alone")

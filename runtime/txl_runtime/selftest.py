@@ -1,38 +1,38 @@
-"""Replaying stored vectors: does this bundle, on this machine, still compute what the reference computed?
+"""The self-test: it replays stored vectors, to check that a bundle computes the reference's results on this machine.
 
 The vectors are steps through every program, with states empty, filling, full and rolled over, partial segments and
-idle sequences; what they expect came from the reference, not from an engine. They are kept small: some values of every
-output and state, in the order of one sequence's own array.
+idle sequences; the expected values came from the reference, not from an engine. The file is small: it has some values
+of every output and state, in the order of one sequence's own array.
 
     length     int32 [steps], L of the call   counts     int32 [steps, B], lengths
-    reset      bool [steps, B], which sequences begin anew before the step
-    input/<name>     [steps, ...] as the table of inputs says, of the longest segment; shorter ones stand first
-    output/<name>    [steps, B, P], values at place/<name>, int32 [P] or [steps, B, P], in the order of one sequence's
-                     own output: the same places in every step, or others in each
-    state/<name>     [B, P], values after the last step at state_place/<name>, int64 [P], of one sequence's part, whose
-                     shape is state_shape/<name>; a state that all sequences share is stored once
+    reset      bool [steps, B], sequences that are reset before the step
+    input/<name>     [steps, ...] in the input table's shape for the longest L; shorter segments use the first positions
+    output/<name>    [steps, B, P], values at the flat indices place/<name>, int32 [P] for all steps or [steps, B, P],
+                     of one sequence's own output
+    state/<name>     [B, P], values after the last step at the flat indices state_place/<name>, int64 [P], of one
+                     sequence's part, whose shape is state_shape/<name>; a shared state is stored once
 
-Those of a Transformer-XL are stored by positions and columns of the vocabulary, and taken for the others' before they
-are replayed (`translated`):
+Vectors of a Transformer-XL are stored by positions and columns of the vocabulary, and converted to the form above
+before they are replayed (`translated`):
 
-    tokens     int32 [steps, B, longest]      length, counts   as above; no sequence begins anew
+    tokens     int32 [steps, B, longest]      length, counts   as above; no sequence is reset
     columns    int32 [C], vocabulary ids      positions        int32 [steps, B, P], rows compared, below the count
     logprobs   float32 [steps, B, P, C]       memory/<state>   float32 [B, 2, ...]: oldest and newest row at the end
 
-Both have, below float32, what was reached where the bundle was made: there is no absolute limit then, and it may not
-become twice as far away. Half precision is rounded there after every operator, as a device does that fuses none.
+Below float32 there is no absolute limit. Both forms then have the differences that the exporter's machine reached, and
+twice those are allowed. There, half precision is rounded after every operator, as on a device that fuses none.
 
-    reached    float64 [2]: the largest differences of log-probabilities and memory, or of outputs and state; no more
-               than the largest value stored of each, and 1 where they are relative
+    reached    float64 [2]: the largest differences of log-probabilities and memory, or of outputs and state; at most
+               the largest stored value of each, or 1 if they are relative
 
-A Transformer-XL in half precision is judged row by row as well. A largest difference hides a fault in few rows; and the
-memory of a layer has been rounded by the layers below it alone, so that a fault there stands out ("rows" of `LIMITS`):
+A Transformer-XL in half precision is also judged row by row. A largest difference hides a fault in few rows; and only
+the layers below a layer have rounded its memory, so that a fault there stands out ("rows" of `LIMITS`):
 
     rows       int32 [R], rows of the first sequences' memory after the last step, 0 for the newest
-    channels   int32 [C], of the values of a row
+    channels   int32 [C], indices of values in a row
     row/<state>       float32 [S, R, C], values there, of S sequences
     reached/logprobs  float32 [steps, B, P], root mean squares of the differences, one for each row
-    reached/<state>   float32 [S, R], likewise
+    reached/<state>   float32 [S, R], the same for memory rows
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from txl_runtime.model import Model
 from txl_runtime.types import Array, Floats
 
 WARM = 2.0
-"""The temperature at which sums of parts are compared."""
+"""Temperature at which the sums of a program "next" are compared; 1 would hide a program that ignores it."""
 WORDS = {
     "logprobs": "log-probabilities",
     "memory": "memory",
@@ -58,23 +58,23 @@ WORDS = {
     "outputs": "outputs",
     "state": "state",
 }
-"""What is compared, for people."""
+"""Names for people, by key of `SelftestResult.largest`."""
 
 
 @dataclass(frozen=True)
 class SelftestResult:
-    """What a replay reached.
+    """The result of a replay.
 
     Attributes:
         backend: description of the engine.
-        steps: steps replayed per stream.
+        steps: number of steps replayed per stream.
         streams: numbers of live sequences that were tried.
-        largest: the largest differences; NaN counts as infinite. Of a Transformer-XL those of "logprobs", |Δ|, and of
-            "memory", relative to max(1, largest |value|), and in half precision of "rows", relative to their rounding.
-            Of any other step those of "outputs" and "state", relative likewise but for log-probabilities (see
-            "mask" in `ladder.LIMITS`); a whole number that differs counts as infinite.
-        limits: the ladder's, by the same names.
-        rows: how far each row is from what is expected, by the names of `reached/…`, with all sequences live.
+        largest: the largest differences by name; NaN counts as infinite. For a Transformer-XL: "logprobs", |Δ|;
+            "memory", relative to max(1, largest |value|); and in half precision "rows", relative to their rounding. For
+            any other step: "outputs" and "state", relative as above except for log-probabilities (see "mask" in
+            `ladder.LIMITS`); a whole number that differs counts as infinite.
+        limits: the limits by the same names.
+        rows: root mean square of each row's difference, by the names of `reached/…`, with all sequences live.
     """
 
     backend: str
@@ -86,7 +86,7 @@ class SelftestResult:
 
     @property
     def passed(self) -> bool:
-        """Whether every difference is within the ladder's limits."""
+        """True if every difference is within its limit."""
         return all(value <= self.limits[name] for name, value in self.largest.items())
 
     def require(self) -> None:
@@ -101,7 +101,7 @@ class SelftestResult:
             )
 
     def document(self) -> dict[str, object]:
-        """Everything, as plain JSON: `max_logprobs`, `limit_logprobs` and so on."""
+        """Return the result as plain JSON: `max_logprobs`, `limit_logprobs` and so on."""
         return {
             "backend": self.backend,
             "steps": self.steps,
@@ -115,14 +115,14 @@ class SelftestResult:
 def run_selftest(model: Model, precision: str | None = None) -> SelftestResult:
     """Replay the bundle's vectors with 1 … B live sequences, and with each B that engines are built for.
 
-    Sequences that have to run together all run.
+    In lockstep all B sequences run.
 
     Args:
-        model: of the bundle, or of a copy in float32 that rounds as the bundle does.
-        precision: the bundle's, where the model is of a copy.
+        model: model of the bundle, or of a float32 copy that rounds as the bundle does.
+        precision: the bundle's precision, if the model is such a copy.
 
     Raises:
-        BundleError: the bundle holds no usable vectors.
+        BundleError: the bundle has no usable vectors.
     """
     vectors = model.bundle.selftest()
     names = ("outputs", "state") if "tokens" not in vectors else ("logprobs", "memory")
@@ -156,11 +156,11 @@ def run_selftest(model: Model, precision: str | None = None) -> SelftestResult:
 
 
 def translated(vectors: Mapping[str, Array], model: Model) -> dict[str, Array]:
-    """The vectors of a Transformer-XL as those of any step; in half precision with the places of single rows besides.
+    """Convert a Transformer-XL's vectors to the form of any step.
 
     Returns:
-        As the layout of any step, but for places of a state, which are [B, P], since the oldest row stands elsewhere in
-        each sequence. "row_place/<state>", int [R, C], are the places of the values of row/<state>.
+        Vectors in that form, except that state_place/<name> is [B, P], since the oldest row has a different index in
+        each sequence. In half precision, "row_place/<state>", int [R, C], has the flat indices of row/<state>.
     """
     manifest = model.manifest
     tokens, logprobs, most = manifest.tokens, manifest.logprobs, manifest.memory_length
@@ -168,7 +168,7 @@ def translated(vectors: Mapping[str, Array], model: Model) -> dict[str, Array]:
         raise ValueError("vectors of token ids, which this model does not take")
     positions, counts, expected = vectors["positions"], vectors["counts"], vectors["logprobs"]
     columns = np.arange(manifest.vocab_size)[vectors["columns"]]
-    if expected.shape != (*positions.shape, *columns.shape):  # so that what is looked up is as small as the file
+    if expected.shape != (*positions.shape, *columns.shape):  # checked first: their product bounds the memory below
         raise ValueError(f"log-probabilities of shape {expected.shape} at {positions.shape} of {columns.shape}")
     if expected.dtype.kind != "f":
         raise ValueError(f"log-probabilities are {expected.dtype}")
@@ -192,17 +192,17 @@ def translated(vectors: Mapping[str, Array], model: Model) -> dict[str, Array]:
         )
         if "rows" in vectors:
             wanted, picked, channels = vectors[f"row/{name}"], vectors["rows"], vectors["channels"]
-            if wanted.shape[1:] != (*picked.shape, *channels.shape):  # see above
+            if wanted.shape[1:] != (*picked.shape, *channels.shape):  # checked first, as above
                 raise ValueError(f"rows of {name} have shape {wanted.shape}, {picked.shape} of {channels.shape} named")
             found[f"row_place/{name}"] = of_row[most - 1 - picked[:, None], channels]
     return found
 
 
 def reached(model: Model, vectors: Mapping[str, Array]) -> list[float]:
-    """The errors of outputs and state where the bundle was made, of vectors as those of any step.
+    """Return the errors of outputs and state that the exporter's machine reached, from vectors in the form of any step.
 
     Raises:
-        BundleError: it is no number from 0 to the largest stored value: then anything would pass.
+        BundleError: an error is not between 0 and the largest stored value: with a larger one anything would pass.
     """
     logprobs, found = model.manifest.logprobs, [float(value) for value in vectors["reached"].ravel()]
     nats = "" if logprobs is None else f"output/{logprobs.name}"
@@ -210,7 +210,7 @@ def reached(model: Model, vectors: Mapping[str, Array]) -> list[float]:
     for name, values in vectors.items():
         if (kind := name.partition("/")[0]) in most and values.dtype.kind == "f":
             sizes = np.abs(values)
-            sizes = sizes[sizes < limit_of("mask")] if name == nats else np.fmin(sizes, 1)  # those are relative
+            sizes = sizes[sizes < limit_of("mask")] if name == nats else np.fmin(sizes, 1)  # relative errors: at most 1
             most[kind] = float(sizes.max(initial=most[kind]))
     if len(found) != 2 or not all(0 <= one <= size for one, size in zip(found, most.values(), strict=True)):
         raise BundleError(
@@ -221,7 +221,7 @@ def reached(model: Model, vectors: Mapping[str, Array]) -> list[float]:
 
 
 def _replay(model: Model, vectors: Mapping[str, Array], b: int, rows: dict[str, Array]) -> tuple[float, float]:
-    """Largest differences of outputs and state with b live sequences; those of single rows go to `rows`."""
+    """Return the largest differences of outputs and state with b live sequences, and write those of rows to `rows`."""
     manifest, stream, values = model.manifest, model.stream(b), 0
     steps = vectors["counts"].shape
     chosen = {
@@ -276,8 +276,10 @@ def _replay(model: Model, vectors: Mapping[str, Array], b: int, rows: dict[str, 
 
 
 def relative_difference(found: Array, expected: Array, nats: bool = False) -> float:
-    """The largest difference, relative to max(1, largest value) or in nats, and from "mask" of `LIMITS` on relative to
-    the value itself; whole numbers and truths have to be equal.
+    """Return the largest |Δ|, divided by max(1, largest |value|), or by 1 with `nats`.
+
+    For values from "mask" of `LIMITS` on, e.g. -1e4, it is divided by the value itself. Whole numbers and booleans have
+    to be equal, or the result is infinite.
     """
     if found.shape != expected.shape:
         raise ValueError(f"values have shape {found.shape}, stored were {expected.shape}")
@@ -291,7 +293,7 @@ def relative_difference(found: Array, expected: Array, nats: bool = False) -> fl
 
 
 def _shortcuts(model: Model, vectors: Mapping[str, Array], kinds: Set[str], b: int) -> float:
-    """Engines have programs of their own for scores and for prompts: largest difference from what the others say."""
+    """Return the largest difference between an engine's programs "score", "last" and "next" and its whole programs."""
     if model.manifest.tokens is None or not kinds & {"score", "last", "next"}:
         return 0.0
     name = model.manifest.tokens.name
@@ -314,13 +316,16 @@ def _shortcuts(model: Model, vectors: Mapping[str, Array], kinds: Set[str], b: i
 
 
 def _deviation(found: Array, expected: Array) -> Array:
-    """Root mean squares of the differences of rows [..., C]; what is no number is infinitely far."""
+    """Return root mean squares of the differences of rows, [..., C] → [...]; infinite for NaN."""
     squares = np.nan_to_num((found.astype(np.float64) - expected) ** 2, nan=np.inf)
     return np.asarray(np.sqrt(squares.sum(axis=-1) / max(1, squares.shape[-1])))
 
 
 def _further(rows: Mapping[str, Array], vectors: Mapping[str, Array]) -> float:
-    """How many times as far a row is as where the bundle was made; what is usual there counts, where a row was less."""
+    """Return the largest ratio of a row's difference to that on the exporter's machine.
+
+    A row's difference there counts at least as the root mean square of all rows'.
+    """
     worst = 0.0
     for name, found in rows.items():
         reached = vectors[f"reached/{name}"].astype(np.float64)

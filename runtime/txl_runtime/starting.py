@@ -1,7 +1,7 @@
-"""How other processes are started, apart from the folder that their user stands in, and what ended them.
+"""Environment and folder for child processes, and the signal that ended one.
 
-That folder may be a stranger's bundle: with `-m`, `-c` or an empty entry of PYTHONPATH, Python imports from it. 3.10
-cannot be told not to.
+A child must not run in the user's current folder, which may be a stranger's bundle: with `-m`, `-c` or an empty entry
+of PYTHONPATH, Python imports from it. Python 3.10 has no option against that.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import sys
 from pathlib import Path
 
 APART = Path(sys.prefix)
-"""The folder of this Python, which is as trusted as Python is."""
+"""Current folder of child processes: that of this Python, which is as trusted as Python itself."""
 
 
 def environment() -> dict[str, str]:
-    """The environment of a process that stands in `APART`, and imports from where this one does."""
+    """Return the environment of a child in `APART` that imports from the same places as this process."""
     return os.environ | {"PYTHONPATH": os.pathsep.join(str(Path(place).absolute()) for place in sys.path if place)}
 
 
 def signal_of(code: int | None) -> str:
-    """The name of the signal that ended a process, from its exit code; empty where it ended by itself."""
+    """Return the name of the signal that ended a process: "SIGKILL" for exit code -9, "" if there was none."""
     with contextlib.suppress(ValueError):
         return signal.Signals(-code).name if code is not None and code < 0 else ""
     return ""

@@ -1,4 +1,4 @@
-"""Types of arrays that several rooms speak of. Shapes are said where they are used."""
+"""Types of arrays that several rooms share. Shapes stand where the types are used."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ids: TypeAlias = NDArray[np.int32]
-"""Token ids, and counts of them."""
+"""Token ids, and counts."""
 Floats: TypeAlias = NDArray[np.float32]
-"""What programs return and what memory rows are shown as."""
+"""Results of programs, and memory rows as streams return them."""
 Indices: TypeAlias = NDArray[np.int64]
-"""Places in another array."""
+"""Indices into an array."""
 Array: TypeAlias = NDArray[Any]
-"""An array whose dtype a table says."""
+"""An array whose dtype a table has."""
 Arrays: TypeAlias = Mapping[str, Array]
 """Arrays by the names of a graph's inputs or outputs."""
 Call: TypeAlias = Callable[[], None]
-"""Runs a program on the arrays that it was bound to."""
+"""A function that runs a program on the arrays that it was bound to."""

@@ -1,4 +1,4 @@
-/* A policy in a control loop with no library behind it: it plays mazes of samples/policy, one step each 20 ms.
+/* A policy in a control loop without any library: it plays the mazes of samples/policy, one step every 20 ms.
  *
  *     control [MAZES [PERIOD [trace]]]      PERIOD in microseconds; 0 waits for nothing; trace prints every step
  *
@@ -17,7 +17,7 @@
 
 enum { AHEAD, LEFT, RIGHT, DOORS = 3 };
 
-/* Three signs say which way is right at three doors further on. */
+/* A maze of three signs, then three doors; each sign names the right way at its door. */
 typedef struct {
     int signs[DOORS], doors[DOORS], step;
 } maze;
@@ -41,7 +41,7 @@ static int right_action(const maze *self)
     return AHEAD;
 }
 
-/* A sign, its number or the door's, whether a door is there, steps; then what tells nothing. */
+/* Observe 9 numbers: sign (-1 left, 1 right), one-hot number of sign or door [3], 1 at a door, step; then 3 of noise. */
 static void observe(const maze *self, float seen[POLICY_OBSERVATION_VALUES])
 {
     memset(seen, 0, POLICY_OBSERVATION_VALUES * sizeof *seen);
@@ -65,7 +65,7 @@ int main(int count, char **words)
 {
     const int mazes = count > 1 ? atoi(words[1]) : 20, trace = count > 3;
     const long period = count > 2 ? atol(words[2]) : 20000;
-    static policy_state state; /* all that the policy remembers */
+    static policy_state state; /* the policy's whole memory */
     float seen[POLICY_OBSERVATION_VALUES], action[POLICY_ACTION_VALUES], value[POLICY_VALUE_VALUES];
     int taken = 0, steps = 0;
     double longest = 0, all = 0;

@@ -1,4 +1,4 @@
-/* A language model in one file that needs nothing: it goes on with a text, byte by byte.
+/* A language model in one file without any library: it continues a text, byte by byte.
  *
  *     generate PROMPT [COUNT [TEMPERATURE [SEED]]]       temperature 0 takes the most probable byte
  *
@@ -13,7 +13,7 @@
 #error "this program feeds one byte at a time: package a model over bytes with --segment-length 1"
 #endif
 
-/* A number from 0 to 1; 64 bits of state (xorshift64*). */
+/* Draw a number in [0, 1) by xorshift64*, with 64 bits of state. */
 static double drawn(unsigned long long *seed)
 {
     *seed ^= *seed >> 12, *seed ^= *seed << 25, *seed ^= *seed >> 27;
@@ -32,7 +32,7 @@ static int next_byte(const float logprobs[256], double temperature, unsigned lon
     sum *= drawn(seed);
     for (int i = 0; i < 256; i++)
         if ((sum -= weights[i]) < 0) return i;
-    return best; /* only where rounding left something */
+    return best; /* reached only if rounding left a rest in sum */
 }
 
 int main(int count, char **words)

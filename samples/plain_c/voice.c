@@ -1,9 +1,9 @@
-/* Lets a voice through and keeps noise back, in an audio callback: blocks of any size go in and come out.
+/* Removes noise from a voice in an audio callback, which takes and returns blocks of any size.
  *
  *     arecord -f FLOAT_LE -r 16000 -t raw | voice [BLOCK] | aplay -f FLOAT_LE -r 16000 -t raw
  *
- * The model is a package called "voice" of voice.py: HOP samples in and out. It allocates nothing and waits for nothing,
- * so the callback may call it. What comes out is HOP samples late. README.md has the commands. */
+ * The model is a package called "voice", made of voice.py, with HOP samples in and out. It allocates nothing and waits
+ * for nothing, so an audio callback may call it. The output is HOP samples late. README.md has the commands. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -12,10 +12,10 @@
 enum { HOP = VOICE_X_VALUES, MOST = 4096 };
 
 static voice_state state;
-static float heard[HOP], said[HOP]; /* a hop that fills, and the one that is played */
+static float heard[HOP], said[HOP]; /* the hop that is filling, and the one that is playing */
 static int place;
 
-/* What a sound card calls with as many samples as it likes; they are replaced. */
+/* Replace `count` samples, any number, by denoised ones; a sound card's driver would call this. */
 static void callback(float *samples, int count)
 {
     for (int i = 0; i < count; i++) {

@@ -1,4 +1,4 @@
-"""What a competitor is: something that does a bundle's work. The bundle itself is one."""
+"""Define a competitor: a program that does a bundle's work. The bundle itself is one."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from txl_deploy.bench.floor import floor_of
 
 
 class Competitor(ABC):
-    """Something that can do a bundle's work: it reads one segment at a time and carries its state along.
+    """A program that can do a bundle's work: it reads one segment at a time and carries its state along.
 
     Attributes:
-        name: of the competitor.
-        description: what runs.
-        precision: what it computes in.
+        name: name of the competitor.
+        description: the code that runs.
+        precision: the precision that it computes in.
     """
 
     name: str
@@ -27,35 +27,35 @@ class Competitor(ABC):
 
     @abstractmethod
     def reset(self) -> None:
-        """Start anew, with the state of streams that have seen nothing."""
+        """Start anew, with the state of streams that have read nothing."""
 
     @abstractmethod
     def run(self, inputs: Arrays) -> Mapping[str, Array]:
-        """One segment of all sequences, by the bundle's names of inputs and outputs."""
+        """Run one segment of all sequences, by the bundle's names: {"x": [B, L, 3]} → {"y": [B, L, 2]}."""
 
     @abstractmethod
     def step_bytes(self, length: int) -> int:
-        """Bytes that one segment of `length` positions has to read at least when the state is full."""
+        """Return the least bytes that one segment of `length` positions reads with a full state."""
 
     def advance(self, inputs: Arrays) -> None:
-        """One segment that only moves the state on."""
+        """Run one segment only to update the state."""
         self.run(inputs)
 
 
 class TokenCompetitor(Competitor):
-    """One that does what a Transformer-XL does: it reads tokens, and can be asked for less than all outputs."""
+    """A competitor that does a Transformer-XL's work: it reads tokens, and can compute less than all outputs."""
 
     @abstractmethod
     def logprobs(self, tokens: Ids) -> Floats:
-        """One segment int32 [b, T] → natural log-probabilities of the next token after each, float32 [b, T, V]."""
+        """Return natural log-probabilities of the next token after each: int32 [b, T] → float32 [b, T, V]."""
 
     @abstractmethod
     def next_token(self, tokens: Ids) -> Ids:
-        """One segment int32 [b, T] → the most likely token after it, int32 [b]."""
+        """Return the most likely token after a segment: int32 [b, T] → int32 [b]."""
 
     @abstractmethod
     def score(self, tokens: Ids) -> Floats:
-        """Nats of tokens[:, 1:], float32 [b, T-1]; the segment is tokens[:, :-1]."""
+        """Return the nats of tokens[:, 1:], float32 [b, T-1]; the segment is tokens[:, :-1]."""
 
     def run(self, inputs: Arrays) -> Mapping[str, Array]:
         (tokens,) = inputs.values()
@@ -103,7 +103,7 @@ class BundleCompetitor(TokenCompetitor):
 
 
 def fill(competitor: Competitor, model: Model) -> None:
-    """Start a competitor anew and fill its state; the bundle tells when that is, of a state that grows."""
+    """Start a competitor anew and fill its state; for a state that grows, the bundle's stream shows when it is full."""
     competitor.reset()
     stream = competitor.stream if isinstance(competitor, BundleCompetitor) else None
     for inputs in filling(model.manifest, stream):

@@ -1,4 +1,4 @@
-"""Random inputs for any step: the bundle's tables give their types, shapes and ranges."""
+"""Random inputs for any step, with the types, shapes and ranges of the bundle's tables."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from txl_runtime.streaming.stream import Stream
 from txl_runtime.types import Array
 
 STEADY = 8
-"""A state is as large as it becomes when so many segments have left all its shapes as they were."""
+"""Segments in a row that leave the shapes of a growing state unchanged, until it counts as fully grown."""
 MOST_SEGMENTS = 1000
+"""Segments after which a state that still changes its size counts as full."""
 
 
 def is_transformer_xl(manifest: Manifest) -> bool:
-    """Whether a bundle is measured by what a Transformer-XL does; every other one is by its steps."""
+    """Return True if a bundle is timed at a Transformer-XL's tasks; every other one is timed at its steps."""
     return manifest.family_name == "transformer_xl"
 
 
 def shortest_length(manifest: Manifest) -> int:
-    """How long the shortest segment is that a bundle is measured at: a single token of a Transformer-XL."""
+    """Return the shortest segment length that a bundle is measured at: 1 for a Transformer-XL."""
     return 1 if is_transformer_xl(manifest) else manifest.segment_lengths[-1]
 
 
 def random_inputs(manifest: Manifest, length: int, seed: int = 0) -> dict[str, Array]:
-    """One segment of all sequences: normal values, uniform ids, and of other whole numbers 0 and 1."""
+    """Make one segment, e.g. {"tokens": int32 [B, L]}: normal floats, uniform ids, other integers 0 or 1."""
     draws = np.random.default_rng(seed)
     return {entry.name: _random(entry, entry.sizes(manifest.batch_size, length), draws) for entry in manifest.given}
 
@@ -40,10 +41,10 @@ def _random(entry: Input, sizes: tuple[int, ...], draws: np.random.Generator) ->
 
 
 def filling(manifest: Manifest, stream: Stream | None, seed: int = 0) -> Iterator[dict[str, Array]]:
-    """Random segments of the longest length that fill a state.
+    """Yield random segments of the longest length until the state is full.
 
-    Where memory rows are counted, they fill the memory and then move every row of it out. Any other state is full when
-    it grows no more, which `stream` tells: every segment has to be run on it.
+    If memory rows are counted, the segments fill the memory and then replace every row once. Any other state is full
+    when its shapes stop changing, which needs `stream`: the caller runs every segment on it.
     """
     longest, shapes, same = manifest.segment_lengths[0], list[tuple[int, ...]](), 0
     counted = -(-manifest.memory_length // longest) + 1 if manifest.can.count_rows else None

@@ -1,7 +1,7 @@
-"""What a step has to read, and how fast this machine reads: together the shortest time a step can take.
+"""Compute the bytes that a step has to read, and measure the speed of reading: together the shortest time of a step.
 
-A step of one token multiplies every weight with one vector, so it takes at least as long as reading its bytes once:
-weights, keys and values, and the table of relative positions. Caches can beat this floor where a model is small.
+A step of one token multiplies every weight with one vector, so it takes at least the time of reading its bytes once:
+weights, keys and values, and the table of relative positions. Caches can beat this floor if a model is small.
 """
 
 from __future__ import annotations
@@ -22,27 +22,29 @@ from txl_runtime.bundle.weight_header import read_header
 from txl_deploy.bench.driving import is_transformer_xl
 
 PASSES_SECONDS = 0.15
+"""Seconds of passes in one measurement, of which the best counts."""
 ARRAY_BYTES = 512 * 2**20
+"""Bytes of the array that is read: far more than a cache holds."""
 GOAL = 0.6
-"""The share of the memory's speed that a step on a device should reach."""
+"""Share of the memory's speed that a step on a device should reach."""
 
 
 def floor_of(bundle: Bundle, length: int) -> dict[str, int]:
-    """Bytes that one segment of `length` has to read at least, of all sequences together, by what they are of.
+    """Return the least bytes that one segment of `length` reads, for all sequences together, by what they belong to.
 
-    They follow from the manifest and the sizes in the weight file's header. Of a Transformer-XL:
+    They follow from the manifest and the sizes in the weight file's header. For a Transformer-XL:
 
-    * weights: of the layers and the softmax, each once, as stored in the weight file;
+    * weights: the layers and the softmax, each once, as stored in the weight file;
     * embedding: the tokens' own rows;
     * memory: M rows of keys and values, or of hidden states, per layer and sequence;
     * positions: relative positions, one table per layer, up to the clamp or the window.
 
-    With an adaptive softmax it is the floor of the full distribution; `generate` may read less. Of any other model,
-    where it makes no difference how many positions there are:
+    With an adaptive softmax it is the floor of the full distribution; `generate` may read less. For any other model the
+    number of positions makes no difference:
 
-    * weights: what the weight file holds, each tensor once. A table of which a step reads single rows counts whole;
-      what is so small that it stands in the graphs does not count;
-    * state: of all sequences, with as many rows as it can have.
+    * weights: each tensor of the weight file once. A table of which a step reads single rows counts whole; constants so
+      small that they are in the graphs do not count;
+    * state: the state of all sequences, with the most rows that it can have.
     """
     m = bundle.manifest
     if not is_transformer_xl(m):
@@ -57,12 +59,12 @@ def floor_of(bundle: Bundle, length: int) -> dict[str, int]:
     weights = embedding = 0
     for name, size in sizes.items():
         if name.startswith("initial.") or ".table." in name or name.endswith(".positions"):
-            continue  # rows a memory starts with; positions are counted by what a query can reach
+            continue  # initial rows of a memory; positions are counted by the distances that a query can reach
         if ".attention.position.weight" in name or ".attention.position.bias" in name or ".distance." in name:
             continue  # folded into the tables
         matrix, _, part = name.rpartition(".")
         if part in ("columns", "column_scale") and f"{matrix}.int8" in sizes:
-            continue  # the same matrix once more, for segments
+            continue  # a second copy of the matrix, for segments
         if name.startswith("embedding.tables."):
             cluster = name.split(".")[2]
             tied = len(untied) < len(c.clusters) if c.div_val == 1 else cluster not in untied
@@ -75,14 +77,14 @@ def floor_of(bundle: Bundle, length: int) -> dict[str, int]:
 
 
 def state_bytes(manifest: Manifest) -> int:
-    """Bytes of the state of all sequences; a state that grows counts at its largest."""
+    """Return the bytes of the state of all sequences; a state that grows counts at its largest."""
     sizes = {"bool": 1, "float16": 2, "bfloat16": 2}
     states = manifest.states_of(manifest.updates[0])
     return sum(sizes.get(state.dtype, 4) * math.prod(state.shape) for state in states)
 
 
 def _position_bytes(m: Manifest, length: int) -> int:
-    """Bytes of the position rows that a segment reads: one row for each distance between a query and a key."""
+    """Return the bytes of the position rows that a segment reads: one row for each distance from a query to a key."""
     rows = m.memory_length + length
     if m.dialect.window is not None:
         rows = min(rows, m.dialect.window)
@@ -95,7 +97,7 @@ def _position_bytes(m: Manifest, length: int) -> int:
 
 
 def device_floor(by: str, gb_per_second: float | None, size: int, kernels: int | None) -> DeviceFloor:
-    """The floor of a step that reads `size` bytes."""
+    """Compute the floor of a step that reads `size` bytes."""
     us = size / gb_per_second / 1e3 if gb_per_second else None
     goal = us / GOAL if us else None
     each = goal / kernels if goal and kernels else None
@@ -105,12 +107,12 @@ def device_floor(by: str, gb_per_second: float | None, size: int, kernels: int |
 
 
 class Bandwidth(ABC):
-    """How fast memory is read, measured again and again.
+    """A measurement of the speed of reading memory, repeated in every round.
 
     Attributes:
-        method: how it is measured, or why it is not.
+        method: the method, or the reason why nothing is measured.
         measured: all measurements, GB/s.
-        everyone: whether it is the memory that every competitor reads, not the bundle alone.
+        everyone: True if all competitors read this memory, False if only the bundle does.
     """
 
     method: str
@@ -121,22 +123,22 @@ class Bandwidth(ABC):
 
     @abstractmethod
     def measure(self) -> None:
-        """One measurement, kept in `measured`."""
+        """Measure once, and append the result to `measured`."""
 
     @property
     def gb_per_second(self) -> float | None:
-        """The median of all measurements; None before the first."""
+        """Return the median of all measurements; None before the first."""
         return float(np.median(self.measured)) if self.measured else None
 
     def serves(self, competitor: str, bundle: str) -> float | None:
-        """What a competitor's programs read at; None where that is other memory than this."""
+        """Return the speed at which a competitor's programs read; None if they read from different memory."""
         return self.gb_per_second if self.everyone or competitor == bundle else None
 
 
 class HostBandwidth(Bandwidth):
-    """How fast the machine reads memory: threads that each reduce their part of one large array with bitwise or.
+    """The machine's reading speed: each thread reduces its part of one large array with bitwise or.
 
-    numpy's reduction is one vector instruction per load and holds no lock; the array is far larger than a cache.
+    NumPy's reduction is one vector instruction per load and holds no lock; the array is far larger than a cache.
     """
 
     method = "numpy bitwise_or.reduce over 512 MB of int64, one part per thread, best pass"

@@ -1,4 +1,4 @@
-"""The whole measurement of a bundle, and of its competitors beside it."""
+"""Measure a bundle together with its competitors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from txl_deploy.bench.works import Task, Works
 from txl_deploy.extras import version_of
 
 ROUNDS = 5
+"""Turns of every competitor by default."""
 SHORTEST, LONGEST = 0.01, 600.0
+"""Bounds of the seconds that a competitor is timed at a task."""
 AT_REST = f"before every slice, until all threads together use less than {timing.AT_REST:.0%} of a core"
 
 
@@ -40,15 +42,15 @@ def bench(
     """Measure a bundle and its competitors.
 
     Args:
-        works: what the bundle is timed at; it was opened with `threads`.
-        others: competitors that were compared with it, so that the states of all are full.
-        agreement: what that comparison gave, by name.
-        threads: how many every competitor and the measurement of memory use.
-        seconds: how long every competitor is timed at every task, all rounds together.
-        rounds: how many turns every competitor has.
+        works: the tasks of the bundle, which was opened with `threads`.
+        others: competitors that were compared with it, so that all states are full.
+        agreement: the results of that comparison, by name.
+        threads: number of threads of every competitor and of the measurement of memory.
+        seconds: time for every competitor at every task, all rounds together.
+        rounds: number of turns of every competitor.
         left_out: competitors that cannot run here, and why; they are noted in the measurement.
-        processes: whether load time and memory are measured too, in processes of their own.
-        listener: hears of stages and progress.
+        processes: True to measure load time and memory too, in processes of their own.
+        listener: receives stages and progress.
 
     Raises:
         UsageError: seconds or rounds are out of range.
@@ -96,7 +98,7 @@ def bench(
 
 
 def check_times(seconds: float, rounds: int = ROUNDS) -> None:
-    """Raise UsageError unless so long and so often can be measured."""
+    """Raise UsageError if `seconds` or `rounds` is out of range."""
     if not SHORTEST <= seconds <= LONGEST:
         raise UsageError(f"--seconds is {seconds:g}, expected {SHORTEST:g} … {LONGEST:g} per competitor and task")
     if rounds < 1:
@@ -114,7 +116,7 @@ def time_tasks(
 ) -> tuple[Row, ...]:
     """Time competitors with full states at one task after the other; all are compared with the first.
 
-    `bandwidth` is measured once per round; without it, rows do not say what share of it they reach.
+    `bandwidth` is measured once per round; without it, rows have no share of it.
     """
     listener, rows = heard or Silent(), list[Row]()
     for task in tasks:
@@ -152,7 +154,7 @@ def time_tasks(
 
 
 def machine_of(bandwidth: Bandwidth, others: Sequence[str]) -> Machine:
-    """What is known of this machine, and what of it competitors of these names use."""
+    """Describe this machine, and the versions of what the named competitors use."""
     torch = ["torch"] if any(name.startswith("torch") for name in others) else []
     return Machine(
         cpu=cpu_name(),
@@ -167,7 +169,7 @@ def machine_of(bandwidth: Bandwidth, others: Sequence[str]) -> Machine:
 
 
 def cpu_name() -> str:
-    """What the processor calls itself."""
+    """Return the processor's own name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:

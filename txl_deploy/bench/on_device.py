@@ -1,5 +1,5 @@
-"""What is measured otherwise where a bundle runs on a device: the memory's speed is the device's own, Python's cost is
-that of steps whose programs do nothing, and the library that a process imports is the backend's.
+"""The measurements that differ if a bundle runs on a device: memory speed is the device's, the cost of Python is that
+of steps whose programs do nothing, and a process imports the backend's library.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from txl_runtime.model import Model
 from txl_deploy.bench.floor import PASSES_SECONDS, Bandwidth, HostBandwidth, device_floor
 
 COPIED_BYTES = 256 * 2**20
+"""Bytes of one copy."""
 COPIES = 4
-"""Copies that one pass puts in behind one another: waiting for them is a small part of it."""
+"""Copies that one pass queues in a row, so that waiting for them is a small part of it."""
 
 
 class DeviceBandwidth(Bandwidth):
-    """How fast a device copies from one place of its memory to another; bytes read and bytes written both count.
+    """The speed of copies within a device's memory; bytes read and bytes written both count.
 
-    Blocks are held only while they are copied. Where the device has no room for them, nothing is measured, and
-    `method` says so.
+    Blocks are held only while they are copied. If the device has no room for them, nothing is measured, and `method`
+    says so.
     """
 
     everyone = False
@@ -60,12 +61,12 @@ class DeviceBandwidth(Bandwidth):
 
 
 def bandwidth_of(backend: object, threads: int) -> Bandwidth:
-    """The memory that a backend's programs read; on the CPU with so many threads."""
+    """Return the memory that a backend's programs read; on the CPU, with `threads` threads."""
     return DeviceBandwidth(backend) if isinstance(backend, DeviceBackend) else HostBandwidth(threads)
 
 
 def device_floors(model: Model, size: int, bandwidth: Bandwidth) -> tuple[DeviceFloor, ...]:
-    """Of the shortest step, which reads `size` bytes, by the speed measured and by the one stated; none on the CPU."""
+    """Compute floors of the shortest step, which reads `size` bytes, by measured and stated speed; () on the CPU."""
     if not isinstance(backend := model.backend, DeviceBackend):
         return ()
     whole = (program for program in backend.programs if program.kind in ("logprobs", "step"))
@@ -91,11 +92,11 @@ class _Nothing(Executable):
 
 
 def without_programs(backend: DeviceBackend) -> DeviceBackend:
-    """The backend, with programs that do nothing: copies to and from the device and the records of steps are real."""
+    """Return the backend with programs that do nothing: copies to and from the device, and recording, are real."""
     nothing = [_Nothing(executable) for executable in backend.executables.values()]
     return DeviceBackend(backend.name, backend.description, backend.device, backend.queue, nothing)
 
 
 def import_library(backend: str) -> None:
-    """Import what any process with this backend imports; no driver is asked for."""
+    """Import the library that any process with this backend imports; no driver is needed."""
     import_module(PACKAGES.get(backend, "onnxruntime"))

@@ -1,4 +1,4 @@
-"""What Python costs around the engine's work, per step."""
+"""Measure the cost of Python around the engine's work, per step."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ PYTHON, WITH_DRIVER = "Python", "Python and the driver"
 
 
 class _Null(Engine):
-    """An engine that computes nothing: what is left of a step is Python's."""
+    """An engine that computes nothing: the time that a step still takes is Python's."""
 
     nanoseconds = 0
-    """Spent in the engine's calls so far."""
+    """Nanoseconds spent in the engine's calls so far."""
 
     def __init__(self, real: Engine) -> None:
         self._real, self.description, self.least_rows = real, real.description, real.least_rows
@@ -43,7 +43,7 @@ class _Null(Engine):
     def run(self, program: Program, inputs: Arrays) -> Arrays:
         key = program.name, *(array.shape for array in inputs.values())
         if key not in self._returned:
-            self._returned[key] = self._real.run(program, inputs)  # somebody has to know the shapes
+            self._returned[key] = self._real.run(program, inputs)  # once, to learn the shapes
         return self._returned[key]
 
     def release_pages(self) -> None:
@@ -51,7 +51,7 @@ class _Null(Engine):
 
 
 class _Timed(_Null):
-    """The real engine; its calls are timed."""
+    """The real engine, with its calls timed."""
 
     def bind(self, program: Program, inputs: Arrays, outputs: Arrays) -> Call:
         call = self._real.bind(program, inputs, outputs)
@@ -71,7 +71,7 @@ class _Timed(_Null):
 
 
 class _Puts:
-    """How long a loop takes to put its steps into a device's queue, launches included, so far."""
+    """The time that a loop takes to put its steps into a device's queue, launches included."""
 
     nanoseconds = 0
 
@@ -88,9 +88,9 @@ class _Puts:
 
 
 def overhead(works: Works, steps: int = 300) -> Overhead | None:
-    """Measure what Python costs around one step when the state is full; None where nothing is known of the engine.
+    """Measure the cost of Python around one step with a full state; None if the backend's engine cannot be replaced.
 
-    The model is not changed: streams are opened on shallow copies of it that have another engine.
+    The model is not changed: streams are opened on shallow copies of it with a different engine.
     """
     backend = works.model.backend
     if isinstance(backend, DeviceBackend):
@@ -110,7 +110,7 @@ def overhead(works: Works, steps: int = 300) -> Overhead | None:
 
 
 def _steps(works: Works, backend: Backend, engine: _Null | _Puts | None, steps: int) -> tuple[Percentiles, Percentiles]:
-    """Times of steps outside what `engine` times, and of whole steps."""
+    """Return the times of steps without the part that `engine` times, and of whole steps."""
     model = copy.copy(works.model)
     model.backend = backend
     other = Works(model)

@@ -1,4 +1,4 @@
-"""Measured in processes of their own: how long a bundle takes to its first result, and how much memory it needs.
+"""Measure in separate processes the time of a bundle to its first result, and its memory.
 
     python -m txl_deploy.bench.processes load|memory BUNDLE OPTIONS
 
@@ -29,8 +29,9 @@ from txl_deploy.bench.floor import state_bytes
 from txl_deploy.bench.on_device import import_library
 
 SAMPLE_SECONDS = 0.02
+"""Seconds between two samples of a process's memory."""
 DECODED = 20
-"""Short segments that a process runs before its memory is looked at for the last time."""
+"""Short segments that a process runs before the last reading of its memory."""
 SMAPS = Path("/proc/self/smaps")
 
 
@@ -60,7 +61,7 @@ def measure_load(bundle: Path, threads: int, runs: int = 3, lean: bool = False, 
 
 
 def measure_footprint(bundle: Path, threads: int, lean: bool = False, backend: str = "auto") -> Footprint:
-    """Physical memory of a fresh process that runs long and short segments; options are `txl_runtime.load`'s."""
+    """Measure the memory of a fresh process that runs long and short segments; options are `txl_runtime.load`'s."""
     return msgspec.convert(_child("memory", bundle, backend=backend, threads=threads, lean=lean), Footprint)
 
 
@@ -114,7 +115,7 @@ def _load_and_run(bundle: str, options: dict[str, Any]) -> Footprint:
         done.set()
         sampler.join()
     settled, manifest = resident_bytes(), model.manifest
-    of_rows = manifest.state_bytes * model.batch_size  # of what streams show, a ring holds more
+    of_rows = manifest.state_bytes * model.batch_size  # of the rows that streams show; a ring holds more
     return Footprint(
         before=before[0] if before else None,
         peak=max([*samples, settled[0]]) if settled else None,
@@ -127,16 +128,16 @@ def _load_and_run(bundle: str, options: dict[str, Any]) -> Footprint:
 
 
 def resident_bytes() -> tuple[int, int] | None:
-    """Physical memory of this process, each page counted once, and the part that is its own; None off Linux.
+    """Return this process's physical memory, each page once, and the part of it that is its own; None off Linux.
 
-    /proc/self/smaps_rollup does not do: its resident size counts a page once per mapping, and its proportional size
-    depends on who else has the file open.
+    /proc/self/smaps_rollup is no substitute: its resident size counts a page once per mapping, and its proportional
+    size depends on the other processes that map the file.
     """
     try:
         lines = SMAPS.read_text(errors="replace").splitlines()
     except OSError:
         return None
-    mappings: list[tuple[tuple[str, str, int] | None, dict[str, int]]] = []  # which part of which file, and its sizes
+    mappings: list[tuple[tuple[str, str, int] | None, dict[str, int]]] = []  # (part of a file, sizes)
     for words in map(str.split, lines):
         if words[0][-1] != ":":
             first, last = (int(bound, 16) for bound in words[0].split("-"))
@@ -149,8 +150,8 @@ def resident_bytes() -> tuple[int, int] | None:
     of_files: Counter[tuple[str, str, int]] = Counter()
     for key, sizes in mappings:
         if key is None:
-            own += sizes["Rss:"]  # also what is shared without a file: memory that a forked process still has
-        else:  # a clean page of a file is the file's, even while nobody else has it; a dirty one is ours
+            own += sizes["Rss:"]  # includes memory shared without a file, which a forked process still has
+        else:  # a clean page belongs to the file, even if no other process maps it; a dirty one is ours
             own += sizes["Private_Dirty:"]
             of_files[key] = max(of_files[key], sizes["Rss:"] - sizes["Private_Dirty:"])
     return own + of_files.total(), own
@@ -165,7 +166,7 @@ def _high_water() -> int | None:
 
 
 def main(arguments: list[str]) -> None:
-    """What the child process does."""
+    """Run the measurement of a child process."""
     what, bundle, options = arguments
     measure = _load_and_draw if what == "load" else _load_and_run
     sys.stdout.write(msgspec.json.encode(measure(bundle, json.loads(options))).decode())

@@ -1,4 +1,4 @@
-"""Interleaved timing: competitors take turns within each round, so that changes of the machine meet all of them.
+"""Time competitors in turns within each round, so that changes of the machine meet all of them.
 
 A round gives every competitor one slice of time. Before each slice the process comes to rest, because the thread pools
 of some engines spin for a while after their last call and would slow down the next competitor. Then a few calls run
@@ -17,33 +17,35 @@ from msgspec import Struct
 from txl_report.schema.measurement import Percentiles
 
 Work = Callable[[int], object]
-"""One unit of work; the argument counts calls, so that each may use other tokens."""
+"""One unit of work; the argument counts calls, so that each may use different tokens."""
 
 WARM_UP_CALLS = 3
-"""Untimed calls before every slice. There are fewer where they take longer than the slice."""
+"""Untimed calls before every slice; fewer if they take longer than the slice."""
 LEAST_CALLS = 3
-"""A slice has at least this many calls, however slow they are."""
+"""Fewest calls of a slice, even of slow ones."""
 
 SLEEP = 0.02
+"""Seconds over which the processor time of one look is taken."""
 AT_REST = 0.05
-"""A process is at rest when its threads together use less than this share of one core."""
+"""Share of one core below which the threads of a process together count as at rest."""
 PATIENCE = 2.0
+"""Seconds after which a process that is not at rest is timed anyway, and counted as restless."""
 
 
 def percentiles(nanoseconds: Sequence[int]) -> Percentiles:
-    """Percentiles of samples. Of fewer than 100 samples, p99 is close to the largest."""
+    """Compute percentiles of samples, in ms. Of fewer than 100 samples, p99 is close to the largest."""
     samples = np.asarray(nanoseconds, np.float64) / 1e6
     p50, p90, p99 = (float(value) for value in np.percentile(samples, (50, 90, 99)))
     return Percentiles(calls=len(samples), p50=p50, p90=p90, p99=p99, best=float(samples.min()))
 
 
 class Timed(Struct, frozen=True, kw_only=True):
-    """What was measured in the slices of one competitor.
+    """The measurement of one competitor over its slices.
 
     Attributes:
         times: percentiles of single calls.
-        rounds: the median of each round in ms; they tell how steady the machine was.
-        restless: how many slices began although the process had not come to rest.
+        rounds: the median of each round in ms; they show how steady the machine was.
+        restless: number of slices that began before the process had come to rest.
         foreign: the largest share of the machine that other processes used during a slice, 0 … 1; None off Linux.
     """
 
@@ -54,16 +56,16 @@ class Timed(Struct, frozen=True, kw_only=True):
 
 
 def available_cores() -> int:
-    """Cores this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def come_to_rest(patience: float = PATIENCE) -> bool:
-    """Sleep until no thread of this process is busy; False when one still is after `patience` seconds.
+    """Sleep until no thread of this process is busy; return False if one still is after `patience` seconds.
 
-    Processor time is looked at instead of waiting for a fixed time, because engines spin for different times.
+    It reads processor time instead of waiting for a fixed time, because engines spin for different times.
     """
     until = time.perf_counter() + patience
     while True:
@@ -87,9 +89,9 @@ def interleave(
     """Time several kinds of work in turns.
 
     Args:
-        works: what to call, by name.
-        rounds: how many turns each has; every round begins with another name.
-        slice_seconds: how long a turn takes; it has at least `LEAST_CALLS` calls.
+        works: the functions to call, by name.
+        rounds: number of turns of each; every round begins with a different name.
+        slice_seconds: length of a turn in seconds; it has at least `LEAST_CALLS` calls.
         between: called once per round when the process is at rest, e.g. to measure the machine.
         advance: called after every slice.
     """
@@ -122,7 +124,7 @@ def interleave(
 
 
 def time_slice(work: Work, seconds: float, numbers: count[int] | None = None) -> list[int]:
-    """One turn: untimed calls to warm up, then timed ones, in nanoseconds; `numbers` are the arguments of the calls."""
+    """Run one turn: untimed calls to warm up, then timed ones, in nanoseconds; `numbers` are the calls' arguments."""
     numbers = count() if numbers is None else numbers
     warm = time.perf_counter() + seconds
     for _ in range(WARM_UP_CALLS):
@@ -141,9 +143,9 @@ def time_slice(work: Work, seconds: float, numbers: count[int] | None = None) ->
 
 
 def _foreign_seconds() -> float | None:
-    """Processor seconds of all other processes, since some moment; None where there is no /proc/stat."""
+    """Return the processor seconds of all other processes since a fixed moment; None without /proc/stat."""
     try:
-        with open("/proc/stat") as file:  # noqa: PTH123 - read before every slice: the shortest way is the least disturbing
+        with open("/proc/stat") as file:  # noqa: PTH123 - read before every slice: the shortest way disturbs least
             ticks = [float(value) for value in file.readline().split()[1:9]]
     except (OSError, ValueError):
         return None

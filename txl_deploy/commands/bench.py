@@ -1,4 +1,4 @@
-"""`txl-deploy bench`: how fast a bundle is, compared with what memory delivers and with competitors."""
+"""`txl-deploy bench`: the speed of a bundle, compared with memory's and with competitors'."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _measured(
     threads: int,
     seconds: float,
 ) -> Measurement:
-    """The bundle and its competitors; without any alone. What a user's code prints goes to standard error."""
+    """Measure the bundle and its competitors, if any. Prints of a user's code go to standard error."""
     own = works.memory_form is None
     there = source is not None if own else find_spec("torch") is not None
     usual = OWN_DEFAULT if own else DEFAULT
@@ -116,7 +116,7 @@ def _measured(
 
 
 def _tell(display: Display, names: tuple[str, ...], left_out: dict[str, str], new: dict[str, str], asked: bool) -> None:
-    """Say which are left out now; raise UsageError where competitors were asked for, and none of them can run."""
+    """Warn of competitors left out now; raise UsageError if competitors were asked for and none of them can run."""
     if asked and len(left_out) == len(names):
         name, why = next(iter(left_out.items()))
         raise UsageError(f"--against {name}: {why}; expected one that can run here, or none")
@@ -141,7 +141,7 @@ def _makers(
     threads: int,
     heard: Display,
 ) -> tuple[dict[str, Maker], dict[str, str]]:
-    """Makers of the competitors that can run here, and why the others cannot."""
+    """Return makers of the competitors that can run here, and the reasons why others cannot."""
     if source is not None:
         from txl_deploy.bench.competitors.own_module import own_competitors
 

@@ -1,4 +1,4 @@
-"""`txl-deploy build`: make the engines of a bundle for NVIDIA GPUs, one for each program that pays."""
+"""`txl-deploy build`: make the engines of a bundle for NVIDIA GPUs, by default for the programs that pay."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def run(
 
 
 def describe_build(made: BundleBuild) -> dict[str, Any]:
-    """The JSON document: what was made of each program."""
+    """Return the JSON document: the engine of each program."""
     return {
         "bundle": str(made.bundle),
         "target": made.target,
@@ -126,7 +126,7 @@ def _row(engine: EngineResult) -> tuple[object, ...]:
 
 
 def _compute_capabilities(text: str | None) -> tuple[int, ...]:
-    """--sm as numbers: 86,89,120, or as NVIDIA writes them: 8.6,8.9,12.0."""
+    """Parse --sm: "86,89,120", or "8.6,8.9,12.0" as NVIDIA writes it, as (86, 89, 120)."""
     if text is None:
         return ()
     parts = [part.strip().lower().removeprefix("sm") for part in text.split(",")]

@@ -25,11 +25,11 @@ PAIRS = (
     ("position_axes", "--position-axis", "NAME=N, an input or output of the file and an axis of it from 0", False),
     ("windows", "--window", "NAME=ROWS, an input of the file and a number of rows", False),
 )
-"""Options of pairs: field, flag, form, and whether what stands behind the = may be left out."""
+"""Options of pairs: field, flag, form, and True if the part behind the = may be left out."""
 
 
 def _with_export_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with a flag for every option of an export that has one, before its --json."""
+    """Return the command with a flag for every option of an export that has one, before its --json."""
     signature, fields = inspect.signature(command, eval_str=True), inspect.signature(ExportOptions).parameters
     flags = []
     for name, flag in flags_of_export().items():
@@ -116,11 +116,11 @@ def _numbers(flag: str, given: dict[str, str] | None, form: str) -> dict[str, in
 
 
 def _beside(source: str | Path) -> Path:
-    """The default name: the checkpoint with suffix .txl; of a model of your own, that of its file."""
+    """Return the default name of the bundle: the checkpoint's, or the model file's, with suffix .txl."""
     path = source if isinstance(source, Path) else Path(source.rpartition(":")[0])
-    path = path.with_name(path.name.replace(":", "-")) if path.name else path  # a folder's node
+    path = path.with_name(path.name.replace(":", "-")) if path.name else path  # FOLDER:NODE
     if path.name in ("", ".."):
         raise UsageError(f"{path}: has no name to call the bundle by, expected CHECKPOINT's; give -o BUNDLE")
     if path.is_dir():
-        return path.with_name(f"{path.name}.txl")  # a folder's dots are part of its name
+        return path.with_name(f"{path.name}.txl")  # dots in a folder's name are part of it
     return path.with_suffix(".txl")

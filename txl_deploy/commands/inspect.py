@@ -1,4 +1,4 @@
-"""`txl-deploy inspect`: what a bundle or a checkpoint is, without trusting it; with --check, a bundle is tried."""
+"""`txl-deploy inspect`: show a bundle or a checkpoint without trusting it; with --check, try a bundle."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RECORDED = {
     "engine": "by itself: it was built in an older way; build it again",
     None: "by nobody",
 }
-"""How an engine's work becomes a CUDA graph, by who records it."""
+"""The recorder of an engine's CUDA graph → the words that `inspect` shows."""
 
 
 def run(
@@ -156,7 +156,7 @@ def _tried(path: Path, manifest: Manifest, memory: int | None, seconds: int | No
 
 
 def _print_tried(rows: list[TriedProgram]) -> None:
-    """A row for each program that was tried; a system that says no memory has a dash."""
+    """Print a row for each program that was tried; a dash where the system reports no memory."""
     shown = [
         (
             row.program,
@@ -172,10 +172,10 @@ def _print_tried(rows: list[TriedProgram]) -> None:
 
 
 def print_skeleton(path: Path, document: dict[str, Any]) -> None:
-    """Print the module that is to be completed for a file that was described.
+    """Print the module to complete for a file that was described.
 
     Raises:
-        UsageError: there is none for this file.
+        UsageError: the file has no such module.
     """
     if not document.get("skeleton"):
         why = document.get("refused", "expected a TorchScript archive of no known family")
@@ -184,7 +184,7 @@ def print_skeleton(path: Path, document: dict[str, Any]) -> None:
 
 
 def _is_engine(path: Path) -> bool:
-    """Whether a graph is an engine: by where it lies, or by its facts beside it, where other files have JSON, too."""
+    """Return True if a graph is an engine, by its folder or its sidecar: other tools too put JSON beside a file."""
     facts = path.parent / sidecar_path(path.name)
     with contextlib.suppress(BundleError):
         return f"{path.absolute().parent.parent.name}/" == ENGINES or (facts.exists() and bool(read_sidecar(facts)))
@@ -242,7 +242,7 @@ def _print_bundle(path: Path, manifest: Manifest, facts: dict[str, Any]) -> None
 
 
 def _print_tables(manifest: Manifest) -> None:
-    """What a step reads, returns and carries, and its programs."""
+    """Print the tables of a step's inputs, outputs and states, and its programs."""
     tables = tables_of(manifest)
     ahead = "\nlook-ahead" if any(row.lookahead for row in tables.reads) else ""
     reads = [(*row[:4], f"+ {row.lookahead}" if row.lookahead else "") for row in tables.reads]
@@ -281,7 +281,7 @@ def _print_weights(engines: list[Sidecar], weight_bytes: int) -> None:
 
 
 def _weights_of(facts: dict[str, Any]) -> list[str]:
-    """Where the weights of an engine are."""
+    """List where the weights of an engine are."""
     held, given = facts["weight_bytes"], facts["given_weights"]
     said = ["all held by the engine" if held is None else f"{prefixed(held)} held by the engine"]
     return said + ([f"{given} read where all engines of the bundle read them"] if given else [])

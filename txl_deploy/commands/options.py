@@ -21,7 +21,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout,
 
 
 def like_export(name: str) -> Any:
-    """The flag of an export's option, for a verb that has it too."""
+    """Return the flag of an export's option, for a different verb that has it too."""
     from txl_export.options import flags_of_export
 
     flag = flags_of_export()[name]
@@ -29,15 +29,15 @@ def like_export(name: str) -> Any:
 
 
 def parse_aliases(pairs: list[str] | None) -> dict[str, str]:
-    """What --alias says; raises as `parse_pairs`."""
+    """Parse the pairs of --alias; raises as `parse_pairs`."""
     return parse_pairs("--alias", pairs, "theirs=original, dotted names both")
 
 
 def parse_pairs(flag: str, pairs: list[str] | None, form: str, empty: bool = False) -> dict[str, str]:
-    """What an option of pairs says that is given once for each; `empty`: what stands behind the = may be left out.
+    """Parse pairs such as "A=B" of a repeatable option, into {"A": "B"}; with `empty`, "A=" is allowed.
 
     Raises:
-        UsageError: one is not of that form.
+        UsageError: a pair does not have that form, or a name is given twice.
     """
     split = [(pair, *pair.partition("=")) for pair in pairs or []]
     if wrong := [pair for pair, name, sign, target in split if not (name and sign and (target or empty))]:

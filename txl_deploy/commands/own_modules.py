@@ -1,4 +1,4 @@
-"""Models of the user's own on the command line: FILE.py:FUNCTION, and what is shown when their code fails."""
+"""Handle models of the user's own on the command line: FILE.py:FUNCTION, and the traceback of their failures."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from txl_deploy.console import stderr
 
 
 def of_own_module(given: str) -> str | None:
-    """The argument, if it names a function of a Python file: an existing path is a checkpoint, whatever its name."""
+    """Return the argument if it names a function of a Python file; an existing path of any name is a checkpoint."""
     file, _, function = given.rpartition(":")
     own = not Path(given).exists() and bool(function) and (file.endswith(".py") or Path(file).is_file())
     return given if own else None
 
 
 def check_source(given: str) -> None:
-    """Look for what is to be exported before PyTorch is imported, which takes seconds.
+    """Check that the source exists before PyTorch is imported, which takes seconds.
 
     Raises:
         UsageError: there is no such file, or a Python file is named without a function.
@@ -38,10 +38,10 @@ def check_source(given: str) -> None:
 
 
 def of_adapter(name: str, checkpoint: str | None, weights: Path | None) -> Path:
-    """The checkpoint of a package's model.
+    """Return the checkpoint of a package's model.
 
     Raises:
-        UsageError: there is none, or two.
+        UsageError: no checkpoint is given, it does not exist, or two are given.
     """
     if checkpoint is not None:
         raise UsageError(

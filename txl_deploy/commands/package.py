@@ -1,4 +1,4 @@
-"""`txl-deploy package`: a bundle as another server's package, or as plain C."""
+"""`txl-deploy package`: write a bundle as Triton's package, or as plain C."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OF_TARGETS = {
     "triton": ("sequences", "idle-seconds", "backend"),
     "c": ("segment-length", "batch-size", "name", "weights-file", "max-bytes", "unverified"),
 }
-"""Options that one target alone has."""
+"""Options that only one target has."""
 
 
 def run(
@@ -123,7 +123,7 @@ def _run_c(json: bool, *options: Any) -> None:
 
 
 def describe_plain(made: Any) -> dict[str, Any]:
-    """The JSON document of a package in plain C: what was written; null for what was not measured."""
+    """Return the JSON document of a package in plain C; null for what was not measured."""
     found = dataclasses.asdict(made)
     return found | {
         "folder": str(made.folder),
@@ -134,7 +134,7 @@ def describe_plain(made: Any) -> dict[str, Any]:
 
 
 def describe_package(made: Any) -> dict[str, Any]:
-    """The JSON document: what was written."""
+    """Return the JSON document of a Triton package."""
     return {
         "folder": str(made.folder),
         "target": "triton",

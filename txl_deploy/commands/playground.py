@@ -1,4 +1,4 @@
-"""`txl-deploy playground`: the server's page for one person on this machine, with a token of its own."""
+"""`txl-deploy playground`: serve the page to one person on this machine, with a token of its own."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 TOKEN_BYTES = 24
 """Random bytes of the token in the address."""
 DRAIN = 2.0
-"""Seconds for what still runs when it is told to stop: nobody is there to read it."""
+"""Seconds for running requests after a stop: the only reader is the one who stopped it."""
 REDIRECT = """<!DOCTYPE html>
 <html lang="en"><meta charset="utf-8"><title>Playground</title><meta name="referrer" content="no-referrer">
 <meta http-equiv="refresh" content="0; url={0}"><p><a href="{0}">Playground</a></p></html>
 """
-"""What a browser is given in place of the address: others see the words that start a program, but no private file."""
+"""Page given to the browser in place of the address: other users see a program's arguments, but no private file."""
 DAY = 86_400.0
-"""Seconds for which a page may lie unused; its sessions end with it in any case."""
+"""Seconds for which a page may stay unused; its sessions end with it in any case."""
 
 
 def run(
@@ -77,7 +77,7 @@ def run(
 
 
 def _open(address: str, log: Log) -> None:
-    """Open a browser; one in a terminal keeps its thread until it is left."""
+    """Open a browser; one that runs in the terminal blocks this thread until it is left."""
     try:
         opened = webbrowser.open(address)
     except (webbrowser.Error, OSError):

@@ -1,4 +1,4 @@
-"""`txl-deploy report`: one page of a bundle for people to look at."""
+"""`txl-deploy report`: make one page of a bundle for people to look at."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def run(
 
 
 def _ids(bundle: Path, tokens: Path) -> Ids | None:
-    """The token ids to measure on, int32 [T]."""
+    """Read the token ids to measure on, int32 [T]."""
     from txl_export.token_files import read_tokens
     from txl_runtime.bundle.reading import open_bundle
 

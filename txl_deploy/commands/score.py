@@ -1,4 +1,4 @@
-"""`txl-deploy score`: perplexity and bits per byte of a text, or of every document of a corpus."""
+"""`txl-deploy score`: compute perplexity and bits per byte of a text, or of every document of a corpus."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _as_one_stream(bundle: Path, file: Path, backend: str, threads: int | None) 
     unknown_id = getattr(model.vocabulary, "unknown", None)  # bytes know every word
     unknown = 0 if unknown_id is None else int((ids == unknown_id).sum())
     mean = total / (len(ids) - 1)
-    # Where the vocabulary lacks words, the ids no longer hold the text: there is nothing to say of its bytes.
+    # If the vocabulary lacks words, the ids no longer hold the whole text, so bits per byte are undefined.
     known = None if text_bytes is None or unknown else text_bytes
     return {
         "tokens": len(ids),
@@ -121,7 +121,7 @@ def _as_one_stream(bundle: Path, file: Path, backend: str, threads: int | None) 
 
 
 def _read(file: Path, vocabulary: Vocabulary | None) -> tuple[NDArray[Any], int | None]:
-    """Token ids [T], and the number of bytes that all tokens but the first stand for; None where the ids are given."""
+    """Read token ids [T], and the number of bytes of all tokens but the first; None for the bytes of an .npy file."""
     from txl_export.token_files import read_ids, regular
 
     if file.suffix == ".npy":

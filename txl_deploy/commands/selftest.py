@@ -45,7 +45,7 @@ def run(bundle: Bundle, backend: Backend = "auto", threads: Threads = None, json
 
 
 def _record(model: Model) -> None:
-    """Note in the sidecars of the engines that ran that they passed; a bundle that cannot be written passes as well."""
+    """Record in the sidecars of the engines that ran that they passed; a read-only bundle passes as well."""
     if model.backend.name == "cpu":
         return
     from txl_engines.recording import record_pass

@@ -1,4 +1,4 @@
-"""`txl-deploy serve`: many sessions of a bundle behind an interface that OpenAI's clients speak."""
+"""`txl-deploy serve`: serve many sessions of a bundle behind an interface that OpenAI's clients speak."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from txl_deploy.extras import require
 
 NEEDED = ("starlette", "uvicorn", "prometheus_client")
 TOKEN = "TXL_DEPLOY_TOKEN"  # noqa: S105 - the variable's name
-"""The environment variable that holds the token, where no option does."""
+"""Environment variable of the token, for a run without the option."""
 LONGEST_TOKEN = 4096
-"""Bytes of a token's file at most."""
+"""Most bytes of a token's file."""
 
 
 def run(
@@ -68,7 +68,7 @@ def run(
 
 
 def _token(given: str | None, file: Path | None) -> str | None:
-    """The token of the option, the file or the environment.
+    """Return the token of the option, the file or the environment.
 
     Raises:
         UsageError: it is given twice, or the file cannot be read.

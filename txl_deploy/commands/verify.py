@@ -1,4 +1,4 @@
-"""`txl-deploy verify`: is the bundle still the same function as PyTorch's?"""
+"""`txl-deploy verify`: check that the bundle still computes the same function as PyTorch."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def run(
 
 
 def _bisect(bundle: Path, checkpoint: Path | None, backend: str, json: bool) -> None:
-    """Layer by layer; exit code 1 when one differs."""
+    """Compare layer by layer; exit code 1 if one differs."""
     from txl_export.verifying import bisect
 
     found = bisect(bundle, checkpoint, backend)

@@ -1,4 +1,4 @@
-"""What a document is on its way from a file to a result."""
+"""Define the forms of a document between its file and its result."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from txl_runtime.types import Ids
 
 
 def spelled(path: Path) -> str:
-    """A path as results and messages hold it: bytes that are no UTF-8 are escaped."""
+    """Write a path for results and messages: bytes that are no UTF-8 are escaped."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A document as it stands in a corpus.
+    """A document of a corpus.
 
     Attributes:
         index: its place in the corpus, from 0 on; documents that cannot be read count too.
-        id: its name: what the file says, else the file and the line.
+        id: its name, from the file; or the file and the line.
         place: the file and the line, for messages.
         content: text as bytes, or whole numbers [T] that are token ids.
-        weight: bytes of the corpus that it takes, for whoever says how far the work is.
+        weight: bytes of the corpus that it takes, for progress.
     """
 
     index: int
@@ -48,11 +48,11 @@ class Unit:
     """A piece of work: token ids that are scored as one sequence from fresh memory.
 
     Attributes:
-        index, id, place, weight: of the document.
+        index, id, place, weight: those of the document.
         ids: token ids int32 [T]; the first is only context.
-        tokens: how many tokens the document has.
-        scored_bytes: bytes of text that the results stand for; None where token ids were given.
-        unknown: how many words the vocabulary lacks.
+        tokens: number of tokens of the document.
+        scored_bytes: bytes of text that the results cover; None if token ids were given.
+        unknown: number of words that the vocabulary lacks.
     """
 
     index: int
@@ -66,5 +66,5 @@ class Unit:
 
     @property
     def scored(self) -> int:
-        """The number of results."""
+        """Return the number of results."""
         return max(len(self.ids) - 1, 0)

@@ -1,7 +1,7 @@
-"""From a document to the token ids that are scored.
+"""Turn a document into the token ids that are scored.
 
-Where the manifest names a boundary token, it is the context of a document's first token, so that every token of the
-document is scored: what lm-eval's rolling log-likelihood does with its prefix token. Elsewhere the first token is only
+If the manifest names a boundary token, it is the context of a document's first token, so that every token of the
+document is scored, as lm-eval's rolling log-likelihood does with its prefix token. Otherwise the first token is only
 context.
 """
 
@@ -16,10 +16,10 @@ from txl_deploy.corpora.documents import Bad, Document, Unit
 
 
 class Encoder:
-    """Makes units of documents.
+    """An encoder of documents as units.
 
     Args:
-        vocabulary: of the bundle; without one only documents of token ids can be scored.
+        vocabulary: the bundle's; without one only documents of token ids can be scored.
     """
 
     def __init__(self, manifest: Manifest, vocabulary: Vocabulary | None) -> None:
@@ -29,7 +29,7 @@ class Encoder:
         self._unknown: int | None = getattr(vocabulary, "unknown", None)  # bytes know every word
 
     def unit(self, document: Document | Bad) -> Unit | Bad:
-        """The unit of a document; bad where there is no vocabulary, a word is not in it, or ids are out of range."""
+        """Encode a document as a unit; bad without a vocabulary, with an unknown word, or with ids out of range."""
         if isinstance(document, Bad):
             return document
         try:

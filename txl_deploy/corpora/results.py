@@ -1,8 +1,8 @@
 """The file of results: JSON lines, written document by document, from which an interrupted run goes on.
 
-The first line says what the results are of: model, corpus and options. Every further line is one document's
-(`totals.Scores`), in the order in which they were computed. A line that a kill or a full disk has torn is the last one,
-and is cut off before the run goes on.
+The first line names what the results are of: model, corpus and options. Every further line is one document's
+(`totals.Scores`), in the order of computation. Only the last line can be torn, by a kill or a full disk, and it is cut
+off before the run goes on.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ UNKNOWN = "was begun by version 0.8.0, so nothing tells whether weights and voca
 
 
 def header_of(manifest: Manifest, corpus: Corpus) -> dict[str, Any]:
-    """The first line: of which bundle and which documents the results are.
+    """Return the first line: the bundle and the documents that the results are of.
 
-    The model's identity does not tell which weights two exports to int8 have quantised, nor the vocabulary; where
-    segments are cut is a part of what is computed.
+    The model id alone does not suffice: it is the same for two int8 exports that quantised different weights, and for
+    two vocabularies. Where segments are cut changes the results.
     """
     return {
         "model_id": manifest.model_id,
@@ -50,10 +50,10 @@ class Results:
 
     Attributes:
         finished: indices of documents whose results are in the file.
-        totals: what they add up to.
+        totals: the sums of these results.
 
     Raises:
-        UsageError: the file is there and neither option is given; it is of something else, or damaged; a second run
+        UsageError: the file exists and neither option is given; it holds something else, or is damaged; a second run
             writes to it; or it cannot be written.
     """
 
@@ -88,12 +88,12 @@ class Results:
         self._file.close()
 
     def add(self, scores: Sequence[Scores]) -> None:
-        """Write lines.
+        """Append the scores as lines.
 
         Raises:
-            OSError: the disk takes no more; what was written of a line is cut off when the run goes on.
+            OSError: the disk is full; a torn line is cut off when the run goes on.
         """
-        if self._begin:  # only now what stood there goes: a run that fails before it has a result keeps it
+        if self._begin:  # the old content is replaced only now: a run that fails before its first result keeps it
             self._file.truncate(0)
         self._file.write(self._begin + b"".join(msgspec.json.encode(each) + b"\n" for each in scores))
         self._file.flush()
@@ -103,10 +103,10 @@ class Results:
             self.totals.add(each)
 
     def _read(self, header: dict[str, Any]) -> int:
-        """Take over what is there; how many bytes its whole lines have.
+        """Read the results of an earlier run, and return the number of bytes of its whole lines.
 
         Raises:
-            UsageError: it is of something else, or damaged.
+            UsageError: the file holds something else, or is damaged.
         """
         self._file.seek(0)
         whole = 0
@@ -157,7 +157,7 @@ class Results:
 
 
 def _is_free(file: int) -> bool:
-    """Lock a file; True also where its file system has no locks."""
+    """Lock a file; return True also if its file system has no locks."""
     try:
         return lock(file)
     except OSError:

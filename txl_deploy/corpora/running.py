@@ -1,4 +1,4 @@
-"""The whole of it: a corpus, from files to results."""
+"""Score a whole corpus, from files to results."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def score_corpus(
     skip_bad: bool = False,
     jobs: int = 1,
 ) -> dict[str, Any]:
-    """Score every document of a corpus that is not in the file of results yet.
+    """Score every document of a corpus that the file of results does not hold yet.
 
     Args:
-        skip_bad: leave out what cannot be scored, and count it; else the first one ends the run.
-        jobs: how many threads score.
+        skip_bad: leave out documents that cannot be scored, and count them; else the first one ends the run.
+        jobs: number of threads that score.
 
     Returns:
-        What all results add up to, those of earlier runs too.
+        The sums of all results, those of earlier runs included.
 
     Raises:
-        TxlError: something cannot be read, or a document cannot be scored; what was written before it is kept.
+        TxlError: a file cannot be read, or a document cannot be scored; results written before it are kept.
     """
     manifest, totals, results = model.manifest, Totals(), None
     require_tokens(manifest, "score")

@@ -1,4 +1,4 @@
-"""Scores units on one model: as many beside each other as it has rows, each from fresh memory, on several threads."""
+"""Score units on one model: as many side by side as it has rows, each from fresh memory, on several threads."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from txl_runtime.streaming.inputs import require_tokens
 from txl_deploy.corpora.documents import Unit
 
 SEGMENTS_PER_CALL = 16
-"""Of the longest, per call: what is held does not depend on a document's length."""
+"""Longest segments per call: memory does not depend on a document's length."""
 MOST_DOCUMENTS = 4096
-"""Documents of a window, which is read ahead and sorted by length, so that few rows wait for the longest of a batch."""
+"""Documents of a window, which is read ahead and sorted by length, so that few rows wait for a batch's longest."""
 ENOUGH_TOKENS, MOST_TOKENS = 1 << 20, 1 << 26
-"""Tokens with which a window is large enough, if it has documents for every row; and with which it ends anyway."""
+"""Tokens at which a window with documents for every row ends; and those at which any window ends."""
 Told = Callable[[Sequence[Unit], float], None]
-"""Hears which share of a batch has been scored since it was told before."""
+"""Receives a batch and the share of it that was scored since the last call."""
 Scored = tuple[list[Unit], list[float | str]]
-"""A batch, and of each unit the sum of its negative log-likelihoods in nats, or why there is none."""
+"""A batch, and for each unit the sum of its negative log-likelihoods in nats, or the reason why there is none."""
 
 
 def rows_of(manifest: Manifest) -> int:
-    """How many documents of different lengths one stream of a model takes.
+    """Return the number of documents of different lengths that one stream of a model scores at once.
 
-    Only independent sequences whose segments may hold any number of tokens can differ in length; other models take one
+    Only independent sequences whose segments may hold any number of tokens can differ in length; other models score one
     document at a time.
     """
     return manifest.batch_size if manifest.can.run_apart and manifest.can.run_ragged else 1
 
 
 def batches(units: Iterable[Unit], rows: int, jobs: int = 1) -> Iterator[list[Unit]]:
-    """Units of similar length, `rows` at a time, window by window; of each window the longest come first."""
+    """Yield units of similar length, `rows` at a time, window by window; within a window the longest come first."""
     window: list[Unit] = []
     tokens, least = 0, 4 * rows * jobs
     for unit in units:
@@ -70,11 +70,11 @@ class Scorer:
         self._chunk = model.segment_lengths[0] * SEGMENTS_PER_CALL
 
     def score(self, units: Sequence[Unit], told: Told = lambda units, share: None) -> list[float | str]:
-        """Score at most `rows` units beside each other.
+        """Score at most `rows` units side by side.
 
         Returns:
-            Of each the sum of its negative log-likelihoods in nats, or why there is none; the others are not touched by
-            that: where the engine fails, the units are repeated one by one.
+            For each the sum of its negative log-likelihoods in nats, or the reason why there is none. If the engine
+            fails, the units are repeated one by one, so that only the faulty one has none.
         """
         try:
             totals = self._totals(units, told)
@@ -83,7 +83,7 @@ class Scorer:
         return [total if math.isfinite(total) else _no_number(total) for total in totals]
 
     def _totals(self, units: Sequence[Unit], told: Told) -> list[float]:
-        """The sum of every unit's results, in float64."""
+        """Sum every unit's results, in float64."""
         stream, totals = self._stream, [0.0] * len(units)
         stream.reset()
         most = max(len(unit.ids) for unit in units)
@@ -108,7 +108,7 @@ def _no_number(total: float) -> str:
 
 
 def on_threads(model: Model, work: Iterable[list[Unit]], jobs: int, told: Told) -> Generator[Scored]:
-    """Batches as they are finished, by so many threads with a stream each; by this thread where it is one."""
+    """Yield batches as they are finished, by `jobs` threads with a stream each; with 1 job, by this thread."""
     if jobs == 1:
         scorer = Scorer(model)
         for batch in work:
@@ -119,7 +119,7 @@ def on_threads(model: Model, work: Iterable[list[Unit]], jobs: int, told: Told) 
         free.put(Scorer(model))
 
     def going(units: Sequence[Unit], share: float) -> None:
-        if ended.is_set():  # an interrupt reaches the main thread alone
+        if ended.is_set():  # an interrupt reaches the main thread alone, so workers look here
             raise InterruptedError
         told(units, share)
 
@@ -135,7 +135,7 @@ def on_threads(model: Model, work: Iterable[list[Unit]], jobs: int, told: Told) 
     try:
         for batch in work:
             running.add(pool.submit(score, batch))
-            if len(running) > 2 * jobs:  # one at work and one that waits for each thread
+            if len(running) > 2 * jobs:  # for each thread one batch at work and one that waits
                 done, running = wait(running, return_when=FIRST_COMPLETED)
                 yield from (each.result() for each in done)
         yield from (each.result() for each in as_completed(running))

@@ -1,8 +1,8 @@
-"""Where documents come from: a folder, or a file of JSON lines.
+"""Read documents from a folder, or from a file of JSON lines.
 
 A folder's documents are the files directly in it, or below it with `recursive`, sorted by name; hidden ones are left
-out. Each is read by its name: `.npy` holds token ids, `.jsonl` documents, `{"text": "…", "id": "…"}` or
-`{"tokens": [1, 2, 3]}`, one in each line; all else is one text.
+out. The name decides the form: `.npy` holds token ids; `.jsonl` holds one document per line, `{"text": "…", "id": "…"}`
+or `{"tokens": [1, 2, 3]}`; any other file is one text.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from txl_runtime.streaming.checks import shown
 from txl_deploy.corpora.documents import Bad, Document, spelled
 
 HOLDING = ".jsonl"
-"""The end of the names of files that hold many documents."""
+"""Suffix of the names of files that hold many documents."""
 Done = Callable[[int, int], bool]
-"""Asked with a document's index and weight; says whether it needs no reading."""
+"""Called with a document's index and weight; True if it has a result already and is not to be read."""
 TokenIds = list[Annotated[int, Meta(ge=0, lt=2**31)]]
 
 
 def is_corpus(path: Path) -> bool:
-    """Whether a path holds documents, and is not one text or one row of token ids."""
+    """Return True if a path holds documents, and is not one text or one row of token ids."""
     return path.is_dir() or path.suffix == HOLDING
 
 
@@ -40,10 +40,10 @@ class Corpus:
 
     Attributes:
         path: the folder or the file.
-        named: which field of a line has the text or the token ids; None for `text`, else `tokens`.
-        recursive: whether folders in a folder count.
-        files: what is read, in this order.
-        left_out: folders that were seen and not looked into.
+        named: the field of a line that has the text or the token ids; None for `text`, else `tokens`.
+        recursive: True if folders in a folder count.
+        files: the files to read, in this order.
+        left_out: number of folders that were found and not searched.
     """
 
     path: Path
@@ -56,7 +56,7 @@ class Corpus:
         """List the files.
 
         Raises:
-            UsageError: there is none, a folder cannot be read, or the name of the field is none.
+            UsageError: there is no file, a folder cannot be read, or the field's name is not printable.
         """
         if self.named is not None and not self.named.isprintable():
             raise UsageError(f"--field is {shown(self.named)}, expected the name of a field; check it")
@@ -86,15 +86,15 @@ class Corpus:
                 self.left_out += 1
 
     def name(self, file: Path) -> str:
-        """How documents of a file are called: by its path in the folder; bytes that are no UTF-8 are escaped."""
+        """Name a file's documents by its path in the folder; bytes that are no UTF-8 are escaped."""
         return spelled(file.relative_to(self.path) if file != self.path else Path(file.name))
 
     def size(self) -> int:
-        """Bytes of all files, as far as they can be told."""
+        """Sum the bytes of all files; one that is no plain file counts 0."""
         return sum(map(_size, self.files))
 
     def identity(self) -> str:
-        """A SHA-256 over names, contents and which files are unreadable, the same wherever the corpus lies.
+        """Return a SHA-256 over names, contents and the names of unreadable files; the corpus's own path is left out.
 
         Raises:
             UsageError: a file of many documents cannot be read.
@@ -115,11 +115,11 @@ class Corpus:
         return told.hexdigest()
 
     def documents(self, done: Done) -> Iterator[Document | Bad]:
-        """All documents but those that are done, in the corpus's order.
+        """Yield all documents but those that are done, in the corpus's order.
 
         Raises:
-            UsageError: a file of many documents cannot be read to its end. It is not skipped, because nobody knows how
-                many documents there are in the rest, and every later one would have a different index.
+            UsageError: a file of many documents cannot be read to its end. It is not skipped, because the number of
+                documents in the rest is unknown, and every later one would have a wrong index.
         """
         index = 0
         for file in self.files:
@@ -143,7 +143,7 @@ class Corpus:
 
 
 def _broken_off(file: Path, documents: int, error: Exception) -> UsageError:
-    """The error of a file that could not be read further after so many documents."""
+    """Make the error of a file that could not be read further after `documents` documents."""
     return UsageError(
         f"{spelled(file)}: breaks off after {documents} documents ({getattr(error, 'strerror', None) or error}), "
         "expected to be read to its end; run the same command again once it can be read, with --resume where there is "
@@ -152,7 +152,7 @@ def _broken_off(file: Path, documents: int, error: Exception) -> UsageError:
 
 
 def _document(decoder: msgspec.json.Decoder[Any], line: bytes, named: str | None, at: Document) -> Document | Bad:
-    """The document of a line; `at` says its place."""
+    """Parse the document of a line; `at` has its index, name and place."""
     try:
         fields = decoder.decode(line)
         id = msgspec.json.decode(fields.get("id", b"null"), type=str | int | None)
@@ -165,10 +165,10 @@ def _document(decoder: msgspec.json.Decoder[Any], line: bytes, named: str | None
 
 
 def content_of(fields: dict[str, msgspec.Raw], named: str | None) -> bytes | list[int]:
-    """The text or the token ids among the fields of an object.
+    """Return the text or the token ids among the fields of an object.
 
     Raises:
-        UsageError: there is no such field, or it is not clear which.
+        UsageError: there is no such field, or it could be either of two.
         msgspec.MsgspecError: it holds something else.
     """
     if named is None:
@@ -184,7 +184,7 @@ def content_of(fields: dict[str, msgspec.Raw], named: str | None) -> bytes | lis
 
 
 def _whole(file: Path, name: str, index: int) -> Document | Bad:
-    """A file that is one document."""
+    """Read a file that is one document."""
     weight = _size(file)
     try:
         if file.suffix == ".npy":

@@ -1,4 +1,4 @@
-"""Results of documents, and what they add up to."""
+"""Define the results of documents, and add them up."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from txl_deploy.corpora.documents import Bad, Unit
 
 Count = Annotated[int, Meta(ge=0, lt=2**53)]
-"""What every reader of JSON reads as a whole number."""
+"""Integers that every reader of JSON reads exactly."""
 
 
 class Scores(Struct, frozen=True, kw_only=True):
-    """The result of one document, and a line of the file of results.
+    """The result of a document, and a line of the file of results.
 
     Attributes:
         index: its place in the corpus, from 0 on.
         id: its name.
-        tokens: how many it has; of these `scored` have a result: all after a boundary token, else all but the first.
-        nll: mean negative log-likelihood in nats per scored token; None where there is none.
-        perplexity: exp of it; None where that is beyond every float.
-        bits_per_byte: of the text that was scored; None of token ids, and where the vocabulary lacks words.
-        scored_bytes: how many bytes that text has; None of token ids.
-        unknown_words: how many words the vocabulary lacks.
-        error: why there is no result; not written where there is one.
+        tokens: its number of tokens.
+        scored: number of tokens with a result: all after a boundary token, else all but the first.
+        nll: mean negative log-likelihood in nats per scored token; None if none is scored.
+        perplexity: exp of it; None beyond the range of float.
+        bits_per_byte: bits per byte of the scored text; None for token ids, and if the vocabulary lacks words.
+        scored_bytes: number of bytes of that text; None for token ids.
+        unknown_words: number of words that the vocabulary lacks.
+        error: why there is no result; not written if there is one.
     """
 
     index: Count
@@ -41,7 +42,7 @@ class Scores(Struct, frozen=True, kw_only=True):
 
 
 def scores_of(unit: Unit, total: float) -> Scores:
-    """The result of a unit whose negative log-likelihoods add up to `total` nats."""
+    """Return the result of a unit whose negative log-likelihoods add up to `total` nats."""
     measured = measures(total, unit.scored, None if unit.unknown else unit.scored_bytes)
     return Scores(
         index=unit.index,
@@ -57,12 +58,12 @@ def scores_of(unit: Unit, total: float) -> Scores:
 
 
 def left_out(bad: Bad) -> Scores:
-    """The line of a document without a result."""
+    """Return the line of a document without a result."""
     return Scores(index=bad.index, id=bad.id, error=bad.why)
 
 
 def measures(total: float, scored: int, scored_bytes: int | None) -> dict[str, float | None]:
-    """What a sum of negative log-likelihoods says of so many tokens and bytes; None where there is nothing to say."""
+    """Compute the measures of a sum of negative log-likelihoods; None for a measure that is undefined."""
     if not scored:
         return {"nll": None, "perplexity": None, "bits_per_token": None, "bits_per_byte": None}
     mean = total / scored
@@ -75,10 +76,10 @@ def measures(total: float, scored: int, scored_bytes: int | None) -> dict[str, f
 
 
 class Totals:
-    """What results add up to.
+    """The sums of results.
 
     Attributes:
-        documents, skipped: how many have a result, and how many have none.
+        documents, skipped: number of documents with a result, and without one.
     """
 
     def __init__(self) -> None:
@@ -87,7 +88,7 @@ class Totals:
         self._total, self._is_text = 0.0, True
 
     def add(self, scores: Scores) -> None:
-        """Another document's."""
+        """Add a document's result."""
         if scores.error is not UNSET:
             self.skipped += 1
             return
@@ -99,7 +100,7 @@ class Totals:
         self._is_text &= scores.scored_bytes is not None
 
     def document(self) -> dict[str, Any]:
-        """All of them: the mean is over tokens and not over documents. Keys are those of a single text, and more."""
+        """Return the sums; means are over tokens, not over documents. Keys are those of a single text, and more."""
         text = self._bytes if self._is_text and not self._unknown else None
         return {
             "tokens": self._tokens,

@@ -1,1 +1,1 @@
-"""Packages in plain C: a step of fixed shape as one function that allocates nothing, with no library behind it."""
+"""Write packages in plain C: a step of fixed shape as one function that allocates nothing and needs no library."""

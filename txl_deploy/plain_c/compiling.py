@@ -1,4 +1,4 @@
-"""The compiler of C of this machine: what it makes of a package, and how much code that is."""
+"""Compile a package with this machine's C compiler, and measure its code."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from txl_deploy.plain_c.rendering import FLAGS
 
 
 def find_compiler() -> list[str]:
-    """The compiler's command: what CC says, or cc.
+    """Return the compiler's command: the variable CC, or cc.
 
     Raises:
-        BackendError: there is none.
+        BackendError: no compiler was found.
     """
     try:
         command = shlex.split(os.environ.get("CC", "")) or ["cc"]
@@ -65,7 +65,7 @@ def _run(command: list[str], folder: Path) -> None:
 
 
 def code_bytes(compiled: Path) -> int | None:
-    """Bytes of machine code in an object file, without constants; None where no `size` of binutils tells them."""
+    """Return the bytes of machine code in an object file, without constants; None without `size` of binutils."""
     size = shutil.which("size")
     if size is None:
         return None

@@ -1,7 +1,7 @@
-"""From a step's graph to C: emx-onnx-cgen writes the program, weights become arrays that the program is handed.
+"""Turn a step's graph into C: emx-onnx-cgen writes the program, and weights become arrays that it reads.
 
-The generator would put every weight into its text. As inputs of the graph they can lie in flash or in a mapped file.
-Names in the graph are replaced before: a stranger's bundle may have chosen them, and they stand in comments of C.
+The generator would write every weight into its text. As inputs of the graph they can lie in flash or in a mapped file.
+Names in the graph are replaced first: a stranger's bundle may have chosen them, and they appear in comments of C.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from txl_runtime.types import Array
 from txl_deploy.plain_c.step import PlainStep
 
 LARGE = 64
-"""Bytes from which on a weight is one that the program is handed."""
+"""Bytes from which on a weight is an argument of the program; smaller ones stay in its text."""
 WEIGHTS = {np.dtype(np.float32): "float", np.dtype(np.uint8): "uint8_t"}
-"""Types of weights that the program is handed, and what C calls them; others stay in its text."""
+"""Types of weights that are arguments of the program, and their names in C; other types stay in its text."""
 INDEXED = dict.fromkeys(("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND"), 0)
 INDEXED["TensorScatter"] = -2
-"""Operators that read or write where an input says, and the axis on which they do where none is named."""
+"""Operators that index an axis by an input, and the axis if no attribute names one."""
 KINDS = {"float32": "float", "int32": "int32_t", "bool": "bool"}
-"""Types of C by those of the bundle's tables."""
+"""Types of the bundle's tables → types of C."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Generated:
     """A program in C.
 
     Attributes:
-        source: the text: `static void NAME_program(inputs…, weights…, outputs…)` and what it calls.
-        weights: those of `WEIGHTS` that have `LARGE` bytes or more, in the order of the parameters.
-        multiply_adds: of one step, in products of matrices and convolutions; None where the graph does not tell.
+        source: the text: `static void NAME_program(inputs…, weights…, outputs…)` and the functions that it calls.
+        weights: weights with a type of `WEIGHTS` and `LARGE` bytes or more, in the order of the parameters.
+        multiply_adds: number of them in one step, in matrix products and convolutions; None if a shape is unknown.
     """
 
     source: str
@@ -51,7 +51,7 @@ def generate(bundle: Bundle, step: PlainStep, name: str) -> Generated:
     """Write a step as C.
 
     Raises:
-        BackendError: the generator cannot, and what it says of that.
+        BackendError: the generator fails; the message quotes it.
     """
     from emx_onnx_cgen.compiler import Compiler, CompilerOptions
 
@@ -73,7 +73,7 @@ def generate(bundle: Bundle, step: PlainStep, name: str) -> Generated:
     options = CompilerOptions(model_name=f"{name}_program", large_temp_threshold_bytes=0, large_weight_threshold=0)
     try:
         source = Compiler(options).compile(model)
-    except Exception as error:  # the generator raises its own kinds, and others where it meets what it does not expect
+    except Exception as error:  # its own kinds, and any other on a graph that it does not expect
         raise BackendError(
             f"program {step.program.name} cannot be written as C: emx-onnx-cgen says {one_line(error)}; run this model "
             "with the library for C and C++ (docs/embedding.md)"
@@ -82,16 +82,16 @@ def generate(bundle: Bundle, step: PlainStep, name: str) -> Generated:
 
 
 def _prepare(model: Any) -> None:
-    """Write what the generator misreads as it reads it."""
+    """Rewrite the parts of a graph that the generator misreads."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in model.graph.node:
         attributes = {attribute.name: attribute for attribute in node.attribute}
         if (
             node.op_type in ("GRU", "RNN") and "direction" in attributes
-        ):  # of "forward", the default, it reads the bytes
+        ):  # the generator misreads the bytes of "forward", the default
             if attributes["direction"].s == b"forward":
                 node.attribute.remove(attributes["direction"])
-        elif node.op_type == "MatMulNBits":  # scales and zero points on one axis it takes for those of other blocks
+        elif node.op_type == "MatMulNBits":  # it takes scales and zero points on one axis for those of other blocks
             for name in filter(None, node.input[2:4]):
                 blocks = -(-attributes["K"].i // attributes["block_size"].i)
                 size = blocks if name == node.input[2] else -(-blocks * attributes["bits"].i // 8)
@@ -101,9 +101,9 @@ def _prepare(model: Any) -> None:
 
 
 def _fold(onnx: Any, model: Any) -> None:
-    """Compute what depends on weights alone, which the program would compute in every step, on the stack.
+    """Compute everything that depends on weights alone; the program would compute it in every step, on the stack.
 
-    What repeats a weight stays: it is computed faster than it is read.
+    Nodes that only repeat a weight stay: computing their result is faster than reading it.
     """
     from onnx.reference import ReferenceEvaluator
 
@@ -130,17 +130,17 @@ def _fold(onnx: Any, model: Any) -> None:
 
 
 def _bound(onnx: Any, model: Any) -> None:
-    """Take an index out of range for the nearest one in range: ONNX Runtime refuses it, C would go wherever it leads.
+    """Clip an index out of range to the nearest one in range: ONNX Runtime refuses it, C would read any memory.
 
     Raises:
-        BackendError: an index that is constant is out of range, so that no step can be right.
+        BackendError: a constant index is out of range, so that no step can be right.
     """
     graph, constants = model.graph, {tensor.name: tensor for tensor in model.graph.initializer}
     shapes = known_shapes(graph) | {name: tensor.dims for name, tensor in constants.items()}
     nodes, make = [], onnx.helper.make_node
     for node in graph.node:
         place, given = 2 if node.op_type == "TensorScatter" else 1, {each.name: each for each in node.attribute}
-        around = "mode" in given and given["mode"].s == b"circular"  # its indices may be any
+        around = "mode" in given and given["mode"].s == b"circular"  # then any index is valid
         if node.op_type in INDEXED and not around and "".join(node.input[place : place + 1]):
             whole, indices = shapes[node.input[0]], node.input[place]
             axis = next((given[name].i for name in ("axis", "batch_dims") if name in given), INDEXED[node.op_type])
@@ -193,16 +193,16 @@ _LOG_SUM_EXP = re.compile(
     r"acc = 0\.0f;((?:(?!acc).)*)acc \+= ref_scalar_f32_exp\((\S+)\);((?:(?!acc).)*)ref_scalar_f32_log\(acc\)",
     re.DOTALL,
 )
-"""A sum of exponentials, which overflows from 89 on."""
+"""A sum of exponentials, which overflows for inputs above 88."""
 
 
 _TO_WHOLE = re.compile(r"(\(const (?:float|double|_Float16) input0\b[^{]*{[^}]*?= )\((u?int\d+_t)\)(input0[^;]*);")
-"""A cast of floats to whole numbers, from the function's parameters on."""
+"""A cast of floats to integers, from the function's parameters on."""
 
 
 def _cast(found: re.Match[str]) -> str:
-    """A cast as ONNX Runtime makes it on x86, where C says nothing of NaN and of what its type does not hold: the least
-    number of 32 bits, or of 64, of which smaller types take the last bits.
+    """Write a cast as ONNX Runtime makes it on x86. In C, NaN and values that the type cannot hold are undefined; there
+    they become the least number of 32 bits, or of 64, and smaller types take its low bits.
     """
     before, kind, x = found.groups()
     bits = 64 if kind in ("int64_t", "uint64_t", "uint32_t") else 32
@@ -214,9 +214,9 @@ def _cast(found: re.Match[str]) -> str:
 
 
 def _alone(source: str, name: str) -> str:
-    """The program with nothing that other files could see, or that a compiler warns of, and on little stack.
+    """Return the program with internal linkage only, without compiler warnings, and with little stack.
 
-    What is NaN stays NaN in it, as in the engine, where the generator takes the other value; no whole number is NaN.
+    NaN stays NaN, as in the engine; the generator's own code takes the other value. No integer is NaN.
     """
     source = re.sub(r"rounded = \w+_maximum\(rounded, (.*)\);", r"rounded = rounded > \1 ? rounded : \1;", source)
     source = _TO_WHOLE.sub(_cast, source)
@@ -235,9 +235,9 @@ def _alone(source: str, name: str) -> str:
 
 
 def _in_slots(body: str) -> str:
-    """A function whose temporaries share memory where none of them is read any more when another one is written.
+    """Let temporaries share memory if each is read for the last time before the next one is written.
 
-    Those that share have values of one type, so that no compiler takes two of them for memory apart.
+    Those that share have values of one type, so that no compiler may assume that they do not overlap.
     """
     declared = re.compile(r"^    (\w+) (tmp\w+)((?:\[\d+\])+);\n", re.MULTILINE)
     found = {match[2]: match for match in declared.finditer(body)}
@@ -267,7 +267,7 @@ def _in_slots(body: str) -> str:
 
 
 def _multiply_adds(model: Any) -> int | None:
-    """Of one run of a graph whose sizes are all fixed."""
+    """Count the multiply-adds of one run of a graph with fixed sizes; None if a shape is unknown."""
     graph = inferred(model).graph
     shapes = known_shapes(graph) | {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     total = 0
@@ -307,4 +307,4 @@ _PRODUCTS: dict[str, Callable[..., int]] = {
     **dict.fromkeys(("GRU", "LSTM", "RNN"), _of_recurrence),
     "MatMulNBits": lambda node, left, right, out: math.prod(out) * left[-1],
 }
-"""How many multiply-adds an operator takes, by the shapes of its first two inputs and of its output."""
+"""Number of multiply-adds of an operator, by the shapes of its first two inputs and of its output."""

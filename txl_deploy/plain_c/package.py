@@ -1,8 +1,8 @@
-"""A package in plain C, written, compiled, compared with its bundle, and only then put into place.
+"""Write a package in plain C, compile it, compare it with its bundle, and only then put it into place.
 
 DIR/txl-package.json, README.md, Makefile, CMakeLists.txt
 DIR/NAME.h, NAME.c                   the model: state, init, step, reset
-DIR/NAME.weights                     where the weights are to lie in a file of their own, little-endian
+DIR/NAME.weights                     the weights, if they have a file of their own, little-endian
 DIR/test_NAME.c                      replays stored steps
 """
 
@@ -37,13 +37,13 @@ class PlainPackage:
     """A package that was written.
 
     Attributes:
-        folder: where it is.
-        name: of the model in C.
+        folder: its folder.
+        name: the model's name in C.
         batch_size, segment_length: B and L of a step.
-        verified: what the comparison with the bundle found; empty where there was none.
-        state_bytes, weight_bytes: of one state, and of all weights.
-        stack_bytes, code_bytes: where they were measured.
-        multiply_adds: of a step, where the graph tells.
+        verified: the result of the comparison with the bundle; "" if there was none.
+        state_bytes, weight_bytes: bytes of one state, and of all weights.
+        stack_bytes, code_bytes: None if they were not measured.
+        multiply_adds: number of them in a step; None if it is unknown.
     """
 
     folder: Path
@@ -75,20 +75,20 @@ def package_c(
 
     Args:
         bundle: the bundle's folder.
-        out: the folder to write; nothing may be there yet.
-        force: whether a package that was written before is replaced.
-        name: of the model in C; the bundle's without it.
-        length: L of a step; the bundle's longest without it.
-        batch_size: B of a step, where the bundle leaves it open.
-        weights_file: whether the weights lie in a file of their own.
-        max_bytes: what state, weights, stack and code may have together.
-        unverified: whether it is put into place without having been compiled and compared.
+        out: the folder to write; it must not exist without `force`.
+        force: True to replace a package that was written before.
+        name: the model's name in C; None for the bundle's.
+        length: L of a step; None for the bundle's longest.
+        batch_size: B of a step, if the bundle leaves it open.
+        weights_file: True to write the weights into a file of their own.
+        max_bytes: most bytes of state, weights, stack and code together.
+        unverified: True to skip compiling and comparing.
 
     Raises:
-        UsageError: nothing can be written there, or this model is none for plain C.
+        UsageError: the folder cannot be written, or the model does not fit plain C.
         BundleError: the bundle cannot be read.
-        BackendError: the generator or the compiler does not take it, or there is none.
-        CheckError: what was compiled is not what the bundle computes.
+        BackendError: the generator or the compiler refuses the model, or there is none.
+        CheckError: the compiled program does not compute the same as the bundle.
     """
     called = identifier(model_name(bundle) if name is None else name)
     if name is not None and called != name:
@@ -129,7 +129,7 @@ def package_c(
 def _verified(
     model: Model, step: PlainStep, folder: Path, compiler: list[str], context: dict[str, Any], listener: Listener
 ) -> dict[str, Any]:
-    """Compile a package's source and compare it; what the templates say of that."""
+    """Compile a package's source and compare it with the bundle; return the result for the templates."""
     name = context["name"]
     with tempfile.TemporaryDirectory() as place:
         replay = _write(Path(place), "replay.c", "replay.c", context)
@@ -148,7 +148,7 @@ def _write(folder: Path, file: str, template: str, context: dict[str, Any]) -> P
 
 
 def _write_weights(path: Path, weights: list[dict[str, Any]]) -> None:
-    """All weights, each at a multiple of `ALIGNED` bytes."""
+    """Write all weights, each at a multiple of `ALIGNED` bytes."""
     with path.open("wb") as file:
         for each in weights:
             data = each["array"].astype(each["array"].dtype.newbyteorder("<")).tobytes()
@@ -156,7 +156,7 @@ def _write_weights(path: Path, weights: list[dict[str, Any]]) -> None:
 
 
 def _check_size(context: dict[str, Any], most: int | None) -> None:
-    """Refuse a package that is too large, by what is known of it so far."""
+    """Refuse a package that is too large, by the sizes known so far."""
     measured = context["measured"] or {}
     parts = {"weights": context["weight_bytes"], "state": context["state_bytes"]}
     parts |= {part: measured[part] for part in ("stack", "code") if measured.get(part) is not None}

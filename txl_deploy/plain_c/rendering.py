@@ -1,4 +1,4 @@
-"""The files of a package, from templates: a step and its numbers as names, types and sizes of C."""
+"""Render the files of a package from templates: a step and its numbers as names, types and sizes of C."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from txl_deploy.plain_c.generating import KINDS, WEIGHTS, Generated
 from txl_deploy.plain_c.step import PlainStep
 
 FLAGS = "-O3 -march=native -fassociative-math -fno-signed-zeros -fno-trapping-math -fno-math-errno"
-"""What the generated C is compiled with: sums in any order, NaN kept."""
+"""Compiler flags for the generated C: sums in any order, NaN kept."""
 ALIGNED = 64
-"""Weights in a file of their own begin at multiples of so many bytes."""
+"""Weights in a file of their own begin at multiples of this number of bytes."""
 _TAKEN = re.findall(
     r"\S+",
     """
@@ -33,18 +33,18 @@ NAN NULL state counts which weights side row some whole running old next all mai
 begin memcpy memset i linux unix
 """,
 )
-"""Keywords of C and C++, and names that the functions have themselves."""
+"""Keywords of C and C++, and names that the functions use themselves."""
 
 
 def identifier(name: str) -> str:
-    """A name of C for a name of the bundle's."""
+    """Turn a name of the bundle's into a name of C."""
     found = re.sub(r"\W", "_", name, flags=re.ASCII)
     found = f"m_{found}" if not found[:1].isalpha() else found
     return f"{found}_" if found in _TAKEN else found
 
 
 def context_of(step: PlainStep, generated: Generated, name: str, weights_file: bool) -> dict[str, Any]:
-    """What the templates read, but for what was measured and stored."""
+    """Build the values that the templates read, without what is measured and stored later."""
     manifest, program = step.manifest, step.program
     batch, length = manifest.batch_size, program.segment_length
     lockstep, exact = not manifest.can.run_apart, not manifest.can.run_ragged
@@ -116,12 +116,12 @@ def context_of(step: PlainStep, generated: Generated, name: str, weights_file: b
 
 
 def render(template: str, context: Mapping[str, Any]) -> str:
-    """One file of a package."""
+    """Render one file of a package."""
     return str(_environment().get_template(template).render(context))
 
 
 def literals(array: Array) -> str:
-    """The values of an array as C writes them, exactly."""
+    """Write the values of an array as C literals, exactly: [0.5, 2.0] as "5.00000000e-01f, 2.00000000e+00f"."""
     flat = array.ravel().tolist()
     written = [_float(value) for value in flat] if array.dtype.kind == "f" else [str(int(value)) for value in flat]
     return ",\n".join(", ".join(written[first : first + 8]) for first in range(0, len(written), 8))
@@ -141,7 +141,7 @@ def _entry(entry: Input | Output, name: str, batch: int, length: int) -> dict[st
 
 
 def _blanks(axes: Axes, shape: Sequence[int], ctype: str) -> list[dict[str, str]]:
-    """How `blank` walks through an array, for each axis of positions; without one, by sequences alone."""
+    """Build the tables by which `blank` walks through an array: one per position axis, or one for sequences alone."""
     if axes.batch is None:
         return []
     found = []
@@ -156,14 +156,14 @@ def _blanks(axes: Axes, shape: Sequence[int], ctype: str) -> list[dict[str, str]
 
 
 def _cast(value: str, ctype: str, shape: Sequence[int], read: bool) -> str:
-    """A pointer to values as one to an array of a shape."""
+    """Cast a pointer to values to a pointer to an array of a shape, e.g. [4, 3] to `(float (*)[3])`."""
     inner = "".join(f"[{size}]" for size in shape[1:])
     const = "const " if read else ""
     return f"({const}{ctype} (*){inner}){value}" if inner else f"({const}{ctype} *){value}"
 
 
 def _distinct(names: Iterable[str], model: str) -> dict[str, str]:
-    """Names of C for names of the bundle's, each another one in capitals too, and none of the package's own."""
+    """Choose names of C for the bundle's names: distinct even in capitals, and none that the package uses itself."""
     found: dict[str, str] = {}
     own = re.compile(rf"(read|start|weight|{model})_|(u?int|idx|size)\w*_t$")
     for name in names:

@@ -1,4 +1,4 @@
-"""What a step in C is tried on: chained segments in which sequences are idle, end early and begin anew."""
+"""Segments that a step in C is tried on: sequences are idle, end early and begin anew along a chain."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.types import Array, Ids
 
 MIXED = 48
-"""Segments with everything mixed, behind those that fill the memory."""
+"""Segments of all kinds, after those that fill the memory."""
 FILLING = 64, 2000
-"""Whole segments before, of models whose memory nobody counts; and the most of others."""
+"""Whole segments that fill a memory whose rows are not counted; and the most for one whose rows are."""
 
 
 class Segment(NamedTuple):
-    """One segment: which sequences begin anew before it, the positions that count, and the inputs by name."""
+    """A segment: the sequences that begin anew before it, the valid positions of each, and the inputs by name."""
 
     which: NDArray[np.bool_]
     counts: Ids
@@ -27,12 +27,12 @@ class Segment(NamedTuple):
 
 
 def filling(manifest: Manifest, length: int) -> int:
-    """How many whole segments fill the memory."""
+    """Return the number of whole segments that fill the memory."""
     return min(FILLING[1], math.ceil(manifest.memory_length / length)) or FILLING[0]
 
 
 def segments(manifest: Manifest, length: int, whole: int, mixed: int, seed: int) -> Iterator[Segment]:
-    """Some whole segments, then some of all kinds."""
+    """Yield `whole` whole segments, then `mixed` of all kinds."""
     draws, batch, can = np.random.default_rng(seed), manifest.batch_size, manifest.can
     source = InputSource(manifest, None, draws)
     for number in range(-whole, mixed):

@@ -1,4 +1,4 @@
-"""The step that becomes C: one program of a bundle with every size fixed, and the states that it takes and returns."""
+"""Choose the step that becomes C: one program of a bundle with every size fixed, and the states that it updates."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class PlainStep:
     """A step of fixed sizes.
 
     Attributes:
-        manifest: of the bundle, with the B of the step.
+        manifest: the bundle's, with the B of the step.
         program: inputs and outputs of the graph, states among them.
         graph: an ONNX file's bytes; its weights lie in the bundle's weight file.
-        states: what goes from step to step, whole tensors; memory is rolled.
-        starts: what a sequence starts as in each, by name; None for zeros.
+        states: the states that go from step to step, as whole tensors; memory is rolled.
+        starts: a sequence's initial value of each state, by name; None for zeros.
     """
 
     manifest: Manifest
@@ -36,15 +36,15 @@ class PlainStep:
 
 
 def plain_step(bundle: Bundle, length: int | None, batch_size: int | None) -> PlainStep:
-    """The step of a bundle with L and B fixed.
+    """Return the step of a bundle with L and B fixed.
 
     Args:
-        length: L; the bundle's longest without it.
-        batch_size: B, needed where the bundle leaves it open.
+        length: L; None for the bundle's longest.
+        batch_size: B, needed if the bundle leaves it open.
 
     Raises:
-        UsageError: the bundle has no such step, or one that plain C does not do.
-        BundleError: a graph of the bundle is not what the manifest says.
+        UsageError: the bundle has no such step, or one that plain C does not support.
+        BundleError: a graph of the bundle does not match the manifest.
     """
     update = whole_update(bundle.manifest)
     manifest = _of_batch(bundle.manifest, update, batch_size)
@@ -62,10 +62,10 @@ def plain_step(bundle: Bundle, length: int | None, batch_size: int | None) -> Pl
 
 
 def whole_update(manifest: Manifest) -> str:
-    """The update rule whose programs return whole states.
+    """Return the update rule whose programs return whole states.
 
     Raises:
-        UsageError: there is none, or a state changes its size.
+        UsageError: no rule does, or a state changes its size.
     """
     rules = [rule for rule in ("rolled", "replace") if rule in manifest.updates]
     if not rules:
@@ -82,7 +82,7 @@ def whole_update(manifest: Manifest) -> str:
 
 
 def _source(manifest: Manifest, update: str, length: int | None) -> Program:
-    """The program that returns all results of all positions; the longest one without a length."""
+    """Find the program that returns all results of all positions; without a length the longest one."""
     lengths = manifest.segment_lengths
     if length is not None and length not in lengths:
         raise UsageError(f"the segment length is {length}, this bundle has {', '.join(map(str, lengths))}; choose one")
@@ -94,17 +94,17 @@ def _source(manifest: Manifest, update: str, length: int | None) -> Program:
 
 
 def _whole_start(state: StateTensor, initial: Array) -> Array:
-    """A state's initial value, as `initial_values` has it, in the whole tensor's shape."""
-    if initial.ndim and state.update == "rolled":  # of one row
+    """Broadcast a state's initial value, as `initial_values` has it, to the whole tensor's shape."""
+    if initial.ndim and state.update == "rolled":  # it is one row
         initial = initial.reshape(state.axes.sizes(1, 1))
-    elif initial.ndim:  # of one sequence, of which leading axes may be left out
+    elif initial.ndim:  # it is one sequence, whose leading axes may be left out
         sizes = [1] * (len(state.sequence_shape) - initial.ndim) + list(initial.shape)
         initial = state.axes.joined([initial.reshape(sizes)])
     return np.broadcast_to(initial, state.shape)
 
 
 def _of_batch(manifest: Manifest, update: str, batch_size: int | None) -> Manifest:
-    """The manifest as it would be of so many sequences."""
+    """Return the manifest for `batch_size` sequences."""
     is_open = all(program.open_batch for program in manifest.programs if program.update == update)
     most = manifest.batch_size
     if is_open and batch_size is None:

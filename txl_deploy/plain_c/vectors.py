@@ -1,4 +1,4 @@
-"""The steps that a package's test replays: the bundle's own vectors where they fit, else steps of the bundle here."""
+"""Choose the steps that a package's test replays: the bundle's own vectors if they fit, else steps recorded here."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from txl_deploy.plain_c.segments import segments
 from txl_deploy.plain_c.step import PlainStep
 
 STEPS, PLACES = 24, 64
-"""Steps that are recorded where the bundle's own do not fit, and values that are kept of an output."""
+"""Steps that are recorded if the bundle's own do not fit, and values that are kept of each output."""
 
 
 def stored_steps(model: Model, step: PlainStep, context: Mapping[str, Any]) -> dict[str, Any]:
-    """What the template of the test reads.
+    """Build the values that the test's template reads.
 
     Raises:
         BundleError: the stored vectors cannot be read.
@@ -60,7 +60,7 @@ def _steps(vectors: Mapping[str, Array]) -> range:
 
 
 def _fits(vectors: Mapping[str, Array], step: PlainStep) -> bool:
-    """Whether all stored steps can be run with this L and B."""
+    """Return True if all stored steps can run with this L and B."""
     length, batch, can = step.program.segment_length, step.manifest.batch_size, step.manifest.can
     lengths, stored = vectors["length"], vectors["counts"].shape[1]
     fits = (lengths <= length).all() if can.run_ragged else (lengths == length).all()
@@ -68,7 +68,7 @@ def _fits(vectors: Mapping[str, Array], step: PlainStep) -> bool:
 
 
 def _recorded(model: Model, step: PlainStep) -> dict[str, Array]:
-    """Steps of the bundle on this machine, laid out as its own vectors."""
+    """Run steps of the bundle on this machine, in the layout of its own vectors."""
     manifest, length = step.manifest, step.program.segment_length
     stream, steps = model.stream(manifest.batch_size), list(segments(manifest, length, 0, STEPS, 1))
     results = []
@@ -93,7 +93,7 @@ def _recorded(model: Model, step: PlainStep) -> dict[str, Array]:
 
 
 def _given(entry: Any, vectors: Mapping[str, Array], at: int, batch: int, length: int) -> Array:
-    """An input of one step in the package's shape."""
+    """Return an input of one step in the package's shape, padded with zeros: [b, T] → [B, L]."""
     sizes = entry.sizes(batch, int(vectors["length"][at]))
     part = vectors[f"input/{entry.name}"][at][tuple(map(slice, sizes))]
     whole = np.zeros(entry.sizes(batch, length), np.dtype(entry.dtype))
@@ -102,7 +102,7 @@ def _given(entry: Any, vectors: Mapping[str, Array], at: int, batch: int, length
 
 
 def _expected(entry: dict[str, Any], vectors: Mapping[str, Array], step: PlainStep, limit: float) -> dict[str, Any]:
-    """What comes back of an output: at which places of the package's array, and which values; -1 for idle sequences."""
+    """List the expected values of an output and their places in the package's array; place -1 for idle sequences."""
     output: Output = entry["table"]
     values = vectors[f"output/{output.name}"][:, : step.manifest.batch_size]
     chosen = np.broadcast_to(vectors[f"place/{output.name}"], vectors[f"output/{output.name}"].shape)

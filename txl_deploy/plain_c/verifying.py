@@ -1,7 +1,7 @@
-"""A compiled step beside its bundle: the same segments, outputs and states held against the ladder.
+"""Compare a compiled step with its bundle: the same segments, with outputs and states judged by the ladder.
 
-The step runs in a process of its own, so that a fault in generated code ends nothing else, and on a stack of its own,
-whose use it tells.
+The step runs in a separate process, so that a fault in generated code ends nothing else, and on a stack of its own,
+whose use it reports.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from txl_deploy.plain_c.step import PlainStep
 
 UNCOUNTED = "outputs of what does not count (bits)"
 COUNTER = "counter "
-"""Before the role of a counter, among the names of states."""
+"""Prefix of a counter's role among the names of states."""
 FILL = COUNTER + "fill"
 WHOLE = 64
-"""Bytes of stack are told in multiples of this."""
+"""Bytes to whose multiples a stack's size is rounded up."""
 
 
 class Verified(NamedTuple):
-    """What a comparison found: in words, and the bytes of stack that a step took."""
+    """The result of a comparison: in words, and the bytes of stack that a step took."""
 
     said: str
     stack: int
@@ -62,7 +62,7 @@ class Replay:
         self._process.communicate()
 
     def run(self, segment: Segment, wanted: bool) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Outputs of a segment, and where they are wanted states and counters, by the names of the tables."""
+        """Run a segment; return its outputs, and with `wanted` states and counters, by the names of the tables."""
         context = self._context
         parts = [bytes([wanted]), segment.which.astype(np.uint8).tobytes(), segment.counts.tobytes()]
         parts += [np.ascontiguousarray(segment.inputs[each["table"].name]).tobytes() for each in context["inputs"]]
@@ -82,7 +82,7 @@ class Replay:
         return outputs, states
 
     def finish(self) -> int:
-        """The bytes of stack that the steps took."""
+        """End the process, and return the bytes of stack that the steps took."""
         rest = self._process.communicate()[0]
         if self._process.returncode or len(rest) != 16:
             raise self._ended()
@@ -103,7 +103,7 @@ class Replay:
 
 
 def verify(model: Model, step: PlainStep, replay: Replay) -> Verified:
-    """Hold the compiled step against the bundle.
+    """Compare the compiled step with the bundle.
 
     Raises:
         CheckError: they differ by more than the ladder allows.
@@ -159,10 +159,10 @@ def verify(model: Model, step: PlainStep, replay: Replay) -> Verified:
 
 
 def _compare(entry: Output, errors: ChainErrors, distributions: Any, pair: tuple[Array, Array], counts: Ids) -> None:
-    """One output of a segment; of log-probabilities the rows that count."""
+    """Compare one output of a segment; for log-probabilities only the valid rows."""
     tensor = errors.outputs[entry.name]
     if entry.dtype == "float32" and (same := np.isnan(pair[0]) & np.isnan(pair[1])).any():
-        pair = np.where(same, 0, pair[0]), np.where(same, 0, pair[1])  # both show that there is no number
+        pair = np.where(same, 0, pair[0]), np.where(same, 0, pair[1])  # NaN on both sides is agreement
     if entry.name in distributions:
         for row in np.flatnonzero(counts).tolist():
             expected, found = (entry.axes.rows(side)[row][: counts[row]] for side in pair)
@@ -173,7 +173,7 @@ def _compare(entry: Output, errors: ChainErrors, distributions: Any, pair: tuple
 
 
 def _compare_state(state: StateTensor, errors: TensorErrors, expected: Array, found: Array, fill: Ids) -> None:
-    """One state after a segment; of memory the rows that exist."""
+    """Compare one state after a segment; for memory only the rows that exist."""
     if not state.counted:
         errors.add((expected, found))
         return
@@ -185,7 +185,7 @@ def _compare_state(state: StateTensor, errors: TensorErrors, expected: Array, fo
 def _compare_idle(
     step: PlainStep, bits: Bits, before: Mapping[str, Array], after: Mapping[str, Array], counts: Ids
 ) -> None:
-    """The states of sequences that were idle: the same bits as before."""
+    """Check that the states of idle sequences have the same bits as before."""
     for row in np.flatnonzero(counts == 0).tolist():
         sides = (
             {state.name: state.axes.one(held[state.name], row) for state in step.states} for held in (before, after)

@@ -1,1 +1,1 @@
-"""`txl-deploy serve`: many sessions over the rows of one stream, behind an interface that existing clients speak."""
+"""`txl-deploy serve`: serve many sessions on the rows of one stream, with an interface that existing clients speak."""

@@ -1,4 +1,4 @@
-"""The endpoints of the server, as an ASGI application."""
+"""Define the endpoints of the server, as an ASGI application."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ENDPOINTS: dict[str, dict[str, Endpoint]] = {
 
 
 def make_app(service: Service, log: Log) -> Guard:
-    """The application of one server."""
+    """Return the application of one server."""
     routes = [Route(path, _of(path, methods), methods=list(methods)) for path, methods in ENDPOINTS.items()]
     return Guard(Router(routes, redirect_slashes=False), service, log)
 

@@ -1,4 +1,4 @@
-"""A request's body, whole, within its bytes and its time."""
+"""Read a request's body whole, within limits of bytes and time."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from txl_deploy.serve.errors import ApiError
 
 JSON = "application/json"
 BODY_BYTES = 1 << 20
-"""Of a body; a session's state may be as large as a full one is."""
+"""Most bytes of a body; a session's state may have the size of a full one."""
 BODY_SECONDS = 20
-"""Within which a body has to be there."""
+"""Seconds within which a body has to arrive."""
 DROPPED = 64 << 20
 """Bytes beyond the limit that are read and dropped: a client that is still sending would not see the answer."""
 
 
 async def read_json(request: Request) -> bytes:
-    """The body of a request that has to say that it is JSON: a page in a browser cannot send that unasked.
+    """Read the body of a request that declares JSON: a page in a browser cannot send that unasked.
 
     Raises:
-        ApiError: it is something else, or what `read_body` raises.
+        ApiError: the body is something else, or `read_body` raises it.
     """
     kind = content_type(request)
     if kind != JSON:
@@ -31,11 +31,11 @@ async def read_json(request: Request) -> bytes:
 
 
 async def read_body(request: Request, most: int = BODY_BYTES) -> bytes:
-    """The body of a request, of at most so many bytes.
+    """Read the body of a request, of at most `most` bytes.
 
     Raises:
         ApiError: it has more bytes, or takes too long.
-        ClientGoneError: the client went before it was there.
+        ClientGoneError: the client disconnected before all of it had arrived.
     """
     declared = request.headers.get("content-length", "")
     hopeless = declared.isdecimal() and (len(declared) > 18 or int(declared) > most + DROPPED)
@@ -69,5 +69,5 @@ def _too_large(most: int) -> ApiError:
 
 
 def content_type(request: Request) -> str:
-    """The kind of a body, without its parameters."""
+    """Return the content type of a body, without its parameters."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -1,9 +1,9 @@
-"""One text of a completion: from the runtime's events to text, log-probabilities and the reason why it ends.
+"""Turn the runtime's events into one text of a completion, its log-probabilities and its finish reason.
 
-Log-probabilities have the form that completions have always had: four lists of the same length, `tokens`,
-`token_logprobs`, `top_logprobs` and `text_offset`, whose entries are null where nothing stands before a token. With
-`return_token_ids` there are two more: `token_ids`, and `top_token_ids`, the ids of the names in `top_logprobs`. All are
-kept as JSON, which takes a tenth of the memory of Python's numbers.
+Log-probabilities have the classic form of completions: four lists of the same length, `tokens`, `token_logprobs`,
+`top_logprobs` and `text_offset`, with null for a token that nothing precedes. With `return_token_ids` there are two
+more: `token_ids`, and `top_token_ids`, the ids of the names in `top_logprobs`. All are kept as JSON, which takes a
+tenth of the memory of Python's numbers.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from txl_deploy.serve.orders import Order
 
 COLUMNS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 ID_COLUMNS = ("token_ids", "top_token_ids")
-"""What `return_token_ids` adds to them."""
+"""Columns that `return_token_ids` adds."""
 
 
 class Columns:
     """Log-probabilities as JSON, entry by entry.
 
     Args:
-        ids: whether entries hold ids as well.
+        ids: True if entries hold ids as well.
     """
 
     def __init__(self, ids: bool = False) -> None:
@@ -38,33 +38,33 @@ class Columns:
         return bool(self._parts["tokens"])
 
     def add(self, entries: Sequence[tuple[object, ...]]) -> None:
-        """Entries (token, log-probability, most probable ones, offset), with ids (…, id, ids of the most probable)."""
+        """Add entries (token, log-probability, most probable ones, offset); with ids (…, id, most probable ids)."""
         if entries:
             for part, column in zip(self._parts.values(), zip(*entries, strict=True), strict=True):
                 part.append(msgspec.json.encode(column)[1:-1])
 
     def document(self) -> dict[str, Raw]:
-        """All entries so far."""
+        """Return all entries so far."""
         return {name: Raw(b"[" + b",".join(part) + b"]") for name, part in self._parts.items()}
 
 
 class Choice:
-    """One text.
+    """One text of an answer.
 
     Attributes:
-        fed: tokens of the prompt.
-        drawn: tokens that were generated.
-        seen: positions that its session has been fed in all, once it has ended.
-        ended: how the runtime says that it ended; empty before.
-        reason: "stop" or "length" where that is a whole text; else empty.
+        fed: number of tokens of the prompt.
+        drawn: number of tokens generated.
+        seen: number of positions that its session has read in all, once the text has ended.
+        ended: the runtime's reason for the end; "" before it.
+        reason: "stop" or "length" for a whole text; else "".
     """
 
     def __init__(self, order: Order, prompt: Ids, pieces: TokenTexts) -> None:
         self._prompt, self._pieces, self._logprobs, self._ids = prompt, pieces, order.logprobs, order.ids
         self._text, self._stop_tokens = TextStream(order.stops), frozenset(order.stop_tokens)
         self._ready: list[str] = []
-        self._sent = 0  # characters of the answer that are certain
-        self._entries: deque[tuple[int, tuple[object, ...]]] = deque()  # where each begins, and its columns
+        self._sent = 0  # characters of the answer that no later token changes
+        self._entries: deque[tuple[int, tuple[object, ...]]] = deque()  # (offset in the text, its columns)
         self._echoed = len(prompt)
         self.fed, self.drawn, self.seen = len(prompt), 0, 0
         self.ended = self.reason = ""
@@ -74,7 +74,7 @@ class Choice:
                 self._echo(len(prompt))
 
     def take(self, event: Event) -> None:
-        """What the runtime says next of it."""
+        """Process the next event of the runtime."""
         if isinstance(event, Token):
             self._echo(len(self._prompt))
             self._draw(event)
@@ -88,7 +88,7 @@ class Choice:
             self.reason = "stop" if self._text.stopped else event.reason if event.reason in ("stop", "length") else ""
 
     def part(self, columns: Columns) -> str:
-        """Text that is certain since the last call; entries of tokens that begin in it are put into the columns."""
+        """Return the text that became final since the last call; add entries of tokens that begin there."""
         text = "".join(self._ready)
         self._ready.clear()
         whole = bool(self.ended) and not self._text.stopped
@@ -104,7 +104,7 @@ class Choice:
             self._sent += len(text)
 
     def _echo(self, upto: int) -> None:
-        """The prompt's tokens before `upto`, those without a log-probability."""
+        """Echo the prompt's tokens before `upto`, those without a log-probability."""
         for token in self._prompt[self._echoed : upto].tolist():
             self._entry(token, None)
             self._certain(self._text.echo(self._pieces.bytes_of(token)))
@@ -127,8 +127,8 @@ class Choice:
         self._certain(self._text.feed(self._pieces.bytes_of(event.id)))
 
     def _entry(self, token: int, logprob: float | None, best: Sequence[tuple[int, float]] | None = None) -> None:
-        """A token, its log-probability, and itself with the most probable ones by name; of two of one name the more
-        probable. A token without a log-probability has none beside it.
+        """Add a token, its log-probability, and the most probable ones with itself by name; of two with one name the
+        more probable. A token without a log-probability has null in their place.
         """
         if self._logprobs is None:
             return

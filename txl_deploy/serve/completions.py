@@ -25,7 +25,7 @@ from txl_deploy.serve.orders import Order, boundary, read_order
 from txl_deploy.serve.service import Noted, Service, noted_of, service_of
 
 REQUEST_SECONDS = 600
-"""From a request's headers to the end of what is computed for it; sending takes as long as its client does."""
+"""Seconds from a request's headers to the end of computing for it; sending takes as long as its client does."""
 ENDED = {
     "timeout": (408, f"the request took more than {REQUEST_SECONDS} s, the most; ask for less"),
     "closed": (503, "the session or the server was closed before the end; try again"),
@@ -33,9 +33,9 @@ ENDED = {
 }
 """Ends of a request that leave no whole answer."""
 AGAIN = 0.5
-"""Seconds between two tries of a text that there was no room for, behind others of its request."""
+"""Seconds between two tries to submit a text that found no room after others of its request."""
 QUEUED = 4
-"""Batches of events that wait for a client; behind them the request itself pauses."""
+"""Batches of events that wait for a client; when as many wait, the request itself pauses."""
 
 
 _Arrived: TypeAlias = "asyncio.Queue[tuple[int, list[Event]] | BaseException]"
@@ -53,7 +53,7 @@ async def completions(request: Request) -> Response:
 
 
 async def chat(request: Request) -> Response:
-    """POST /v1/chat/completions: refused with what to do, since many clients ask here first."""
+    """POST /v1/chat/completions: refused with advice, since many clients try it first."""
     said = "a bundle has no chat template, expected a text that goes on; put the messages into one prompt, and use "
     raise ApiError(404, f"{said}POST /v1/completions", code="no_chat_template")
 
@@ -68,10 +68,10 @@ class _Answer:
         self._created = int(time.time())
 
     async def submit(self) -> None:
-        """Hand the first texts to the runtime, no more than there are rows: others are served in between.
+        """Submit the first texts to the runtime, at most one per row: other requests are served in between.
 
         Raises:
-            ApiError: one of them is refused; those before it are taken back.
+            ApiError: a text is refused; those before it are cancelled.
         """
         order, service = self._order, self._service
         if order.session is not None and not len(order.prompts[0]):
@@ -89,7 +89,7 @@ class _Answer:
             raise
 
     async def _submit(self, index: int, patient: bool = False) -> None:
-        """Hand one text to the runtime; a patient one waits where there is no room, as long as the request may take."""
+        """Submit one text to the runtime; a patient one waits for room, as long as the request may take."""
         service, order = self._service, self._order
         while True:
             left = REQUEST_SECONDS - (time.monotonic() - self._noted.began)
@@ -105,7 +105,7 @@ class _Answer:
                 await asyncio.sleep(min(error.retry_after, AGAIN))
 
     def _look(self, sessions: Sessions) -> None:
-        """Refuse a request whose session does not stand where its client believes, or is one too many of its tab."""
+        """Refuse a request whose session is not where its client believes, or is one too many of its tab."""
         order = self._order
         self._service.tabs.check(order.session, sessions, asking=True)
         if order.session is None or order.seen is None:
@@ -122,18 +122,18 @@ class _Answer:
             )
 
     async def _begun(self, order: Order) -> Order:
-        """An empty prompt is the boundary token where the session is new, and the token drawn last where it is not."""
+        """Replace an empty prompt of a new session by the boundary token; an old one goes on with its last token."""
         known = await self._service.front.call(lambda sessions: order.session in sessions)
         return order if known else replace(order, prompts=(boundary(self._service.model),))
 
     def cancel(self) -> None:
-        """Give up what still runs."""
+        """Cancel the texts that still run."""
         for ticket in self._tickets.values():
             ticket.cancel()
         self._noted.completion_tokens = sum(choice.drawn for choice in self._choices)
 
     async def whole(self) -> Response:
-        """The answer in one piece."""
+        """Return the answer in one piece."""
         texts = [list[str]() for _ in self._choices]
         columns = [Columns(self._order.ids) for _ in self._choices]
         async with aclosing(self._progress()) as progress:
@@ -146,10 +146,10 @@ class _Answer:
         return json_response({**self._head(), "choices": documents, "usage": self._usage(), **self._standing()})
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """The answer as server-sent events; an error behind the first of them is the last.
+        """Yield the answer as server-sent events; an error after the first event becomes the last one.
 
         Raises:
-            TxlError: nothing came before it.
+            TxlError: nothing was sent before it.
         """
         head, begun = self._head(), False
         usage = {"usage": None} if self._order.usage else {}
@@ -172,8 +172,8 @@ class _Answer:
             yield _event(as_api_error(error).document())
 
     async def _progress(self) -> AsyncGenerator[int, None]:
-        """The numbers of texts as something comes of them, until all have ended."""
-        if len(self._choices) == 1:  # no queue stands between
+        """Yield the index of a text whenever it has new events, until all have ended."""
+        if len(self._choices) == 1:  # needs no queue
             try:
                 async for batch in self._tickets[0].batches():
                     self._take(0, batch)
@@ -203,7 +203,7 @@ class _Answer:
             self.cancel()
 
     async def _lane(self, index: int, rest: Iterator[int], arrived: _Arrived) -> None:
-        """One text after another, until none is left."""
+        """Run one text after another, until none is left."""
         try:
             while index >= 0:
                 async for events in self._tickets[index].batches():
@@ -211,7 +211,7 @@ class _Answer:
                 index = next(rest, -1)
                 if index >= 0:
                     await self._submit(index, patient=True)
-        except Exception as error:  # the one who waits raises it
+        except Exception as error:  # the consumer of the queue raises it
             await arrived.put(error)
 
     def _take(self, index: int, events: list[Event]) -> None:
@@ -222,7 +222,7 @@ class _Answer:
             self._noted.first_seconds = time.monotonic() - self._noted.began
 
     def _check(self, index: int) -> None:
-        """Raise what ended a text before its end."""
+        """Raise the error of a text that ended before its end."""
         ended = self._choices[index].ended
         if ended == "error":
             said = self._tickets[index].ticket.error
@@ -235,7 +235,7 @@ class _Answer:
         raise error
 
     def _standing(self) -> dict[str, Any]:
-        """How far the session of the request has come, for its client to compare."""
+        """Return the session's position after the request, for its client to compare."""
         name = self._order.session
         return {} if name is None else {"session": {"name": name, "seen": self._choices[0].seen}}
 
@@ -257,7 +257,7 @@ class _Answer:
 
 
 class _Streamed(Response):
-    """An answer in server-sent events, which ends when its client goes."""
+    """An answer in server-sent events, which ends when its client disconnects."""
 
     def __init__(self, answer: _Answer) -> None:
         self._answer = answer
@@ -279,7 +279,7 @@ class _Streamed(Response):
 
 
 def _ended(reason: str) -> ApiError:
-    """What a client is told of a request that ended before its end."""
+    """Return the error for a request that was stopped."""
     status, message = ENDED[reason]
     return ApiError(status, message, code=reason)
 

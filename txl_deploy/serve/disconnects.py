@@ -1,4 +1,4 @@
-"""Work for a client that may go away: then it ends at once, and with it everything that it holds."""
+"""Run work for a client; if the client disconnects, stop it at once and free everything that it holds."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 class ClientGoneError(Exception):
-    """Nobody waits for the answer any more."""
+    """The client has disconnected, so nobody waits for the answer."""
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of work; once the client has gone the work is cancelled and awaited.
+    """Return the result of work; if the client disconnects, the work is cancelled and awaited.
 
     Raises:
-        ClientGoneError: the client went first.
+        ClientGoneError: the client disconnected first.
     """
     doing, watching = asyncio.create_task(work), asyncio.create_task(_gone(receive))
     try:

@@ -1,4 +1,4 @@
-"""What a client is told when something is wrong: a status, and one object that existing clients can read.
+"""Answer errors with a status and one object that existing clients can read.
 
 {"error": {"message": "…", "type": "invalid_request_error", "param": "temperature", "code": null}}
 """
@@ -14,24 +14,24 @@ from txl_runtime.errors import TxlError, UsageError
 from txl_runtime.sessions import Busy, ClosedError
 
 TYPES = {401: "authentication_error", 408: "timeout_error", 429: "rate_limit_error"}
-"""The kind of an error by its status; others below 500 are invalid requests, from 500 on it is the server's."""
+"""Type of an error by its status; others below 500 are invalid requests, those from 500 on the server's."""
 PARAMS = {
     **{name: name for name in ("temperature", "top_p", "top_k", "seed", "session", "max_tokens", "memory_length")},
     "tokens": "prompt",
     "stop_tokens": "stop_token_ids",
 }
-"""Fields of requests by what the runtime calls them."""
+"""The runtime's name of a field → its name in requests."""
 
 
 class ApiError(TxlError):
     """An answer that is an error.
 
     Attributes:
-        status: the status of HTTP.
-        param: the field of the request that is wrong, where it is one.
-        code: a word for programs, where there is one.
-        retry_after: seconds after which it is worth trying again; None where it is not.
-        repeatable: whether the same request may be sent again: not where a session has fed some of it by now.
+        status: the HTTP status.
+        param: the wrong field of the request, if a single one is.
+        code: a word for programs, if there is one.
+        retry_after: seconds after which a new try makes sense; None if it makes none.
+        repeatable: False if the same request must not be sent again, because a session has read a part of it.
     """
 
     repeatable = True
@@ -48,31 +48,31 @@ class ApiError(TxlError):
         self.status, self.param, self.code, self.retry_after = status, param, code, retry_after
 
     def document(self) -> dict[str, Any]:
-        """The body of the answer."""
+        """Return the body of the answer."""
         kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
-        """The whole answer; the connection ends with it where a body may still be on its way."""
+        """Return the whole answer; it closes the connection if a body may still be arriving."""
         headers = {}
         if self.retry_after is not None:
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after)))
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
         if not self.repeatable:
-            headers["x-should-retry"] = "false"  # clients of OpenAI try again by themselves otherwise
+            headers["x-should-retry"] = "false"  # else OpenAI's clients retry by themselves
         if self.status in (408, 413):
             headers["connection"] = "close"
         return json_response(self.document(), self.status, headers)
 
 
 def json_response(document: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """An answer whose body is JSON."""
+    """Return an answer whose body is JSON."""
     return Response(msgspec.json.encode(document), status, headers, "application/json")
 
 
 def as_api_error(error: TxlError) -> ApiError:
-    """An error of the runtime as an answer; a field whose name begins the message is the one that is wrong."""
+    """Turn an error of the runtime into an answer; a field whose name begins the message is the wrong one."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, Busy):

@@ -1,4 +1,4 @@
-"""GET /: what this server is, and where to go from here."""
+"""GET /: describe this server, and link to its pages and endpoints."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from txl_deploy.serve.service import service_of
 PATH = "/"
 LINKS = {name: f"/v1/{name}" for name in ("models", "completions", "sessions")}
 LINKS |= {name: f"/{name}" for name in ("playground", "health", "metrics")}
-"""Where a program that asks for JSON may go from here."""
+"""Links for a program that asks for JSON."""
 _PAGE = Template((Path(__file__).parent / "front_page.html").read_text("utf-8"))
 
 
 async def page(request: Request) -> Response:
     """GET /: a page without scripts, or JSON for a client that accepts that and no page.
 
-    It needs no token. Where the server has one, the page names no model, and says how the token is shown.
+    It needs no token. If the server has one, the page names no model, and explains how to send the token.
     """
     settings, headers = service_of(request).settings, pages.HEADERS | {"vary": "accept"}
     model = settings.served_name if settings.token is None else None

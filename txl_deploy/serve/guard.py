@@ -1,4 +1,4 @@
-"""What stands before every endpoint: who may come in, how many at once, and what is told of each request afterwards."""
+"""Admit each request, count it, and log it afterwards, before any endpoint runs."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from txl_deploy.serve.playground import pages
 from txl_deploy.serve.service import Noted, Service
 
 OPEN = ("/health", *pages.OPEN)
-"""Paths that need no token: whoever asks whether the server is well has none, and a page's own files hold nothing."""
+"""Paths that need no token: a health check has none, and a page's own files hold no secret."""
 LINKED = (front_page.PATH, "/health", "/metrics", pages.PAGE)
-"""Paths that pages of others may link to: they only show something."""
+"""Paths that pages of other servers may link to: they only show something."""
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
-"""What a client on this machine calls it. A page in a browser that had a name changed to this address says another."""
+"""Names of this machine in a Host header. A page whose name was rebound to this address sends a different one."""
 CLIENT_GONE = 499
-"""What logs and metrics call a request whose client did not wait for the answer."""
+"""Status in logs and metrics of a request whose client did not wait for the answer."""
 
 
 class Guard:
@@ -38,7 +38,7 @@ class Guard:
         self._app, self._service, self._log = app, service, log
         token = service.settings.token
         self._token = None if token is None else _digest(token.encode())
-        # A page in a browser does not know the token; where there is none it must not come from elsewhere.
+        # A page in a browser does not know the token; without one, the Host header shows that it is not from elsewhere.
         alone = service.settings.local or (service.settings.loopback and token is None)
         self._hosts = (*LOCAL, service.settings.host.lower()) if alone else None
 
@@ -47,7 +47,7 @@ class Guard:
             return
         noted = Noted(secrets.token_hex(12), time.monotonic())
         scope["txl.noted"], scope["txl.service"] = noted, self._service
-        scope["app"] = self  # so that the router raises what it does not find
+        scope["app"] = self  # so that the router raises for an unknown path
         status = 0
 
         async def told(message: Message) -> None:
@@ -83,10 +83,10 @@ class Guard:
             )
         if self._hosts is not None or path == pages.PAGE or path.startswith(f"{pages.PAGE}/"):
             _check_origin(headers, path)
-        if self._token is not None and path not in (*OPEN, front_page.PATH):  # which names nothing then
+        if self._token is not None and path not in (*OPEN, front_page.PATH):  # which names no model then
             kind, _, shown = headers.get("authorization", "").partition(" ")
             said = shown.strip() if kind.lower() == "bearer" else ""
-            if path == pages.PAGE and not said:  # what a browser opens has no headers of ours
+            if path == pages.PAGE and not said:  # a browser opens an address without headers of ours
                 said = QueryParams(scope["query_string"]).get("token", "")
             if not hmac.compare_digest(_digest(said.encode(errors="replace")), self._token):
                 raise ApiError(
@@ -138,20 +138,20 @@ def _of_router(error: HTTPException) -> ApiError:
 
 
 def route_of(scope: Scope) -> str:
-    """The path of the route that took a request, with {name} for names; "other" where none did."""
+    """Return the path of a request's route, with {name} for names; "other" if no route matched."""
     return str(scope.get("txl.route", "other"))
 
 
 def _digest(token: bytes) -> bytes:
-    """A hash, so that all comparisons are of the same length."""
+    """Hash a token, so that all comparisons are of the same length."""
     return sha256(token).digest()
 
 
 def _check_origin(headers: Headers, path: str) -> None:
-    """Refuse what a page of another server asks in somebody's browser, but for a link that opens a page here.
+    """Refuse requests that a page of a different server makes in a browser, but for a link that opens a page here.
 
     Raises:
-        ApiError: the browser says that it is such a page.
+        ApiError: the browser's headers show such a page.
     """
     own = headers.get("host", "").lower()
     site, *how = (headers.get(f"sec-fetch-{name}", "none") for name in ("site", "mode", "dest"))
@@ -163,6 +163,6 @@ def _check_origin(headers: Headers, path: str) -> None:
 
 
 def _name(host: str) -> str:
-    """A Host header without its port, in small letters."""
+    """Return a Host header without its port, in lower case."""
     name, colon, port = host.lower().rpartition(":")
     return name if colon and port.isdecimal() else host.lower()

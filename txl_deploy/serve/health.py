@@ -1,4 +1,4 @@
-"""Whether the model computes what the reference computed: looked at now and then, not always."""
+"""Check that the model computes the same as the reference did, at most once a minute."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from txl_runtime.model import Model
 from txl_runtime.selftest import run_selftest
 
 EVERY = 60.0
-"""Seconds for which a self-test stays good; it takes as long as some requests do."""
+"""Seconds for which a self-test stays valid; one takes as long as some requests do."""
 
 
 class Health:
-    """The last self-test, and when it was."""
+    """The last self-test, and its time."""
 
     def __init__(self, model: Model) -> None:
         self._model, self._lock = model, asyncio.Lock()
@@ -23,15 +23,15 @@ class Health:
         self._facts: dict[str, Any] = {}
 
     async def problem(self) -> str:
-        """What is wrong, or nothing; the vectors are replayed where the last time is too long ago."""
-        async with self._lock:  # those who come meanwhile get the same result
+        """Return the fault that a self-test found, or ""; it is repeated if the last one is too long ago."""
+        async with self._lock:  # requests that arrive meanwhile get the same result
             if time.monotonic() - self._when >= EVERY:
                 self._problem, self._facts = await asyncio.to_thread(_replay, self._model)
                 self._when = time.monotonic()
             return self._problem
 
     def facts(self) -> dict[str, Any]:
-        """What the last self-test reached, and how many seconds ago that was."""
+        """Return the figures of the last self-test, and its age in seconds."""
         return {**self._facts, "seconds_ago": round(time.monotonic() - self._when, 3)}
 
 

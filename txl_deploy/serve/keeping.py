@@ -1,4 +1,4 @@
-"""Sessions that outlive the server: brought back at its start, saved now and then and at its end, and told of."""
+"""Keep sessions over a restart: restore them at the start, save them periodically and at the end, and report it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ TOLD = 10
 
 
 class Keeping:
-    """The checkpoint of one server, and what became of it.
+    """The checkpoint of one server, with counts of successes and failures.
 
     Args:
-        checkpoint: where all sessions are kept; None where they end with the server.
+        checkpoint: where all sessions are kept; None if they end with the server.
 
     Attributes:
-        restored, lost: sessions that came back at the start, and those whose saved files could not be used.
-        written, failed: checkpoints that were made, and those that the disk did not take.
+        restored, lost: sessions restored at the start, and those whose saved files could not be used.
+        written, failed: checkpoints made, and those that the disk did not take.
     """
 
     def __init__(self, log: Log, checkpoint: Checkpoint | None = None) -> None:
@@ -36,19 +36,19 @@ class Keeping:
 
     @property
     def age(self) -> float | None:
-        """Seconds since sessions were as the folder has them: the last checkpoint, or the start; None without one."""
+        """Return the seconds since the last checkpoint, or since the start; None without a checkpoint folder."""
         return None if self._checkpoint is None else time.monotonic() - self._last
 
     @property
     def standing(self) -> str:
-        """What the line at the start says of it: whoever forgot the folder reads it there."""
+        """Return the part of the ready line about sessions: a user who forgot the folder reads it there."""
         if self._checkpoint is None:
             return "sessions end with the server; "
         lost = f", {self.lost} {'is' if self.lost == 1 else 'are'} lost" if self.lost else ""
         return f"{_sessions(self.restored)} came back{lost}; "
 
     def restore(self, sessions: Sessions) -> None:
-        """Begin the sessions of the last checkpoint; what was lost is told, and the others go on.
+        """Begin the sessions of the last checkpoint; lost ones are reported, and the others go on.
 
         Raises:
             TxlError: the checkpoint cannot be read, or does not fit the bundle or the limits.
@@ -57,7 +57,7 @@ class Keeping:
             return
         try:
             lost = list(self._checkpoint.restore(sessions).values())
-        except Busy:  # what it says is for a client, who cannot raise a limit
+        except Busy:  # its message is for a client, who cannot raise a limit
             raise UsageError(
                 f"{self._checkpoint.folder}: {_sessions(len(self._checkpoint.names))} are kept here, expected at most "
                 f"the {len(sessions.names())} that there is room for; raise --max-sessions or --session-bytes"
@@ -71,7 +71,7 @@ class Keeping:
         self.restored, self.lost, self._last = len(sessions.names()), len(lost), time.monotonic()
 
     async def go_on(self, settings: ServerSettings, front: AsyncSessions) -> None:
-        """End idle sessions, and save all of them, now and then, until this is cancelled."""
+        """End idle sessions, and save all of them, periodically, until this is cancelled."""
         look = min(settings.idle_seconds / 4, settings.checkpoint_every, 10.0)
         tried = time.monotonic()
         while True:
@@ -94,7 +94,7 @@ class Keeping:
         """Save all sessions for the last time.
 
         Raises:
-            TxlError: the disk does not take them; what is there is the last checkpoint, whole.
+            TxlError: the disk does not take them; the last checkpoint is still there, whole.
         """
         if self._checkpoint is not None:
             began = time.monotonic()
@@ -104,10 +104,10 @@ class Keeping:
                 raise TxlError(f"{error}; sessions come back as they were {self.age:.0f} s ago") from None
 
     def _made(self, changed: int, checkpoint: Checkpoint, began: float, last: bool = False) -> None:
-        """Tell of a checkpoint.
+        """Log a checkpoint.
 
-        Programs are told of each. People are told of the last one and of the first that succeeds after one that failed:
-        a line every minute would hide the others.
+        JSON logs have each one. Lines for people have the last one and the first that succeeds after a failure: a line
+        every minute would hide the others.
         """
         held = len(checkpoint.names)
         facts = {"sessions": changed, "held": held, "seconds": round(time.monotonic() - began, 3)}

@@ -1,5 +1,5 @@
-"""What the server says of itself: one line that a person reads, or one JSON object per event. Never a text or a name
-that a client sent.
+"""Log the server's events: a line for people, or a JSON object per event. It never holds a text or a name that a client
+sent.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from txl_deploy.console import plain
 
 
 class Log:
-    """Writes events to standard error, and to standard output where a server listens.
+    """A writer of events to standard error, and of the ready line to standard output.
 
     Args:
-        as_json: every line is a JSON object, requests and checkpoints among them; else people read the lines, and what
-            happens often is left out.
+        as_json: True if every line is a JSON object, requests and checkpoints included; else lines are for people, and
+            frequent events are left out.
     """
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
 
     def say(self, event: str, line: str, **facts: object) -> None:
-        """Something that happens rarely."""
+        """Log a rare event."""
         self._write(sys.stderr, event, line, facts)
 
     def ready(self, line: str, **facts: object) -> None:
-        """The server listens: the one line on standard output, for whoever started it."""
+        """Report that the server listens: the only line on standard output, for the program or user that started it."""
         self._write(sys.stdout, "ready", line, facts)
 
     def detail(self, event: str, **facts: object) -> None:
-        """Something that happens often, such as a request: people are not told."""
+        """Log a frequent event, such as a request, in JSON mode only."""
         if self._as_json:
             self._write(sys.stderr, event, "", facts)
 
@@ -43,6 +43,6 @@ class Log:
             text = msgspec.json.encode({"time": round(time.time(), 3), "event": event, **facts}).decode()
         else:
             text = line
-        with contextlib.suppress(OSError, ValueError):  # nobody reads: requests are answered all the same
+        with contextlib.suppress(OSError, ValueError):  # the log has no reader: requests are answered all the same
             stream.write(f"{plain(text)}\n")
             stream.flush()

@@ -1,4 +1,4 @@
-"""What is counted, as Prometheus reads it."""
+"""Count events for Prometheus."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from txl_deploy.extras import version_of
 from txl_deploy.serve.keeping import Keeping
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+"""Upper bounds of the histograms' buckets, in seconds."""
 COUNTED = {
     "rounds": "Segments that were computed, each for some sessions together.",
     "positions": "Positions that sessions were fed: tokens, or steps of arrays.",
@@ -27,7 +28,7 @@ COUNTED = {
     "expired": "Sessions that were closed because nobody used them for --idle-seconds.",
     "broken": "Sessions that ended because what they computed is no number; they are among the lost ones.",
 }
-"""What each counter of the sessions is, by its name."""
+"""Description of each counter of the sessions, by its name."""
 LOOKED = {
     "txl_sessions_lost": "Sessions whose memory was lost, by a damaged file or the engine, or that are broken.",
     "txl_sessions_restored": "Sessions that came back from the checkpoint when the server started.",
@@ -38,22 +39,22 @@ LOOKED = {
     "txl_checkpoints": "Checkpoints that were tried, by whether the disk took them.",
     "txl_checkpoint_age_seconds": "Seconds since the last whole checkpoint began, or the start: what a kill loses.",
 }
-"""What each metric is that is looked at when it is read."""
+"""Description of each metric that is computed when it is read."""
 Family = TypeVar("Family", CounterMetricFamily, GaugeMetricFamily)
 
 
-# Times at which counters began would be as many lines again.
+# Without this, each counter has a second line with the time when it began.
 prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
-    """Counters of one server; what its sessions count is looked at when it is read."""
+    """The counters of one server; those of its sessions are read on demand."""
 
     def __init__(self, model: Model) -> None:
         self._registry = own = prometheus.CollectorRegistry()
         self._looked: Iterable[Metric] = ()
         own.register(self)
-        prometheus.ProcessCollector(registry=own)  # memory, processor time and open files, where the system tells them
+        prometheus.ProcessCollector(registry=own)  # memory, processor time and open files, if the system has them
         build = {"model_id": model.manifest.model_id, "precision": model.manifest.precision}
         build |= {"backend": model.backend.description, "python": platform.python_version()}
         prometheus.Info("txl_build", "What runs here: versions, the model and its backend.", registry=own).info(
@@ -72,7 +73,7 @@ class Metrics:
         self.running = prometheus.Gauge("txl_requests_running", said, registry=own)
 
     def answered(self, path: str, status: int, seconds: float, read: int, drawn: int, first: float | None) -> None:
-        """One request has ended; `path` is that of its route, so that there are few of them."""
+        """Count a request that has ended; `path` is that of its route, so that there are few label values."""
         self._requests.labels(path, str(status)).inc()
         self._seconds.labels(path).observe(seconds)
         self._read.inc(read)
@@ -81,17 +82,17 @@ class Metrics:
             self._first.observe(first)
 
     def text(self, looked: Iterable[Metric]) -> bytes:
-        """Everything in Prometheus' text format, with what was looked at just now."""
+        """Return all metrics in Prometheus' text format, with those that were read just now."""
         self._looked = looked
         return prometheus.generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
-        """What was looked at, for the registry."""
+        """Return the metrics that were read on demand, for the registry."""
         return self._looked
 
 
 def looked_at(sessions: Sessions, keeping: Keeping) -> list[Metric]:
-    """What sessions count themselves, and what became of their checkpoint; in the thread of the sessions."""
+    """Read the sessions' own counters and those of their checkpoint; call it in the sessions' thread."""
     counters = sessions.counters
     places = Tally({"row": 0, "host": 0, "new": 0})
     places.update(sessions.info(name).place for name in sessions.names())
@@ -114,7 +115,7 @@ def looked_at(sessions: Sessions, keeping: Keeping) -> list[Metric]:
 
 
 def _family(kind: type[Family], name: str, value: float | Mapping[Any, int], label: str = "") -> Family:
-    """A metric with one value, or with one for each word of a label."""
+    """Make a metric with one value, or with one for each word of a label."""
     if not isinstance(value, Mapping):
         return kind(name, LOOKED[name], value=value)
     family = kind(name, LOOKED[name], labels=[label])

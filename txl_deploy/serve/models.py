@@ -1,4 +1,4 @@
-"""What is served, text to token ids and back, and how the server does."""
+"""Describe the served model, convert text to token ids and back, and report the server's health."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def tokenize(request: Request) -> Response:
 
 
 async def detokenize(request: Request) -> Response:
-    """POST /detokenize: {"tokens": IDS} → {"prompt": TEXT}; what is no UTF-8 becomes U+FFFD."""
+    """POST /detokenize: {"tokens": IDS} → {"prompt": TEXT}; bytes that are no UTF-8 become U+FFFD."""
     service = service_of(request)
     body = decode(await read_json(request), DetokenizeBody)
     check_model(body.model, service.model, service.settings)
@@ -75,10 +75,10 @@ async def detokenize(request: Request) -> Response:
 
 
 async def tokenizer_info(request: Request) -> Response:
-    """GET /tokenizer_info: the boundary token as text, which stands for the begin and the end of texts.
+    """GET /tokenizer_info: the boundary token as text, which marks the beginning and the end of texts.
 
-    A client that measures likelihoods begins every text with it. Where the bundle knows of none it is the end of a line
-    if that is one token.
+    A client that measures likelihoods begins every text with it. If the bundle names none, it is the line end, if that
+    is one token.
     """
     service = service_of(request)
     boundary = _boundary_text(service)
@@ -96,7 +96,7 @@ async def tokenizer_info(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """GET /health: 200 while requests are taken and the model is right, else 503. It needs no token."""
+    """GET /health: 200 while requests are accepted and the model is right, else 503. It needs no token."""
     service = service_of(request)
     if service.draining:
         return json_response({"status": "draining"}, 503, {"retry-after": "5"})

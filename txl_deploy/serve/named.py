@@ -1,4 +1,4 @@
-"""Sessions by name: what they are, their states out and in, and arrays in and out for models that read no text."""
+"""Endpoints of named sessions: their facts, states out and in, and arrays in and out for models that read no text."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from txl_deploy.serve.settings import check_session_name
 BYTES = "application/octet-stream"
 SAFETENSORS = "application/vnd.safetensors"
 VALUES = 1 << 21
-"""Values that one answer may hold; as JSON each of them takes some twenty bytes."""
+"""Most values of one answer; as JSON each takes about twenty bytes."""
 LEAVES: dict[str, tuple[type, type]] = {
     "float32": (float, np.float32),
     "int32": (int, np.int64),
     "bool": (bool, np.bool_),
 }
-"""What stands in nested lists for values of each type, and the array that is made of it."""
+"""Type of a table → the type in nested lists, and that of the array made of them."""
 STATE_SPARE = 1 << 16
-"""Bytes of a state's file beside its arrays: names, shapes, the model."""
+"""Bytes of a state's file besides its arrays: names, shapes, the model."""
 
 
 class RunBody(Struct, forbid_unknown_fields=True):
@@ -57,9 +57,9 @@ class CopyBody(Struct, forbid_unknown_fields=True):
 
 
 async def sessions(request: Request) -> Response:
-    """GET /v1/sessions: all that have a name, each as `SessionInfo` says.
+    """GET /v1/sessions: all named sessions, each with the fields of `SessionInfo`.
 
-    `pending` is a token's id and no count: it was drawn last, and the next request feeds it first. `waiting` counts.
+    `pending` is a token's id and no count: it was drawn last, and the next request reads it first. `waiting` counts.
     """
     found = await service_of(request).front.call(lambda kept: [kept.info(name) for name in kept.names()])
     return json_response({"object": "list", "data": [{"object": "session", **asdict(info)} for info in found]})
@@ -75,7 +75,7 @@ async def session(request: Request) -> Response:
 
 
 async def end_session(request: Request) -> Response:
-    """DELETE /v1/sessions/NAME: what runs in it ends, and its memory is gone."""
+    """DELETE /v1/sessions/NAME: end its requests, and free its memory."""
     name, service = _name(request), service_of(request)
 
     def close(kept: Sessions) -> bool:
@@ -90,9 +90,9 @@ async def end_session(request: Request) -> Response:
 
 
 async def cancel(request: Request) -> Response:
-    """POST /v1/sessions/NAME/cancel: what runs in it ends where it is; the session stays, with what it was fed.
+    """POST /v1/sessions/NAME/cancel: end its requests where they are; the session stays, with what it has read.
 
-    Whoever reads the answer of such a request gets everything that was drawn, and then an error of code "cancelled".
+    The answer of such a request holds everything that was drawn, and then an error of code "cancelled".
     """
     name, service = _name(request), service_of(request)
     ended = await service.front.call(lambda kept: kept.cancel(name) if name in kept else None)
@@ -122,7 +122,7 @@ async def copy(request: Request) -> Response:
 
 
 async def state(request: Request) -> Response:
-    """GET /v1/sessions/NAME/state: a safetensors file, as `StreamState.load` reads it too."""
+    """GET /v1/sessions/NAME/state: a safetensors file, which `StreamState.load` reads too."""
     name, service = _name(request), service_of(request)
     taken = await service.front.call(lambda kept: kept.take(name) if name in kept else None)
     if taken is None:
@@ -131,7 +131,7 @@ async def state(request: Request) -> Response:
 
 
 async def set_state(request: Request) -> Response:
-    """PUT /v1/sessions/NAME/state: the session begins or goes on with this memory."""
+    """PUT /v1/sessions/NAME/state: begin the session, or go on, with this memory."""
     name, service = _name(request), service_of(request)
     most = max(BODY_BYTES, service.largest_state + STATE_SPARE)
     given = SessionState.from_bytes(await read_body(request, most), "the state")
@@ -146,7 +146,7 @@ async def set_state(request: Request) -> Response:
 
 
 async def run(request: Request) -> Response:
-    """POST /v1/sessions/NAME/run: arrays in, arrays out; the answer's kind is the request's."""
+    """POST /v1/sessions/NAME/run: arrays in, arrays out; the answer has the request's content type."""
     name, service = _name(request), service_of(request)
     plain = content_type(request) != SAFETENSORS
     if plain:
@@ -170,7 +170,7 @@ async def run(request: Request) -> Response:
 
 
 def _check_size(inputs: Mapping[str, Array], manifest: Manifest) -> None:
-    """Refuse more positions than one answer has room for; inputs that fit no table are refused by the runtime.
+    """Refuse more positions than one answer has room for; the runtime refuses inputs that fit no table.
 
     Raises:
         ApiError: the outputs would hold too many values.
@@ -191,10 +191,10 @@ def _check_size(inputs: Mapping[str, Array], manifest: Manifest) -> None:
 
 
 async def _outputs(ticket: Handle, table: Sequence[Output]) -> tuple[dict[str, Array], int]:
-    """All outputs of a run by name, those of its segments joined along "L"; and how many positions there were.
+    """Collect all outputs of a run by name, segments joined along "L"; and the number of positions.
 
     Raises:
-        ApiError: it ended before its end.
+        ApiError: the run was stopped.
     """
     segments: list[Outputs] = []
     fed = 0
@@ -217,10 +217,10 @@ async def _outputs(ticket: Handle, table: Sequence[Output]) -> tuple[dict[str, A
 
 
 def _arrays(given: Mapping[str, Raw], manifest: Manifest) -> dict[str, Array]:
-    """Nested lists as arrays. Their depth and their leaves are known before they are read, so that they stay small.
+    """Turn nested lists into arrays. Depth and leaf types are fixed before they are parsed, so that they stay small.
 
     Raises:
-        ApiError: an input is unknown, of another depth, holds something else than numbers, or rows of several lengths.
+        ApiError: an input is unknown, has a different depth, holds something else than numbers, or has unequal rows.
     """
     table = {entry.name: entry for entry in manifest.given}
     arrays: dict[str, Array] = {}

@@ -1,7 +1,7 @@
-"""What a completion is asked for: the body of the request, checked, as prompts and requests of the runtime.
+"""Check the body of a completion request, and turn it into prompts and requests of the runtime.
 
-Fields of OpenAI's that mean nothing here are ignored where they are harmless, and refused where they would change the
-result; so are those that nobody knows, because they may be misspelt.
+OpenAI's fields that mean nothing here are ignored if they are harmless, and refused if they would change the result;
+unknown fields are refused as well, because they may be misspelt.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from txl_deploy.serve.settings import (
 )
 
 UNFINISHED = 4
-"""Tokens at the end of a prompt that may hold the begin of a character which goes on in the text."""
+"""Tokens at the end of a prompt that may hold the first bytes of a character which goes on in the text."""
 Body = TypeVar("Body", bound=Struct)
 _PLACE = re.compile(r"(?:`\$\.|unknown field `|missing required field `)(\w+)")
 DEFAULT_TOKENS = 16
-"""`max_tokens` where nothing is said, as OpenAI has it."""
+"""`max_tokens` of a request without it, as OpenAI has it."""
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    """What a streamed answer holds beside the text."""
+    """Contents of a streamed answer besides the text."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
 class CompletionBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """The body of POST /v1/completions; the last rows are known and ignored, or known and refused unless neutral."""
+    """The body of POST /v1/completions; the second group of fields is ignored, the last is refused unless neutral."""
 
     model: str | None = None
     prompt: str | list[str | int | list[int]] | None = None
@@ -105,7 +105,7 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "logit_bias": ({},),
     "use_beam_search": (False,),
 }
-"""Fields that would change the result, and values of them that do not."""
+"""Fields that would change the result, and their values that do not."""
 
 
 @dataclass(frozen=True)
@@ -115,17 +115,17 @@ class Order:
     Attributes:
         prompts: token ids int32 [T] of every prompt.
         many: n, texts per prompt.
-        max_tokens: of each text.
+        max_tokens: most tokens of each text.
         seed, temperature, top_p, top_k: see `Sampling`.
         stops: stop texts.
         stop_tokens: ids that end a text.
         logprobs: most probable tokens wanted at each position; None for no log-probabilities.
-        ids: whether log-probabilities come with the ids of their tokens.
-        echo: whether the prompt is part of the answer.
-        stream, usage: whether the answer comes in pieces, and ends with a count of tokens.
-        session: whose memory goes on; None for a fresh one.
-        seen: how many positions that session has to have seen; None where nothing is said.
-        memory_length: memory rows that are kept and seen at most while this runs; None for all.
+        ids: True if log-probabilities come with the ids of their tokens.
+        echo: True if the prompt is part of the answer.
+        stream, usage: True if the answer comes in pieces; True if those end with a count of tokens.
+        session: the session whose memory goes on; None for fresh memory.
+        seen: number of positions that the session must have read; None to skip the check.
+        memory_length: most memory rows that are kept and attended while this runs; None for all.
     """
 
     prompts: tuple[Ids, ...]
@@ -147,7 +147,7 @@ class Order:
     memory_length: int | None
 
     def request(self, choice: int, pieces: TokenTexts, seconds: float) -> Request:
-        """What the runtime is asked for one text: choice // n tells the prompt, choice % n which of its texts."""
+        """Return the runtime's request for one text: with n = 2, choice 3 is the second text of the second prompt."""
         scored = self.echo and self.logprobs is not None
         return Request(
             tokens=self.prompts[choice // self.many],
@@ -163,7 +163,7 @@ class Order:
 
 
 class _Until:
-    """Tells the runtime where a stop text has come, so that the session's memory ends with that token."""
+    """A check that ends a request at a stop text, so that the session's memory ends with that token."""
 
     def __init__(self, order: Order, prompt: Ids, pieces: TokenTexts) -> None:
         self._text, self._pieces = TextStream(order.stops), pieces
@@ -176,10 +176,10 @@ class _Until:
 
 
 def read_order(data: bytes, model: Model, settings: ServerSettings) -> Order:
-    """A request's body, checked.
+    """Check a request's body, and return the order.
 
     Raises:
-        ApiError: it is not JSON, not a completion, beyond a limit, or asks for what is not offered.
+        ApiError: it is not JSON, not a completion, beyond a limit, or asks for something that is not offered.
     """
     body = decode(data, CompletionBody)
     check_model(body.model, model, settings)
@@ -244,10 +244,10 @@ def read_order(data: bytes, model: Model, settings: ServerSettings) -> Order:
 
 
 def decode(data: bytes, kind: type[Body]) -> Body:
-    """JSON as the fields that are expected of it.
+    """Decode JSON into a struct of the expected fields.
 
     Raises:
-        ApiError: it is no JSON, or a field is unknown, missing or of another kind.
+        ApiError: it is no JSON, or a field is unknown, missing or of a wrong type.
     """
     try:
         return msgspec.json.decode(data, type=kind)
@@ -260,10 +260,10 @@ def decode(data: bytes, kind: type[Body]) -> Body:
 
 
 def check_model(name: str | None, model: Model, settings: ServerSettings) -> None:
-    """Refuse a request for another model than the one that is here, called by its name or by its whole model_id.
+    """Refuse a request for a model that is not served here; the name may be its whole model_id.
 
     Raises:
-        ApiError: it is for another one.
+        ApiError: the model is not served here.
     """
     served = settings.served_name
     if name not in (None, "", served, model.manifest.model_id):
@@ -276,10 +276,10 @@ def check_model(name: str | None, model: Model, settings: ServerSettings) -> Non
 
 
 def encode(text: str, model: Model) -> Ids:
-    """Token ids of a text.
+    """Return the token ids of a text, int32 [T].
 
     Raises:
-        ApiError: the bundle has no vocabulary, or it does not know the text.
+        ApiError: the bundle has no vocabulary, or it lacks a word of the text.
     """
     if model.vocabulary is None:
         raise ApiError(
@@ -295,10 +295,10 @@ def encode(text: str, model: Model) -> Ids:
 
 
 def boundary(model: Model) -> Ids:
-    """What an empty prompt stands for: the token that separates texts.
+    """Return the prompt that stands for an empty one: the token that separates texts, int32 [1].
 
     Raises:
-        ApiError: the bundle knows of none.
+        ApiError: the bundle names none.
     """
     token = model.manifest.boundary_token
     if token is None:

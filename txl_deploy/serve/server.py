@@ -1,4 +1,4 @@
-"""The server from its start to its end: socket, model, sessions, self-test, then requests, then draining."""
+"""Run the server from start to end: socket, model, sessions, self-test, then requests, then draining."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from txl_deploy.serve.supervision import tell_manager
 BACKLOG = 2048
 """Connections that the system keeps until they are accepted."""
 CONNECTIONS = 512
-"""Open at once; where there are so many, requests get 503."""
+"""Open connections from which on requests get 503."""
 KEEP_ALIVE = 30
 """Seconds for which a connection stays open without a request after an answer."""
 HEADER_BYTES = 1 << 15
-"""Of a request's line and headers, as long as they are incomplete."""
+"""Most bytes of an incomplete request line and headers."""
 LAST_WORDS = 2
-"""Seconds in which the last answers go out, once nothing runs any more."""
+"""Seconds in which the last answers go out, once no request runs any more."""
 LOOK = 0.02
-"""Seconds between two looks at whether requests still run."""
+"""Seconds between two checks for running requests while draining."""
 
 
 def serve(settings: ServerSettings, listens: Callable[[str], None] | None = None) -> None:
-    """Serve until a signal tells to stop.
+    """Serve until a signal arrives.
 
     Args:
-        listens: is called with the address once requests are answered; without it the log tells of it.
+        listens: called with the address once requests are answered; without it the log reports it.
 
     Raises:
         UsageError: an option, the port or the token is not usable.
@@ -59,7 +59,7 @@ def serve(settings: ServerSettings, listens: Callable[[str], None] | None = None
     """
     settings.require_token()
     log = Log(settings.json_logs)
-    for name in ("uvicorn", "asyncio"):  # what is wrong is told by this server's own log
+    for name in ("uvicorn", "asyncio"):  # errors are reported by this server's own log
         logging.getLogger(name).addHandler(logging.NullHandler())
         logging.getLogger(name).propagate = False
     with contextlib.ExitStack() as stack:
@@ -89,10 +89,10 @@ async def _serve(
     listens: Callable[[str], None] | None,
 ) -> None:
     stop = asyncio.Event()
-    gc.freeze()  # what is here now stays
-    gc.set_threshold(50_000, 20, 20)  # else a large body is looked at again and again while it is read
+    gc.freeze()  # the objects that exist now stay
+    gc.set_threshold(50_000, 20, 20)  # else the collector scans a large body repeatedly while it is read
     with _signals(stop, log):
-        stopping.require_going()  # until now a signal may have been dropped; from now on none is
+        stopping.require_going()  # a signal so far may have been dropped; from now on none is
         async with AsyncSessions(sessions) as front:
             service = _service(settings, model, front, keeping)
             if problem := await service.health.problem():
@@ -107,17 +107,17 @@ async def _serve(
             for task in (upkeep, signalled, failing):
                 task.cancel()
             await asyncio.gather(upkeep, signalled, failing, return_exceptions=True)
-        # What still ran has ended with its session as it was after a whole step.
+        # Requests that still ran have ended, each session after a whole step.
         server.should_exit = True
         await serving
-        if failed:  # what it left may be half of something: the last checkpoint is whole
+        if failed:  # its state may be half-written, but the last checkpoint is whole
             raise CheckError("the thread of the sessions failed, expected it to run; start the server again")
         await keeping.end(sessions)
     log.say("stopped", "stopped")
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which leaves signals to us and tells when it listens."""
+    """uvicorn's server, without its signal handlers, and with a call when it listens."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -125,11 +125,11 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave them as they are."""
+        """Leave the signal handlers unchanged."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections."""
+        """Accept connections, and report that."""
         await super().startup(sockets)
         self._ready()
 
@@ -168,17 +168,17 @@ def _config(service: Service, log: Log) -> uvicorn.Config:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; who connects before the model is loaded waits for it.
+    """Return a listening socket; clients that connect before the model is loaded wait for it.
 
     Raises:
-        UsageError: the port is taken, or the host is none of this machine.
+        UsageError: the port is taken, or the host is not this machine.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     listening = socket.socket(family, kind, protocol)
     try:
-        if os.name == "posix":  # elsewhere it would let two servers have the port
+        if os.name == "posix":  # elsewhere it would let two servers share the port
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         listening.listen(BACKLOG)
@@ -228,7 +228,7 @@ def _ready(
 
 @contextlib.contextmanager
 def _signals(stop: asyncio.Event, log: Log) -> Iterator[None]:
-    """SIGTERM, SIGINT and a closed terminal stop it in order; a second SIGINT ends it at once, whatever it does."""
+    """Stop the server in order on SIGTERM, SIGINT or a closed terminal; a second SIGINT ends the process at once."""
     loop, interrupted = asyncio.get_running_loop(), False
 
     def told(number: int, frame: FrameType | None) -> None:
@@ -252,7 +252,7 @@ def _signals(stop: asyncio.Event, log: Log) -> Iterator[None]:
 
 
 async def _drain(settings: ServerSettings, log: Log, service: Service) -> None:
-    """Take no more requests, and wait for those that run."""
+    """Accept no more requests, and wait for the running ones."""
     tell_manager("STOPPING=1")
     service.draining = True
     service.tabs.close()

@@ -1,4 +1,4 @@
-"""What every endpoint needs: the model, its sessions, the limits, and what is counted."""
+"""Hold what every endpoint needs: the model, its sessions, the limits, and the counters."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Service:
         settings: its options.
         model: the bundle that it serves.
         front: its sessions.
-        health: whether the model computes what it should, looked at now and then.
-        metrics: what is counted.
+        health: the periodic self-test of the model.
+        metrics: its counters.
         keeping: its sessions' checkpoint.
         pieces: the texts of its tokens.
-        created: seconds since 1970 when it began.
+        created: time of its start, in seconds since 1970.
         largest_state: bytes of a full session's state.
-        draining: whether it was told to stop and finishes what runs.
-        running: requests that are being answered.
-        tabs: of the playground that are open.
+        draining: True once it is stopping and only finishes running requests.
+        running: number of requests that are being answered.
+        tabs: the open tabs of the playground.
     """
 
     settings: ServerSettings
@@ -54,13 +54,13 @@ class Service:
 
 @dataclass
 class Noted:
-    """Facts of one request, beside its path and status: metrics get all of them, the log its id and time.
+    """Facts of one request, besides its path and status: metrics get all of them, the log its id and time.
 
     Attributes:
-        id: of the request, as its answer's header says.
-        began: when it came, as `time.monotonic` counts.
-        prompt_tokens, completion_tokens: what was read and generated.
-        first_seconds: from the request to the first piece of a streamed answer.
+        id: the request's id, which is in the answer's header.
+        began: time of its arrival, as `time.monotonic` counts.
+        prompt_tokens, completion_tokens: number of tokens read and generated.
+        first_seconds: seconds from the request to the first token drawn; None before it.
     """
 
     id: str
@@ -71,14 +71,14 @@ class Noted:
 
 
 def service_of(request: Request) -> Service:
-    """The server that a request came to."""
+    """Return the server that a request came to."""
     service = request.scope["txl.service"]
     assert isinstance(service, Service)
     return service
 
 
 def noted_of(request: Request) -> Noted:
-    """What is noted of a request."""
+    """Return the noted facts of a request."""
     noted = request.scope["txl.noted"]
     assert isinstance(noted, Noted)
     return noted

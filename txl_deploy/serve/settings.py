@@ -1,6 +1,6 @@
-"""What a server is told at its start: where it listens, who may come in, and the limits of what it takes.
+"""Define a server's options: where it listens, who may use it, and the limits of requests.
 
-Every limit is one that a small machine survives, whether it is an option or a constant.
+A small machine survives every limit, be it an option or a constant.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from txl_runtime.sessions.state import LONGEST_NAME
 from txl_runtime.streaming.checks import shown
 
 PROMPT_TOKENS = 1 << 18
-"""Tokens of one prompt."""
+"""Most tokens of one prompt."""
 MAX_TOKENS = 1 << 14
-"""Tokens that one text may ask for."""
+"""Most tokens that one text may ask for."""
 CHOICES = 128
-"""Texts that one request may ask for: n times its prompts."""
+"""Most texts that one request may ask for: n times its prompts."""
 STOPS = 4
-"""Stop texts of a request, as OpenAI has it."""
+"""Most stop texts of a request, as OpenAI has it."""
 STOP_LENGTH = 256
-"""Characters of a stop text."""
+"""Most characters of a stop text."""
 TOP_LOGPROBS = 20
-"""Most probable tokens that a request may ask for at each position."""
+"""Most alternatives (most probable tokens) that a request may ask for at each position."""
 LOGPROBS = 1 << 19
-"""Log-probabilities that one answer may hold: positions times what is asked for at each."""
+"""Most log-probabilities of one answer: positions times the alternatives at each."""
 ECHOED = LOGPROBS
-"""Tokens of prompts that one answer may echo, of all its texts together: each is looked up before any is computed."""
+"""Most tokens of prompts that one answer may echo, over all its texts: each is looked up before any is computed."""
 LOST = "\ufffd"
-"""What becomes of bytes of an address that are no UTF-8: names that differ would be one."""
+"""Replacement of bytes of an address that are no UTF-8; it would make different names equal."""
 NO_NAMES = (".", "..")
-"""What clients take out of an address before they send it."""
+"""Names that clients remove from an address before they send it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,20 +45,20 @@ class ServerSettings:
 
     Attributes:
         bundle: the bundle's folder.
-        host, port: where it listens; port 0 for any that is free.
-        token: what every request has to show; None where none is asked for, on loopback alone.
-        name: what clients call the model; the bundle's name without it.
+        host, port: the address that it listens on; port 0 for any that is free.
+        token: the token that every request has to send; None for none, which is allowed on loopback only.
+        name: the model's name for clients; None for the bundle's name.
         backend, threads: see `txl_runtime.load`.
         rows: sequences computed together; None for the bundle's B.
-        sessions: named and unnamed sessions that exist at once.
-        waiting: requests that may wait for a row.
-        session_bytes: of parked sessions in the host's memory.
-        idle_seconds: after which an unused session ends.
-        checkpoint_dir, checkpoint_every: where all sessions are kept over a restart, and every how many seconds.
-        drain_seconds: what running requests are given when the server is told to stop.
-        tabs: of the playground that are open at once.
-        local: whether it answers this machine's names and its own page alone, though a token is asked for.
-        json_logs: every line is a JSON object, one per request among them.
+        sessions: most named and unnamed sessions at once.
+        waiting: most requests that wait for a row.
+        session_bytes: most bytes of parked sessions in the host's memory.
+        idle_seconds: seconds after which an unused session ends.
+        checkpoint_dir, checkpoint_every: the folder that keeps sessions over a restart; seconds between checkpoints.
+        drain_seconds: seconds that running requests have once the server is stopping.
+        tabs: most open tabs of the playground.
+        local: True to answer only this machine's names and the server's own page, even with a token.
+        json_logs: True if every line is a JSON object, and each request has one.
     """
 
     bundle: Path
@@ -108,23 +108,23 @@ class ServerSettings:
 
     @property
     def served_name(self) -> str:
-        """What clients call the model; bytes of a folder's name that are no UTF-8 stand there as escapes."""
+        """Return the model's name for clients; bytes of a folder's name that are no UTF-8 are escaped."""
         if self.name:
             return self.name
         return os.fsencode(self.bundle.resolve().name.removesuffix(".txl")).decode(errors="backslashreplace")
 
     @property
     def loopback(self) -> bool:
-        """Whether the host is this machine to itself.
+        """Return True if the host is this machine and cannot be reached from outside.
 
         Raises:
-            UsageError: the host is none.
+            UsageError: the host is unknown.
         """
         return all(ipaddress.ip_address(address).is_loopback for address in addresses(self.host))
 
     @property
     def limits(self) -> Limits:
-        """Those of the sessions that it serves with."""
+        """Return the limits of the sessions."""
         return Limits(
             sessions=self.sessions,
             waiting=self.waiting,
@@ -134,12 +134,12 @@ class ServerSettings:
         )
 
     def require_token(self) -> None:
-        """Refuse to listen to other machines without asking who they are.
+        """Refuse to listen to other machines without a token.
 
         Raises:
-            UsageError: the host is beyond loopback and there is no token, or it is no host.
+            UsageError: the host is beyond loopback and there is no token, or the host is unknown.
         """
-        if not self.loopback and self.token is None:  # in this order: what is no host is refused with a token, too
+        if not self.loopback and self.token is None:  # `loopback` first: it refuses an unknown host even with a token
             raise UsageError(
                 f"host {shown(self.host)} can be reached from other machines and no token is set, expected one there; "
                 "give --token-file FILE, or listen on 127.0.0.1"
@@ -147,10 +147,10 @@ class ServerSettings:
 
 
 def addresses(host: str) -> list[str]:
-    """The addresses that a host's name stands for.
+    """Resolve a host's name to its addresses.
 
     Raises:
-        UsageError: it stands for none.
+        UsageError: it has none.
     """
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -164,10 +164,10 @@ def _flag(field: str) -> str:
 
 
 def check_session_name(name: str) -> str:
-    """The name of a session, which has to fit into an address and onto a terminal.
+    """Check a session's name, which has to fit into an address and onto a terminal, and return it.
 
     Raises:
-        UsageError: it is empty, too long, or holds a slash or what does not print.
+        UsageError: it is empty, too long, or holds a slash or an unprintable character.
     """
     if not 0 < len(name) <= LONGEST_NAME or "/" in name or not name.isprintable() or name in NO_NAMES or LOST in name:
         raise UsageError(

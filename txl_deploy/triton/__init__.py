@@ -1,1 +1,1 @@
-"""Packages for NVIDIA's Triton Inference Server: model repositories that hold all that a bundle needs there."""
+"""Write packages for NVIDIA's Triton Inference Server: model repositories with everything that a bundle needs there."""

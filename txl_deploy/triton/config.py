@@ -1,6 +1,6 @@
-"""`config.pbtxt`: what Triton is told of a model, made from a bundle's manifest.
+"""Make `config.pbtxt`, Triton's configuration of a model, from a bundle's manifest.
 
-A configuration is a dict as the protocol buffer's fields are nested; `to_text` writes it down.
+A configuration is a dict nested like the protocol buffer's fields; `to_text` writes it as text.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ QUEUE_DELAY = 300
 """Microseconds that the server waits for more sequences' requests, to run them in one step."""
 
 SESSIONS = 1024
-"""How many conversations a model that generates keeps at once; the runtime parks those that have no row."""
+"""Most conversations of a generating model at once; the runtime parks those that have no row."""
 
 
 class Word(str):
-    """A name of an enumeration, which stands without quotes."""
+    """A name of an enumeration, which is written without quotes."""
 
     __slots__ = ()
 
@@ -39,11 +39,11 @@ Config = dict[str, Any]
 
 
 def stepping_config(manifest: Manifest, sequences: int, idle_seconds: float, backend: str) -> Config:
-    """Of the model that is stepped: sequences that go on from request to request, batched as they come.
+    """Configure the stepped model: sequences that go on from request to request, batched as they come.
 
     Args:
-        sequences: how many may be at once; those beyond wait for a place.
-        idle_seconds: after which a sequence loses its place.
+        sequences: most sequences at once; those beyond wait for a place.
+        idle_seconds: seconds after which an idle sequence loses its place.
     """
     given = manifest.given
     outputs = [_tensor(output, manifest) for output in manifest.outputs]
@@ -66,7 +66,7 @@ def stepping_config(manifest: Manifest, sequences: int, idle_seconds: float, bac
 
 
 def generation_config(backend: str, idle_seconds: float) -> Config:
-    """Of the model that generates: one request, a response for each token."""
+    """Configure the generating model: one request, a response for each token."""
     options = [("temperature", TYPES["float32"]), ("top_k", TYPES["int32"]), ("top_p", TYPES["float32"])]
     options += [("seed", INT64), ("stop_tokens", TYPES["int32"])]
     inputs: list[Config] = [
@@ -92,7 +92,7 @@ def generation_config(backend: str, idle_seconds: float) -> Config:
 
 
 def _python(serves: str, backend: str, **more: str) -> Config:
-    """What the Python backend is told: one process, and what the model inside reads."""
+    """Configure the Python backend: one process, and the parameters that the model inside reads."""
     parameters = {"serves": serves, "backend": backend, "threads": "1", **more}
     return {
         "instance_group": [{"kind": CPU, "count": 1}],
@@ -101,7 +101,7 @@ def _python(serves: str, backend: str, **more: str) -> Config:
 
 
 def _tensor(entry: Input | Output, manifest: Manifest) -> Config:
-    """An input or output of the table, without the axis of sequences, which the server adds in front."""
+    """Configure an input or output of the table, without the axis of sequences, which the server adds in front."""
     sizes = list(entry.axes.alone.filled(-1, -1))
     found: Config = {"name": entry.name, "data_type": TYPES[entry.dtype], "dims": sizes or [1]}
     if not sizes:
@@ -112,7 +112,7 @@ def _tensor(entry: Input | Output, manifest: Manifest) -> Config:
 
 
 def to_text(config: Mapping[str, Any], indent: str = "") -> str:
-    """A configuration as a protocol buffer in text form."""
+    """Write a configuration as a protocol buffer in text form."""
     lines = []
     for name, value in config.items():
         if isinstance(value, Mapping):

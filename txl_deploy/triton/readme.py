@@ -1,4 +1,4 @@
-"""The README.md of a package: how to start it, ask it and watch it."""
+"""Write the README.md of a package: how to start it, ask it and watch it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ one begins with the bundle's boundary token, where it has one. This model and `{
 
 
 def page(models: tuple[str, ...], manifest: Manifest, sequences: int, idle_seconds: float) -> str:
-    """The page of a package."""
+    """Return the page of a package."""
     name = models[0]
     rows = [f"| `{entry.name}` | in | {_shape(entry.axes)} {entry.dtype} |" for entry in manifest.given]
     rows += [f"| `{entry.name}` | out | {_shape(entry.axes)} {entry.dtype} |" for entry in manifest.outputs]

@@ -1,12 +1,12 @@
-"""A model repository: the folder that Triton is started with, and all that a bundle needs in it.
+"""Write a model repository: the folder that Triton is started with, with everything that a bundle needs in it.
 
     DIR/txl-package.json, README.md
     DIR/NAME/config.pbtxt                the model that is stepped
-    DIR/NAME/probe.json                  a request that tells whether it answers
+    DIR/NAME/probe.json                  a request that shows if it answers
     DIR/NAME/1/model.py, bundle/, packages/
     DIR/NAME-generate/…                  of models that generate: the same, the bundle's files shared where links can be
 
-The server copies nothing and looks into no other folder, so both models have all they need inside.
+The server copies nothing and looks into no other folder, so each model has all it needs inside.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from txl_deploy.triton.config import generation_config, stepping_config, to_text
 VERSION = "1"
 """The server's name for the folder of a model's only version."""
 SEQUENCES = 16
-"""So many sequences may be at once, or the bundle's B where that is more."""
+"""Default of sequences at once, or the bundle's B if that is more."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Package:
     """A package that was written.
 
     Attributes:
-        folder: where it is.
+        folder: its folder.
         models: the names of its models.
-        sequences: that may be at once.
-        state_bytes: of each sequence at most.
+        sequences: most sequences at once.
+        state_bytes: most bytes of each sequence.
     """
 
     folder: Path
@@ -67,14 +67,14 @@ def package_python(
 
     Args:
         bundle: the bundle's folder.
-        out: the repository; nothing may be there yet.
-        force: whether a repository that was written before is replaced.
-        sequences: how many may be at once; B of the bundle or 16 without it, whichever is more.
-        idle_seconds: after which the server forgets a sequence.
-        backend: of the runtime, inside the server.
+        out: the repository; it must not exist without `force`.
+        force: True to replace a repository that was written before.
+        sequences: most sequences at once; None for B of the bundle or 16, whichever is more.
+        idle_seconds: seconds after which the server forgets an idle sequence.
+        backend: the runtime's backend inside the server.
 
     Raises:
-        UsageError: nothing can be written there, or this model cannot be served so.
+        UsageError: the folder cannot be written, or this model cannot be served so.
         BundleError: the bundle cannot be read.
     """
     check_destination(out, force, REPOSITORY)
@@ -104,9 +104,9 @@ def package_python(
 
 
 def _checked(manifest: Manifest, sequences: int | None, idle_seconds: float) -> int:
-    """The number of sequences that may be at once.
+    """Return the number of sequences at once.
 
-    Raises UsageError where the model, or one of the numbers, cannot be served.
+    Raises UsageError if the model, or one of the numbers, cannot be served.
     """
     if not manifest.can.run_fewer and manifest.batch_size > 1:
         raise UsageError(
@@ -124,7 +124,7 @@ def _checked(manifest: Manifest, sequences: int | None, idle_seconds: float) -> 
 
 
 def copy_bundle(bundle: Path, place: Path) -> Manifest:
-    """Copy the files that a bundle's manifest lists, and hold the copies against it.
+    """Copy the files that a bundle's manifest lists, and check the copies against it.
 
     Raises:
         BundleError: they differ, or the bundle cannot be read.
@@ -139,7 +139,7 @@ def copy_bundle(bundle: Path, place: Path) -> Manifest:
 
 
 def probe(manifest: Manifest) -> dict[str, object]:
-    """A request that any server of this model answers: zeros for the shortest segment, a sequence of its own."""
+    """Return a request that any server of this model answers: zeros for the shortest segment, in its own sequence."""
     length = manifest.segment_lengths[-1]
     inputs = []
     for entry in manifest.given:
@@ -152,7 +152,7 @@ def probe(manifest: Manifest) -> dict[str, object]:
 
 
 def _share(first: Path, second: Path) -> None:
-    """Let two copies of the same files be one on the disk, where links can be made."""
+    """Replace copies of the same files by hard links, where links can be made."""
     for path in first.rglob("*"):
         other = second / path.relative_to(first)
         if path.is_file():
@@ -163,7 +163,7 @@ def _share(first: Path, second: Path) -> None:
 
 
 def _copy_packages(place: Path) -> None:
-    """The runtime, and what runs inside the server, as packages beside `model.py`."""
+    """Copy the runtime, and the modules that run inside the server, as packages beside `model.py`."""
     home = Path(inside.__file__).parent
     shutil.copyfile(home / "model.py", place / "model.py")
     for path, name in _sources(home):
@@ -173,7 +173,7 @@ def _copy_packages(place: Path) -> None:
 
 
 def _sources(home: Path) -> Iterator[tuple[Path, Path]]:
-    """Files to copy, and where to under a folder of packages."""
+    """Yield files to copy, with their targets below the folder of packages."""
     runtime = Path(txl_runtime.__file__).parent
     for path in sorted(runtime.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:

@@ -1,5 +1,5 @@
-"""Adapters: from a package's own module to a `StepSpec`, so that nobody has to write the function by hand.
+"""Adapters: each makes a `StepSpec` of a package's own module, so that nobody has to write the function by hand.
 
-To add one, write a module here with the functions of `registry.Adapter` and add one line to `registry.ADAPTERS` and to
-`txl_export.options.AdapterName`. It imports its package inside a function, and reads modules by their attributes.
+To add one, write a module here with the functions of `registry.AdapterModule`, and add one line to `table.ADAPTERS`.
+The module imports its package inside a function, and reads the package's objects by their attributes.
 """

@@ -1,6 +1,6 @@
-"""DI-engine's GTrXL, and GTrXLDQN with its encoder and heads: time first, a memory of zeros that are attended.
+"""DI-engine's GTrXL, and GTrXLDQN with its encoder and heads: time first, and a memory of zeros that are attended to.
 
-The package keeps the memory in an attribute of the module. It is set before each call, taken after it and put back.
+The package keeps the memory in an attribute. The step sets it before a call, reads it afterwards and restores it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from txl_runtime.errors import UsageError
 from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec, StateSpec, StepSpec
 
 _KEPT = ("memory", "att_mask", "pos_embedding_dict")
-"""What a call leaves in the module: the memory, and tables by segment length."""
+"""Attributes that a call writes: the memory, and tables that are cached by segment length."""
 
 
 def build(config: Mapping[str, Any]) -> Any:
-    """A `GTrXL`, or with `obs_shape` a `GTrXLDQN`; `activation` may be the name of a class of torch.nn."""
+    """Return a `GTrXL`, or with `obs_shape` a `GTrXLDQN`; `activation` may name a class of torch.nn, e.g. "ReLU"."""
     given = dict(config)
     if isinstance(given.get("activation"), str):
         given["activation"] = getattr(torch.nn, given["activation"])()
@@ -32,7 +32,7 @@ def build(config: Mapping[str, Any]) -> Any:
 
 
 def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
-    """The step of a `GTrXL`, whose output is `features`, or of a model with one as `core`, whose output is `logit`."""
+    """Return the step of a `GTrXL` (output `features`), or of a model that has one as `core` (output `logit`)."""
     core = getattr(module, "core", module)
     lacking = [name for name in (*_KEPT, "memory_len", "layers", "embedding_dim") if not hasattr(core, name)]
     if lacking or (core is not module and not hasattr(module, "head")):
@@ -52,7 +52,7 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
 
 
 def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
-    """One segment; where no memory is given, one of zeros."""
+    """Run one segment; without a memory in `states`, as in the trial of `step_spec`, it is zeros."""
     core, obs = getattr(module, "core", module), inputs["obs"]
     zeros = core.u.new_zeros(len(core.layers) + 1, core.memory_len, obs.shape[1], core.embedding_dim)
     kept = {name: getattr(core, name) for name in _KEPT}

@@ -1,7 +1,7 @@
-"""torchaudio's Emformer: a segment of frames and what lies ahead of it, with keys and values of the past and a bank.
+"""torchaudio's Emformer: a segment reads its frames, some frames ahead, keys and values of the past, and a memory bank.
 
-The package cuts out of the past what the first sequence of the batch has filled. Here all rows take part, and a mask
-hides those that a sequence has not filled: each has a counter of its own, and there is one graph of fixed sizes.
+The package cuts the past to the rows that the batch's first sequence has filled. Here all rows take part, and a mask
+hides those that a sequence has not filled: each has its own counter, and there is one graph of fixed sizes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from txl_export.adapters.proving import Tensors, proven
 from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec, StateSpec, StepSpec
 
 PARTS = tuple(enumerate(("memory", "left_key", "left_value", "past_length")))
-"""A layer's states, in the package's order."""
+"""(index, name) of a layer's states, in the package's order."""
 
 
 def build(config: Mapping[str, Any]) -> Any:
-    """An `Emformer`; with `num_symbols` an RNN-T over one."""
+    """Return an `Emformer`, or with `num_symbols` an RNN-T over one."""
     from torchaudio.models import Emformer, emformer_rnnt_base, emformer_rnnt_model
 
     rnnt = emformer_rnnt_base if len(config) == 1 else emformer_rnnt_model
@@ -29,7 +29,7 @@ def build(config: Mapping[str, Any]) -> Any:
 
 
 def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
-    """The step of an `Emformer`, or of an RNN-T's transcriber, which takes `stride` frames for one position."""
+    """Return the step of an `Emformer`, or of an RNN-T's transcriber, which takes `stride` frames per position."""
     module = getattr(module, "transcriber", module)
     core = getattr(module, "transformer", module)
     layers = getattr(core, "emformer_layers", ())
@@ -61,7 +61,7 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
 
 
 def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
-    """One segment through all layers; time comes first in them."""
+    """Run one segment through all layers, which take time first."""
     core, x = getattr(module, "transformer", module), inputs["features"].transpose(0, 1)
     length, ahead = core.segment_length, core.right_context_length
     if len(x) != length + ahead:
@@ -75,7 +75,7 @@ def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
 
 
 def _layer(layer: Any, name: str, x: Tensor, right: Tensor, summary: Tensor, states: Named) -> tuple[Tensor, ...]:
-    """Segment, what lies ahead and summary for the next layer; puts its own new states in place of the old ones."""
+    """Run a layer; return segment, frames ahead and summary for the next, and replace its states in `states`."""
     attention, (length, batch, width), ahead, own = layer.attention, x.shape, len(right), torch.cat((right, x))
     none = x.new_zeros(0, batch, width)
     memory, old_key, old_value = (states.get(name + part, none) for part in ("memory", "left_key", "left_value"))
@@ -95,12 +95,12 @@ def _layer(layer: Any, name: str, x: Tensor, right: Tensor, summary: Tensor, sta
     new = {"memory": _newest(memory, summary)}
     new |= {"left_key": _newest(old_key, key[-length:], past), "left_value": _newest(old_value, value[-length:], past)}
     states |= {name + part: rows for part, rows in new.items() if name + part in states}
-    states[f"{name}past_length"] = past.clamp(max=2**31 - 1 - length) + length  # an int32 that stays at its most
+    states[f"{name}past_length"] = past.clamp(max=2**31 - 1 - length) + length  # stops at 2**31 - 1, no overflow
     return y[ahead:], y[:ahead], found[-1:].tanh() if attention.tanh_on_mem else found[-1:].clamp(-10, 10)
 
 
 def _newest(old: Tensor, rows: Tensor, past: Tensor | None = None) -> Tensor:
-    """As many rows as before; in left slots that nothing fills yet the package repeats the filled ones, unseen."""
+    """Return the last len(old) rows of (old ‖ rows); with `past`, empty slots repeat filled ones as in the package."""
     kept = len(old) - len(rows)
     if past is None or kept <= len(rows):
         return torch.cat((old, rows))[len(rows) :]

@@ -1,7 +1,7 @@
 """mambapy's Mamba, and the language model over it: one token a step, by the package's own `step`.
 
-Of each layer the convolution's last inputs and the state-space layer's state are carried. The package can go on from a
-state by single tokens alone; `--segment-length 64 --segment-length 1` has programs for segments made of that step.
+Each layer carries the convolution's last inputs and the state-space layer's state. The package can continue from a
+state only by single tokens; with `--segment-length 64 --segment-length 1` a bundle has segments made of that step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec, St
 
 
 def build(config: Mapping[str, Any]) -> Any:
-    """A `Mamba`; with `vocab_size` in the parts of mambapy.lm's `LM`, whose file cannot be imported without CUDA."""
+    """Return a `Mamba`; with `vocab_size` the parts of mambapy.lm's `LM`, a file whose import needs CUDA."""
     from mambapy.mamba import Mamba, MambaConfig, RMSNorm
 
     given = dict(config)
@@ -30,11 +30,11 @@ def build(config: Mapping[str, Any]) -> Any:
 
 
 def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
-    """The step of a `Mamba` over features, or of an `LM` over tokens."""
+    """Return the step of a `Mamba` over features, or of an `LM` over tokens."""
     layers = getattr(getattr(module, "mamba", module), "layers", ())
     mixers: list[Any] = [getattr(layer, "mixer", None) for layer in layers]
     known = all(hasattr(mixer, "ssm_step") and hasattr(mixer, "A_log") for mixer in mixers)
-    if not mixers or not known or any(hasattr(mixer, "A_log_b") for mixer in mixers):  # _b: of a scan from behind
+    if not mixers or not known or any(hasattr(mixer, "A_log_b") for mixer in mixers):  # _b: a scan from the end
         raise UsageError(
             f"this {type(module).__name__} is not made of layers with mixer.ssm_step and A_log alone, expected "
             "mambapy.lm.LM or mambapy.mamba.Mamba; Mamba-2 and Jamba have other states, and Vision Mamba scans from "

@@ -1,7 +1,7 @@
-"""Whether a step in another form than a package's own computes the same: both are run and compared.
+"""Proof that an adapter's step computes what the package's own call computes: both run, and results are compared.
 
-A package's memory grows row by row; a step has all rows from the start and hides those that are not filled. Whether
-that is the same depends on the package's options, more than anybody can list.
+A package's memory grows row by row; a step has all rows from the start and hides those that are not filled. The results
+are equal under some options of the package and not under others, which are too many to list.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from txl_export.families.own_module.spec import StepSpec
 
 Tensors: TypeAlias = Mapping[str, Tensor]
 Own: TypeAlias = Callable[[Any, Tensors, Any], tuple[Tensors, Tensors, Any]]
-"""(module, inputs, carried) → (outputs, states, carried): a package's own call for one sequence. What it carries is
-None at first, and of its states it returns those rows alone that are filled."""
+"""(module, inputs, carried) → (outputs, states, carried): a package's own call for one sequence. `carried` is None at
+first, and the states hold only rows that are filled."""
 LIMIT = 1e-4
-"""Relative difference up to which two forms are the same: some packages compute parts in float32 in any case."""
+"""Largest relative difference of equal forms: room for float32, in which some packages compute parts in any case."""
 
 
 def proven(forms: Sequence[StepSpec], own: Own, lengths: Sequence[int]) -> StepSpec:
-    """The first form of a step that computes what the package's own call computes.
+    """Return the first form of a step that computes what the package's own call computes.
 
     Args:
-        forms: of one module; rows that are filled stand at the end of their states.
+        forms: steps of one module, whose states have their filled rows at the end.
         own: the package's own call.
-        lengths: of the segments on which both are run, L.
+        lengths: L of each segment that both run, e.g. (8, 4, 8).
 
     Raises:
         OwnCodeError: the package's own call fails, or a form does.
-        UsageError: every form computes something else.
+        UsageError: no form computes the same.
     """
     for form in forms:
         with torch.no_grad(), untouched(form.module):
@@ -53,9 +53,9 @@ def proven(forms: Sequence[StepSpec], own: Own, lengths: Sequence[int]) -> StepS
 
 
 def _differences(spec: StepSpec, own: Own, lengths: Sequence[int]) -> Iterator[str]:
-    """What of a step differs: two sequences run side by side, and the second begins anew with the second segment.
+    """Yield what differs, e.g. "output logits of segment 2", between two sequences of the step and the package's own.
 
-    A step that takes `valid` is given padding behind each segment, up to the longest one.
+    The second sequence starts again at segment 2. If the step takes `valid`, segments are padded to the longest.
     """
     draws = np.random.default_rng(0)
     segments = [random_inputs(spec, 2, max(lengths) if spec.lengths else length, draws) for length in lengths]
@@ -79,7 +79,7 @@ def _differences(spec: StepSpec, own: Own, lengths: Sequence[int]) -> Iterator[s
 def _run(
     step: Eager, own: Own, segments: Sequence[Tensors], lengths: Sequence[int], sequence: int
 ) -> dict[int, tuple[Tensors, Tensors]]:
-    """What the package returns for a sequence, by the segment's number: the second has no first segment."""
+    """Return the package's outputs and states of a sequence by segment number; sequence 1 has no segment 0."""
     spec, found, carried = step.spec, {}, None
     for number in range(sequence, len(lengths)):
         given = {
@@ -94,19 +94,19 @@ def _run(
 
 
 def _one(tensor: Tensor, axes: Axes, sequence: int, length: int = 0) -> Tensor:
-    """One sequence of a tensor, and of its positions the first, where it has any."""
+    """Return one sequence of a tensor, cut to its first `length` positions (and lookahead) if it has any."""
     return tensor[axes.window(0, length, slice(sequence, sequence + 1))]
 
 
 def _like(ours: Tensor, theirs: Tensor, end: int) -> Tensor:
-    """As much of a tensor as another has, from its beginning (0) or its end (-1)."""
+    """Cut `ours` to the sizes of `theirs`, keeping the first rows (`end` 0) or the last (-1): [1, 8] → [1, 5]."""
     for axis, size in enumerate(theirs.shape):
         ours = ours.narrow(axis, end and max(0, ours.shape[axis] - size), min(size, ours.shape[axis]))
     return ours
 
 
 def _second_anew(spec: StepSpec, states: Tensors, dtype: torch.dtype) -> States:
-    """The states with the second sequence at its start."""
+    """Return copies of the states with the second sequence at its start."""
     fresh, changed = fresh_states(spec, 2, dtype), {name: tensor.clone() for name, tensor in states.items()}
     for entry in spec.states:
         changed[entry.name][entry.axes.at(1)] = cast(Tensor, fresh[entry.name])[entry.axes.at(1)]

@@ -1,8 +1,8 @@
 """recurrent-memory-transformer-pytorch: a RecurrentMemoryTransformer, as one graph from the first segment on.
 
-Its first segment reads no keys and values of a segment before. Here these have all their rows from the start, the
-newest at the end, and a counter. The package takes no mask for them, so hooks hide what is not filled from its
-attention, and let its rotary positions begin where they would without them.
+In the package a first segment reads no keys and values of an earlier one. Here their state has all rows from the start,
+the newest at the end, and a counter of filled ones. The package takes no mask for them, so hooks hide unfilled rows
+from its attention, and shift its rotary positions to where they would begin without those rows.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from txl_export.adapters.refusing import refuse_recurrent_memory, refuse_short
 from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec, StateSpec, StepSpec
 
 _BEGIN = 9998
-"""Two before the position of the first token, which the package has at 10000; before it stands the null key."""
+"""Two less than 10000, the package's position of the first token: 9999 is the null key's, 9998 leaves room for 0's."""
 
 
 def build(config: Mapping[str, Any]) -> Any:
-    """A RecurrentMemoryTransformer."""
+    """Return a RecurrentMemoryTransformer."""
     from recurrent_memory_transformer_pytorch import RecurrentMemoryTransformer
 
     return RecurrentMemoryTransformer(**config)
 
 
 def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
-    """The step of a RecurrentMemoryTransformer, or of one that stands in another as `transformer`."""
+    """Return the step of a RecurrentMemoryTransformer, or of the one that a wrapper has as `transformer`."""
     module = getattr(module, "transformer", module)
     attentions = _attentions(module)
     refuse_recurrent_memory(module, attentions)
@@ -91,14 +91,14 @@ def _attentions(module: Any) -> list[Any]:
 
 
 def _hide(seen: Tensor, _: Any, given: Any, named: dict[str, Any]) -> Any:
-    """Attention sees, of the keys that it would see, only these."""
+    """Forward pre-hook of an attention: hide keys outside `seen`, bool [B, keys], and those that its mask hides."""
     return given, named | {"mask": seen[:, None, None] & (True if named["mask"] is None else named["mask"])}
 
 
 def _angles(module: Any) -> dict[torch.dtype, Tensor]:
-    """The rotary angles of position 0, then of every other one that can occur; nothing where none is rotated.
+    """Return tables of rotary angles by dtype: of position 0, then of every other that can occur; {} without rotation.
 
-    Tokens begin at 10000, where float32 is coarse; so float64 leaves out whole turns.
+    Tokens begin at 10000, where angles are coarse in float32; so whole turns are removed in float64.
     """
     if module.rotary_pos_emb is None:
         return {}
@@ -109,6 +109,6 @@ def _angles(module: Any) -> dict[torch.dtype, Tensor]:
 
 
 def _turned(angles: Mapping[torch.dtype, Tensor], before: Tensor, rotary: Any, given: Any, _: Any) -> Tensor:
-    """The angles of each sequence, whose positions begin so much earlier; memories stay at 0."""
+    """Forward hook of the rotary embedding: return angles of positions less `before` [B]; memories stay at 0."""
     places = torch.where(given[0] > 0, given[0] - before[:, None], 0)
     return angles[rotary.inv_freq.dtype][places][:, None]

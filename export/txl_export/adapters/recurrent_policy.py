@@ -1,8 +1,8 @@
 """Actor-critics with an LSTM or GRU: rsl_rl's, rl_games', sb3-contrib's RecurrentPPO, and a plain one.
 
-Output `action` is what is played without noise: a mean, or one score for each action; `value` is the critic's. States
-are `h` and `c`, or `actor.h` … where the critic has its own. Observations are normalised inside, as in training. An
-input `episode_start` clears the states of sequences where it is not 0; it is there where the package has it, unless
+Output `action` is the action without noise, a mean or one score per action; `value` is the critic's. States are `h` and
+`c`, or `actor.h` … if the critic has its own. The step normalises observations as training does. An input
+`episode_start` clears the states of sequences for which it is not 0; the step has it if the package has it, unless
 `episode_start_input` in the config says otherwise.
 """
 
@@ -24,7 +24,7 @@ START, STARTS = "episode_start", "episode_start_input"
 
 
 def build(config: Mapping[str, Any]) -> Any:
-    """A policy without its weights: which keys the config has says of which package."""
+    """Return a policy without its weights, of the package whose keys the config has."""
     config = rl_games.unfolded(config)
     nearest: Any = max((plain, rl_games, rsl_rl), key=lambda package: len(set(package.KEYS) & set(config)))
     missing = [key for key in nearest.KEYS if key not in config]
@@ -40,14 +40,14 @@ def build(config: Mapping[str, Any]) -> Any:
 
 
 def split(stored: Any, config: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], None]:
-    """The state dict; where rsl_rl stored those of several models, those that the config has."""
+    """Return the state dict; if rsl_rl stored one per model, those of the models that the config has."""
     if not isinstance(stored, Mapping) or not stored:
         raise CheckpointError("there is no state dict; save policy.state_dict(), or give the training's checkpoint")
     return rsl_rl.state_dict(unwrapped(stored), config or {}), None
 
 
 def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
-    """How a policy is run: one position of each sequence; the plain one any number."""
+    """Return the step of a policy: one position of each sequence, or any number for the plain policy."""
     config = config or {}
     module = _policy(module)
     found = (package.shape(module, config) for package in (rl_games, sb3, rsl_rl, plain))
@@ -72,7 +72,7 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
 
 
 def _policy(given: Any) -> Any:
-    """The policy itself: of an algorithm that has one, or of a runner that has the algorithm."""
+    """Return the policy, also of an algorithm that has it, or of a runner that has the algorithm."""
     algorithm = getattr(given, "alg", given)
     if algorithm is not given and not isinstance(getattr(given, "obs_normalizer", nn.Identity()), nn.Identity):
         raise UsageError(

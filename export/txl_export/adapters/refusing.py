@@ -1,6 +1,6 @@
-"""Options of packages that no step can carry: what was found, what is expected, what to do.
+"""Refusals of options whose state no step can carry: what was found, what is expected, what to do.
 
-An adapter says what a step is; what it is not stands here.
+They stand apart from the adapters, which describe the steps.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _ALONE = {
     "qkv_receive_diff_residuals": "integrate_layers",
     "orthog_projected_values": "attn_orthog_projected_values",
 }
-"""Options of x-transformers, by the attribute that is set then, some of which fail with a memory in the package."""
+"""Options of x-transformers by the attribute that each sets; some of them fail with a memory in the package itself."""
 
 
 def refuse_x_transformers(module: Any) -> None:
-    """Refuse a wrapper without a memory, and one whose outputs are no single tensor of each position."""
+    """Refuse a wrapper without a memory, with several heads, with means and variances, or with a PrefixDecoder."""
     rows, layers = getattr(module, "max_mem_len", None), getattr(module, "attn_layers", None)
     if layers is None or not rows or rows < 1:
         raise UsageError(
@@ -41,12 +41,12 @@ def refuse_x_transformers(module: Any) -> None:
 
 
 def suspects(module: Any) -> list[str]:
-    """Options of x-transformers to look at where the package itself fails."""
+    """Return the options of x-transformers that may be the cause if the package itself fails."""
     return [option for name, option in _ALONE.items() if any(_has(part, name) for part in module.modules())]
 
 
 def refuse_recurrent_memory(module: Any, attentions: list[Any]) -> None:
-    """Refuse what is no RecurrentMemoryTransformer, and one whose mask does not fit its keys."""
+    """Refuse a module that is no RecurrentMemoryTransformer, and one whose mask does not fit its keys."""
     if not attentions or not hasattr(module, "read_memory_emb"):
         raise UsageError(
             f"this {type(module).__name__} has no read_memory_emb, or no layers with null_kv; expected the "
@@ -61,7 +61,7 @@ def refuse_recurrent_memory(module: Any, attentions: list[Any]) -> None:
 
 
 def refuse_short(length: int, memories: int, rows: int, always: bool) -> None:
-    """Refuse a segment of a RecurrentMemoryTransformer that keeps memories among its rows, which may be none."""
+    """Refuse a segment so short that the rows it keeps include read memories, which a first segment may lack."""
     if not always and length + memories < rows:
         raise UsageError(
             f"a segment of {length} keeps read memories among the {rows} rows of xl_mem_len, and with "

@@ -1,4 +1,4 @@
-"""From a package's module, or from a config and a file of weights, to a `StepSpec`.
+"""Makes a `StepSpec` of a package's module, or of a config and a file of weights.
 
 Importing this module needs no package; an adapter's module is imported when it is used.
 """
@@ -21,20 +21,20 @@ from txl_export.families.own_module.own_code import OwnCodeError, own_code
 from txl_export.families.own_module.spec import StepSpec
 
 WRAPPERS = ("model", "model_state_dict", "state_dict", "weights")
-"""Under one of these keys a training loop's checkpoint has the state dict."""
+"""Keys under which checkpoints of training loops hold the state dict."""
 _ENDINGS = (".pt", ".pth", ".pkl", ".safetensors")
 _NESTED = 3
-"""So many of them may lie in one another."""
+"""Most of these keys inside one another: {"model": {"state_dict": …}} has 2."""
 
 
 class AdapterModule(Protocol):
-    """What an adapter's module offers; `split` may be missing."""
+    """The functions of an adapter's module; `split` may be missing."""
 
     def build(self, config: Mapping[str, Any]) -> Any:
-        """The package's module, from its constructor's arguments."""
+        """Return the package's module, made of its constructor's arguments."""
 
     def step_spec(self, module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
-        """How a module is run, read from its attributes; `config` only for what the module does not tell.
+        """Return the step of a module, read from its attributes; `config` only for values that it does not hold.
 
         Raises:
             UsageError: an option whose state cannot be carried, or a missing key of the config.
@@ -43,11 +43,11 @@ class AdapterModule(Protocol):
     def split(
         self, stored: Any, config: Mapping[str, Any] | None
     ) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
-        """The state dict in what a checkpoint holds for a module of a config, and the config in it, if there is one."""
+        """Return the state dict in a checkpoint's content, and the config in it or None; `config` is the user's."""
 
 
 class _Config(dict[str, Any]):
-    """The constructor's arguments; one that is looked for and is not there is named."""
+    """The constructor's arguments; looking up a missing one raises an error that names it."""
 
     def __missing__(self, key: str) -> Any:
         given = f"it has {', '.join(map(str, self))}" if self else "it is empty"
@@ -55,16 +55,16 @@ class _Config(dict[str, Any]):
 
 
 def adapt(name: str, module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
-    """The specification of a package's module that is in memory, with its weights.
+    """Return the step of a package's module in memory, with its weights, e.g. `adapt("mamba", model)`.
 
     Args:
-        name: of the adapter; docs/adapters.md has all.
+        name: the adapter's; docs/adapters.md lists all.
         module: the package's own.
-        config: the constructor's arguments, where the module itself does not tell a size.
+        config: the constructor's arguments, if the module itself does not hold a size.
 
     Raises:
-        UsageError: there is no such adapter, or the module has what cannot be exported.
-        CheckpointError: its weights hold what is no number.
+        UsageError: there is no such adapter, or the module has an option that cannot be exported.
+        CheckpointError: its weights hold NaN or infinity.
     """
     return _specified(name, module, config, f"this {type(module).__name__}")
 
@@ -72,17 +72,17 @@ def adapt(name: str, module: Any, config: Mapping[str, Any] | None = None) -> St
 def load_adapted(
     name: str, config: str | Path | Mapping[str, Any] | None, weights: str | Path | Mapping[str, Any]
 ) -> StepSpec:
-    """Build a package's module, load its weights and specify it.
+    """Build a package's module, load its weights and return its step.
 
     Args:
-        name: of the adapter.
-        config: the arguments of the package's constructor, or a JSON file of them; None where the checkpoint holds them
-            all. They come before those in the checkpoint.
+        name: the adapter's.
+        config: the arguments of the package's constructor, or a JSON file of them; None if the checkpoint holds them
+            all. They override those in the checkpoint.
         weights: a checkpoint of the package's, read without running anything in it; or a state dict in memory.
 
     Raises:
         UsageError: there is no such adapter or package, or the config does not fit.
-        CheckpointError: the file is not read, or its tensors are not the module's.
+        CheckpointError: the file cannot be read, or its tensors are not the module's.
     """
     adapter = _module(name)
     config = _read(config)
@@ -104,7 +104,7 @@ def load_adapted(
 
 
 def unwrapped(stored: Any) -> Any:
-    """What lies under one of `WRAPPERS`, or under several of them in one another; else the whole."""
+    """Return the content under a key of `WRAPPERS`, or under up to 3 inside one another; else the whole."""
     for _ in range(_NESTED):
         if isinstance(stored, Mapping):
             stored = next((stored[key] for key in WRAPPERS if isinstance(stored.get(key), Mapping)), stored)
@@ -112,9 +112,9 @@ def unwrapped(stored: Any) -> Any:
 
 
 def package_of(name: str, config: str | Path | Mapping[str, Any] | None = None) -> str:
-    """The package whose code an adapter runs, with its version: "x-transformers 2.31.10"; "" where it runs none.
+    """Return the package whose code an adapter runs, e.g. "x-transformers 2.31.10"; "" if none, or not installed.
 
-    Of an adapter of several packages the config says which.
+    If an adapter serves several packages, the config decides which.
 
     Raises:
         UsageError: the config is a file that cannot be read.
@@ -124,7 +124,7 @@ def package_of(name: str, config: str | Path | Mapping[str, Any] | None = None) 
     adapter = ADAPTERS[name].of(_read(config) or {}) if name in ADAPTERS else None
     if adapter is None or not adapter.imports:
         return ""
-    if adapter.advice:  # a repository, without a version
+    if adapter.advice:  # episodic's repository has no version
         return adapter.package
     if find_spec(adapter.imports) is None:
         return ""
@@ -139,9 +139,9 @@ def _read(config: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any] | 
 
 
 def _specified(name: str, module: Any, config: Mapping[str, Any] | None, what: str) -> StepSpec:
-    """The specification, of weights that are numbers; `what` they are of, for a message."""
+    """Return the step of a module whose weights are finite; `what` names the weights in messages."""
     step_spec = _module(name).step_spec
-    _refuse_not_finite(module, what)  # first, since a step may be tried while it is specified
+    _refuse_not_finite(module, what)  # first: some adapters run the module to specify it
     with own_code(f"the adapter {name} cannot read this {type(module).__name__}"):
         spec = step_spec(module, None if config is None else _Config(config))
     if spec.module is not module:
@@ -170,7 +170,7 @@ def _module(name: str) -> AdapterModule:
 
 
 def _built(name: str, build: Callable[[Mapping[str, Any]], Any], config: _Config) -> Any:
-    """The module; what is not installed, and what the constructor refuses, in one line."""
+    """Build the module; say in one line which package is not installed, or what the constructor refuses."""
     adapter = ADAPTERS[name].of(config)
     try:
         with own_code(f"{name}: the package refuses the config"):
@@ -193,7 +193,7 @@ def _refuse_folder(path: Path) -> None:
 
 
 def usual_split(stored: Any, _: Any) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
-    """The state dict of the usual checkpoints: the file itself, under one of `WRAPPERS`, or in a pair with a config."""
+    """Return the state dict of a usual checkpoint: the file itself, under one of `WRAPPERS`, or in (state, config)."""
     config = None
     if isinstance(stored, tuple | list) and len(stored) == 2 and all(isinstance(part, Mapping) for part in stored):
         stored, config = stored
@@ -212,10 +212,10 @@ def usual_split(stored: Any, _: Any) -> tuple[Mapping[str, Any], Mapping[str, An
 
 
 def _load(module: Any, state: Mapping[str, Any], what: str) -> None:
-    """Load a state dict, all of it and nothing else; a prefix that all names have beside the module's own is dropped.
+    """Load a state dict that has exactly the module's names, after dropping a prefix that all of its names have.
 
     Raises:
-        CheckpointError: tensors are missing, unexpected or of another shape.
+        CheckpointError: tensors are missing, unexpected or of a different shape.
     """
     expected = {key: tuple(value.shape) for key, value in module.state_dict().items() if isinstance(value, Tensor)}
     state = _without_prefix(state, expected)
@@ -240,7 +240,7 @@ def _load(module: Any, state: Mapping[str, Any], what: str) -> None:
 
 
 def _without_prefix(state: Mapping[str, Any], expected: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The names as the module has them: "module." and whatever else a wrapper put before every one of them."""
+    """Return the state without a prefix that a wrapper put before every name: "module.rnn.bias" → "rnn.bias"."""
     first = next(iter(expected), "")
     found = [key.removesuffix(first) for key in state if key == first or key.endswith(f".{first}")]
     for prefix in (*found, "module."):

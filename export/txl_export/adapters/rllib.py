@@ -1,7 +1,7 @@
-"""RLlib's GTrXLNet and what `use_attention` puts one into: with the rows that its sampler keeps, and the value head.
+"""RLlib's GTrXLNet, and the model that `use_attention` makes around one, with the sampler's memory and the value head.
 
-The package's model returns the rows of this segment alone. Its sampler keeps the newest `memory_inference` rows of each
-unit, zeros at first, and they are attended; here the step does so.
+The package's model returns only the rows of this segment. Its sampler keeps the newest `memory_inference` rows of each
+unit, which are zeros at first and attended to; here the step keeps them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec, St
 
 
 def build(config: Mapping[str, Any]) -> Any:
-    """A `GTrXLNet` from its arguments; with `use_attention` what RLlib makes of its model config and these arguments.
+    """Return a `GTrXLNet` of its arguments; with `use_attention` the model that RLlib makes of this model config.
 
-    In place of spaces stand `observation`, the size or the shape of one, and `num_outputs`.
+    `observation`, the size or shape of one, and `num_outputs` take the place of the environment's spaces.
     """
     from gymnasium.spaces import Box, Discrete
     from ray.rllib.models.catalog import MODEL_DEFAULTS, ModelCatalog
@@ -38,9 +38,9 @@ def build(config: Mapping[str, Any]) -> Any:
 
 
 def split(stored: Any, config: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
-    """The weights, and of a `policy_state.pkl` of a policy with `use_attention` the whole config.
+    """Return the weights and, from the `policy_state.pkl` of a policy with `use_attention`, the whole config.
 
-    Whether the value has layers of its own the weights tell, since algorithms such as PPO change `vf_share_layers`.
+    The names of the weights decide `vf_share_layers`, because algorithms such as PPO change it.
     """
     weights, _ = usual_split(stored, config)
     spec = stored.get("policy_spec") if isinstance(stored, Mapping) else None
@@ -59,13 +59,13 @@ def split(stored: Any, config: Mapping[str, Any] | None) -> tuple[Mapping[str, A
 
 
 def _entries(value: Any) -> Mapping[str, Any]:
-    """Those of a dictionary, or the attributes of an object, which is a stand-in here; none of anything else."""
+    """Return a dictionary, or the attributes of a pickled object, which is a `Stub` here; {} for anything else."""
     value = value.state if isinstance(value, Stub) else value
     return value if isinstance(value, Mapping) else {}
 
 
 def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
-    """The step of a `GTrXLNet`, or of a model around one: outputs `logits` and `value`, `features` without heads."""
+    """Return the step of a `GTrXLNet`, or of a model around one: `logits` and `value`, or `features` without heads."""
     core = getattr(module, "gtrxl", module)
     lacking = [name for name in ("attention_layers", "memory_inference", "attention_dim") if not hasattr(core, name)]
     if lacking:
@@ -88,7 +88,7 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
 
 
 def _step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
-    """One segment; the package takes sequences one behind the other, and keeps what the value head reads."""
+    """Run one segment; the package takes [B·L, …] and stores features for the value head: attributes are restored."""
     obs, core = inputs["obs"], getattr(module, "gtrxl", module)
     batch, length = obs.shape[:2]
     held = list(states.values()) or [obs.new_zeros(batch, 0, core.attention_dim)] * core.num_transformer_units

@@ -1,4 +1,4 @@
-"""Every adapter by its name. Importing this module needs nothing."""
+"""The table of adapters by name. Importing this module needs neither torch nor a package."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Adapter:
-    """One line of the table.
+    """A line of the table.
 
     Attributes:
-        module: in this folder, with the functions of `registry.AdapterModule`.
-        package: that the model comes from, as pip or people call it; "" where torch is all it needs.
+        module: name of the module in this folder with the functions of `registry.AdapterModule`.
+        package: the model's package, as pip or people call it; "" if the model needs only torch.
         imports: the same, as Python imports it.
-        extra: what pip has to install of the package.
-        advice: how to get it, where pip does not have it.
-        by_key: of an adapter of several packages, the line of each by a key that only its configs have.
+        extra: the package's extra that pip has to install, e.g. "rllib" of ray.
+        advice: how to get the package, if pip does not have it.
+        by_key: for an adapter of several packages, each one's line by a key that only its configs have.
     """
 
     module: str
@@ -28,12 +28,12 @@ class Adapter:
     by_key: Mapping[str, Adapter] = field(default_factory=dict)
 
     def of(self, config: Mapping[str, Any]) -> Adapter:
-        """The line of the package that builds a model of this config."""
+        """Return the line of the package that builds a model of this config."""
         return next((line for key, line in self.by_key.items() if key in config), self)
 
     @property
     def install(self) -> str:
-        """What to do where the package is missing."""
+        """Advice for a missing package, e.g. "pip install mambapy"."""
         return self.advice or (
             f"pip install '{self.package}[{self.extra}]'" if self.extra else f"pip install {self.package}"
         )

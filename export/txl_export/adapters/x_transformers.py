@@ -21,7 +21,7 @@ from txl_export.families.own_module.spec import VALID, InputSpec, Named, OutputS
 
 
 def build(config: Mapping[str, Any]) -> Any:
-    """A TransformerWrapper over a Decoder; a ContinuousTransformerWrapper where the config has no `num_tokens`."""
+    """Return a TransformerWrapper over a Decoder, a ContinuousTransformerWrapper if the config lacks `num_tokens`."""
     import x_transformers
 
     kind = "TransformerWrapper" if "num_tokens" in config else "ContinuousTransformerWrapper"
@@ -30,7 +30,7 @@ def build(config: Mapping[str, Any]) -> Any:
 
 
 def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
-    """The step of a wrapper, or of one that stands in another as `net`."""
+    """Return the step of a wrapper, or of the one that a second wrapper has as `net`."""
     module = getattr(module, "net", module)
     refuse_x_transformers(module)
     rows, layers = module.max_mem_len, module.attn_layers
@@ -54,7 +54,7 @@ def step_spec(module: Any, config: Mapping[str, Any] | None = None) -> StepSpec:
 
 
 def _interface(module: Any, layers: Any) -> tuple[InputSpec, OutputSpec]:
-    """What goes in and out; logits tell the next token where no later one was seen."""
+    """Return input and output; logits have their role only if each predicts the next token without seeing it."""
     if not hasattr(module, "token_emb"):
         width = getattr(module.project_in, "in_features", layers.dim)
         return InputSpec("features", ("B", "L", width)), OutputSpec("output")
@@ -77,12 +77,12 @@ def _step(module: Any, inputs: Named, states: Named, output: str) -> tuple[Named
     new = before + (torch.full_like(fill, length) if valid is None else valid)
     if hasattr(module, "shift_mem_down"):
         memories = memories[module.shift_mem_down :] + memories[: module.shift_mem_down]
-    else:  # the other wrapper remembers the last segment alone
+    else:  # a ContinuousTransformerWrapper remembers only the last segment
         memories, fill = [torch.zeros_like(memory) for memory in memories], torch.zeros_like(fill)
     joined = [torch.cat(pair, 1) for pair in zip(memories, seen.hiddens, strict=True)]
     if valid is None:
         kept = [both[:, -rows:] for both in joined]
-    else:  # the last rows that count
+    else:  # the end is padding: keep the `rows` rows before it
         first = torch.arange(batch) * joined[0].shape[1] + new
         kept = [both.flatten(0, 1)[first[:, None] + torch.arange(rows)] for both in joined]
     return {output: result}, {**dict(zip(names, kept, strict=True)), "fill": torch.clamp(fill + new, max=rows)}

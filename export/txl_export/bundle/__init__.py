@@ -1,1 +1,1 @@
-"""Writing a bundle: all of it or nothing."""
+"""Writers of bundles: a bundle gets its name only when it is complete."""

@@ -1,9 +1,9 @@
-"""Putting a bundle in its place, or another folder of files: all of it or nothing, whatever happens in between.
+"""Publication of a bundle, or of a different kind of folder: all of it or nothing, even if the process is killed.
 
-A bundle grows in a hidden folder beside its final name and is renamed when it is complete. Where it replaces an old
-bundle, the two folders change places in one system call where there is one (Linux); elsewhere the old one steps aside
-first. A lock file stands beside the hidden folder. A process that is killed leaves both behind, but it no longer holds
-the lock: that tells the next run that it may clean up.
+A bundle is built in a hidden folder beside its final name and renamed when it is complete. If it replaces an old
+bundle, one system call swaps the two folders on Linux; on other systems the old one is renamed first. A lock file
+stands beside the hidden folder. A killed process leaves both behind but no longer holds the lock, so the next run knows
+that it may remove them.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ LOCK = ".lock"
 
 
 class Kind(NamedTuple):
-    """What is put into place.
+    """A kind of folder that is published.
 
     Attributes:
-        noun: what people call it.
-        marker: the file that only such a folder has: no other folder is ever replaced.
-        example: a name for one.
+        noun: its name in messages.
+        marker: the file that only such a folder has; a folder without it is never replaced, unless it is empty.
+        example: an example of its path.
     """
 
     noun: str
@@ -48,16 +48,16 @@ BUNDLE = Kind("bundle", MANIFEST, "model.txl")
 
 
 def is_text(path: Path) -> bool:
-    """Whether a path is UTF-8; a Linux path may hold any bytes, and some libraries open others not at all."""
+    """Return whether a path is UTF-8; a Linux path may hold any bytes, and some libraries refuse others."""
     return not re.search("[\ud800-\udfff]", str(path))
 
 
 def check_destination(target: Path, force: bool, kind: Kind = BUNDLE) -> None:
-    """Refuse a place where no bundle can go, before any work is done.
+    """Refuse a path where no bundle can be put, before any work is done.
 
     Raises:
-        UsageError: it exists and `force` is off, it is no bundle, or its parent is no folder.
-        TxlError: the place cannot be read.
+        UsageError: it exists and `force` is off, it is no bundle, its parent is no folder, or it is not UTF-8.
+        TxlError: the path cannot be read.
     """
     with _explained(target, "nothing was written"):
         _check(target, force, kind)
@@ -101,13 +101,13 @@ def _other(target: Path, kind: Kind) -> UsageError:
 
 @contextlib.contextmanager
 def publishing(target: Path, force: bool, kind: Kind = BUNDLE) -> Iterator[Path]:
-    """A folder to build a bundle in, or another `kind`. It gets its final name when the block ends, else it is removed.
+    """Yield a hidden folder to build a bundle (or `kind`) in; rename it when the block ends, remove it on an error.
 
-    A bundle that has its name survives a loss of power: everything in it is written through to the disk before.
+    A bundle with its final name survives a loss of power: its files are written through to the disk before.
 
     Raises:
-        UsageError: as `check_destination`.
-        TxlError: the disk is full or the place cannot be written.
+        UsageError: see `check_destination`.
+        TxlError: the disk is full, or the folder cannot be written.
     """
     check_destination(target, force, kind)
     partial = target.parent / f".{target.name}{PARTIAL}{secrets.token_hex(4)}"
@@ -123,11 +123,11 @@ def publishing(target: Path, force: bool, kind: Kind = BUNDLE) -> Iterator[Path]
             _check(target, force, kind)
             _place(partial, target, kind)
         with _explained(target, f"the new {kind.noun} is there, but a loss of power may undo that"):
-            sync_folder(target.parent)  # before the old bundle's files are removed
+            sync_folder(target.parent)  # has to come before the old bundle's files are removed
     finally:
         try:
             _clean(partial, target)
-        except BaseException:  # an interrupt has to wait until that is done
+        except BaseException:  # Ctrl-C during the removal: remove first, then let it through
             _clean(partial, target)
             raise
         finally:
@@ -136,7 +136,7 @@ def publishing(target: Path, force: bool, kind: Kind = BUNDLE) -> Iterator[Path]
 
 @contextlib.contextmanager
 def _explained(place: Path, outcome: str) -> Iterator[None]:
-    """Tell in one line what the system refused."""
+    """Raise a TxlError of one line for an OSError inside the block."""
     try:
         yield
     except OSError as error:
@@ -147,11 +147,11 @@ def _explained(place: Path, outcome: str) -> Iterator[None]:
 
 
 def _place(partial: Path, target: Path, kind: Kind) -> None:
-    """Give the finished folder its name. An old bundle is then where the new one grew, or aside."""
+    """Give the finished folder its name; an old bundle gets the hidden name in exchange, or is set aside."""
     if not target.exists():
         partial.rename(target)
     elif _exchange(partial, target):
-        if not _replaceable(partial, kind):  # it became something else after it had been looked at
+        if not _replaceable(partial, kind):  # it was replaced after the check
             _exchange(partial, target)
             raise _other(target, kind)
     else:
@@ -163,7 +163,7 @@ def _place(partial: Path, target: Path, kind: Kind) -> None:
 
 
 def _clean(partial: Path, target: Path) -> None:
-    """Leave nothing hidden; what cannot be removed now is removed by the next run."""
+    """Remove the hidden folders; the next run removes those that cannot be removed now."""
     _remove(partial)
     with contextlib.suppress(OSError):
         _settle(target)
@@ -177,13 +177,13 @@ def _remove(folder: Path) -> None:
 
 
 def _remove_tree(folder: Path) -> None:
-    for _ in range(2):  # an interrupt in the wrong place comes out of it as an error of the system
-        with contextlib.suppress(OSError):  # not all of them are ignored
+    for _ in range(2):  # Ctrl-C inside rmtree can surface as an OSError: then try again
+        with contextlib.suppress(OSError):  # ignore_errors does not cover all errors
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _settle(target: Path) -> None:
-    """Put back a bundle that stepped aside for one that never came; remove it where the new one is there."""
+    """Rename a bundle that was set aside back if the new one is missing; remove it otherwise."""
     for aside in sorted(target.parent.glob(f".{glob.escape(target.name)}{ASIDE}*")):
         if target.exists():
             _remove_tree(aside)
@@ -196,7 +196,7 @@ def _lock_file(folder: Path) -> Path:
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Swap two folders in one step (Linux renameat2 with RENAME_EXCHANGE); False where that cannot be done."""
+    """Swap two folders in one step (Linux renameat2 with RENAME_EXCHANGE); return False where that fails."""
     if sys.platform != "linux":
         return False
     at_cwd, rename_exchange = -100, 2
@@ -208,7 +208,7 @@ def _exchange(first: Path, second: Path) -> bool:
 
 
 def _recover(target: Path) -> None:
-    """Clean up after runs that were killed: put back a bundle that had stepped aside, remove unfinished ones."""
+    """Clean up after killed runs: rename a bundle that was set aside back, and remove unfinished ones."""
     _settle(target)
     left = target.parent.glob(f".{glob.escape(target.name)}{PARTIAL}*")
     for partial in {path.with_name(path.name.removesuffix(LOCK)) for path in left}:
@@ -217,14 +217,14 @@ def _recover(target: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Write every file and folder through to the disk, so that what gets a name is complete after a power cut."""
+    """Write every file and folder through to the disk, so that a renamed folder is complete after a power cut."""
     mask = os.umask(0)
     os.umask(mask)
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_dir():
             sync_folder(path)
         elif path.is_file():
-            path.chmod(0o666 & ~mask)  # some writers are more private than the user asked to be
+            path.chmod(0o666 & ~mask)  # some writers give fewer rights than the umask allows
             with path.open("rb") as stream:
                 os.fsync(stream.fileno())
     sync_folder(folder)

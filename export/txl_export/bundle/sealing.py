@@ -1,4 +1,4 @@
-"""The last step of writing a bundle: its manifest, over the files that are there."""
+"""The last step of writing a bundle: the manifest with the sizes and hashes of the files in the folder."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from txl_runtime.guard.protobuf import RefusedError
 
 
 def seal(folder: Path, manifest: Manifest) -> Manifest:
-    """Write the manifest over the files that are there, and read the bundle back as a user would.
+    """Write the manifest, with the files in the folder, and return it as read back from there.
 
-    What its tables imply, and the operators that each graph imports, are written into it here.
+    It also gets the fields that its tables imply (`derived`) and each graph's opsets, e.g. {"ai.onnx": 18}.
 
     Raises:
-        BundleError: a graph is not what runtimes take; what exports must find, loading never has to.
+        BundleError: runtimes would refuse a graph or the manifest; an export has to find that before loading does.
     """
     files = {
         path.relative_to(folder).as_posix(): FileRecord(size=path.stat().st_size, sha256=file_sha256(path))
@@ -38,7 +38,7 @@ def seal(folder: Path, manifest: Manifest) -> Manifest:
 
 
 def _opset(graph: Path) -> dict[str, int]:
-    """What a graph imports; of one that is missing or none, nothing, since the check of the bundle says so."""
+    """Return the opsets that a graph imports; {} for a missing or damaged one, which later checks of `seal` refuse."""
     try:
         return imported_opset(graph.read_bytes())
     except (OSError, RefusedError):

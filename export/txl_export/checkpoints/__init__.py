@@ -1,4 +1,4 @@
-"""Checkpoints: one importer per code base, all ending in one canonical config and state."""
+"""Checkpoints: one importer per code base; each returns the same canonical config and state."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from txl_export.checkpoints.overrides import Overrides, apply_overrides
 from txl_export.tensorflow import refuse_tensorflow
 from txl_export.token_files import regular
 
-# remixl before kimiyoung: both write whole modules, and remixl takes only those that have its names.
+# remixl comes before kimiyoung: both save whole modules, and remixl refuses those without its tensor names.
 MODULES: tuple[CodeBase, ...] = (txl, remixl, kimiyoung, nvidia, hf, fastai, cntxl)
 CODE_BASES = {module.NAME: module for module in MODULES}
 PREFIXES = ("module.", "decoder.model.")
-"""What wrappers put before every name: models for several devices, and fairseq around Hugging Face's."""
+"""Prefixes of all names in a wrapped model: of models for several devices, and of fairseq around Hugging Face's."""
 
 
-# Buffers that are computed anew, and what some files keep twice.
+# Tensors that may stay unread: buffers that are computed anew, and second copies in some files.
 WITHOUT_MEANING = re.compile(
     r"(^|\.)(inv_freq|freq)$|^crit\.shared_out_projs\.|^transformer\.r_[wr]_bias$|^(loss|criterion)\."
 )
 
 
 class CheckpointSource(msgspec.Struct, frozen=True):
-    """Where a model came from, for the manifest.
+    """The origin of a model, for the manifest.
 
     Attributes:
-        name: of the file or folder.
-        sha256: of the file; None for a state dict in memory.
+        name: the name of the file or folder.
+        sha256: the hash of the file; None for a state dict in memory.
         container: the format of the file.
-        recognised: the code base, and what it was recognised by.
+        recognised: the code base, and the reason for it.
         overrides: facts that the user gave in place of the importer's.
         overridden: the importer's values of these facts.
     """
@@ -57,7 +57,7 @@ class CheckpointSource(msgspec.Struct, frozen=True):
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The mapping in a JSON file of config values.
+    """Return the config values in a JSON file.
 
     Raises:
         UsageError: the file is missing or is not one JSON object.
@@ -80,19 +80,20 @@ def read_checkpoint(
     aliases: Mapping[str, str] | None = None,
     overrides: Overrides | None = None,
 ) -> tuple[Imported, CheckpointSource]:
-    """A checkpoint in canonical form, from a file, from a Hugging Face folder, or from a state dict in memory.
+    """Return a checkpoint in canonical form, from a file, a Hugging Face folder, or a state dict in memory.
 
     Args:
         checkpoint: file, folder or mapping.
         code_base: the code base; "auto" recognises it.
-        config: values under the code base's own names; they come before those in the file.
-        aliases: classes of forks in a pickled module, and the original's they stand for.
-        overrides: facts of the dialect that are otherwise than the code base has them.
+        config: values under the code base's own names; they win over those in the file.
+        aliases: original names for the classes of a fork, e.g. {"modules.MemTransformerLM":
+            "mem_transformer.MemTransformerLM"}.
+        overrides: facts of the dialect in which the checkpoint differs from its code base.
 
     Raises:
-        CheckpointError: it cannot be read as a Transformer-XL; ScriptedError, one of them, for a TorchScript archive.
-        UsageError: an unknown code base, or an override that does not apply; ConfigNeededError, one of them, where
-            values are needed that nobody gave.
+        CheckpointError: it cannot be read as a Transformer-XL; a TorchScript archive raises the subclass ScriptedError.
+        UsageError: an unknown code base, or an override that does not apply; missing config values raise the subclass
+            ConfigNeededError.
     """
     check_code_base(code_base)
     if isinstance(checkpoint, Mapping):
@@ -117,7 +118,7 @@ def read_checkpoint(
 
 
 def scripted(name: str, content: Mapping[str, Any]) -> str:
-    """What a TorchScript archive lacks that holds no known model, and what to do."""
+    """Return the message for a TorchScript archive whose tensors fit no known family."""
     return (
         f"{name}: this is a TorchScript archive, whose module is code that is not run here, and its {len(content)} "
         f"tensors fit no known family, expected a module of your own for them; complete what txl-deploy inspect {name} "
@@ -126,7 +127,7 @@ def scripted(name: str, content: Mapping[str, Any]) -> str:
 
 
 def check_code_base(code_base: str) -> None:
-    """Refuse a code base nobody knows.
+    """Refuse an unknown code base.
 
     Raises:
         UsageError: it is neither auto nor one of CODE_BASES.
@@ -136,10 +137,10 @@ def check_code_base(code_base: str) -> None:
 
 
 def load(path: Path, aliases: Mapping[str, str] | None = None) -> tuple[Any, Loaded]:
-    """The content of a file or a Hugging Face folder, for `identify`, and how it was read.
+    """Return the content of a file or a Hugging Face folder, for `identify`, and the record of reading it.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: it cannot be read, or it refers to classes that are not known here.
     """
     refuse_tensorflow(path)
     if path.is_dir():
@@ -159,11 +160,11 @@ def load(path: Path, aliases: Mapping[str, str] | None = None) -> tuple[Any, Loa
 
 
 def import_model(code_base: str, unwrapped: Unwrapped, config: Mapping[str, Any] | None, name: str) -> Imported:
-    """What `identify` found, in canonical form; values of `config` win over those in the file.
+    """Return the result of `identify` in canonical form; values of `config` win over those in the file.
 
     Raises:
         CheckpointError: it cannot be read as a model of this code base.
-        ConfigNeededError: values are needed that neither has.
+        ConfigNeededError: values are missing in both.
     """
     if not isinstance(unwrapped.config, Mapping | None):
         raise CheckpointError(
@@ -181,11 +182,11 @@ def import_model(code_base: str, unwrapped: Unwrapped, config: Mapping[str, Any]
 
 
 def identify(content: Any, code_base: str, source: str) -> tuple[str, Unwrapped]:
-    """The code base and its tensors: from a file of its own making, else from the names of a bare state dict.
+    """Return the code base and its tensors, recognised by the file's form, else by the names in a bare state dict.
 
     Raises:
-        CheckpointError: no code base, or more than one.
-        UsageError: it is of another code base than the one asked for.
+        CheckpointError: no code base fits, or several do.
+        UsageError: it is not of the code base that was asked for.
     """
     for name in sorted(CODE_BASES, key=lambda name: name != code_base):  # the one asked for first
         unwrapped = CODE_BASES[name].unwrap(content, source)
@@ -206,12 +207,12 @@ def identify(content: Any, code_base: str, source: str) -> tuple[str, Unwrapped]
 
 
 def code_bases_with_names(names: Iterable[str]) -> list[str]:
-    """The code bases whose tensor names these may be: one, where the names are those of a known model."""
+    """Return the code bases whose marks are among these tensor names; for a known model it is one."""
     return [name for name, code_base in CODE_BASES.items() if set(code_base.MARKS) <= set(names)]
 
 
 def _inner(content: Any) -> Any:
-    """The state dict in a training checkpoint whose other entries say nothing of the model."""
+    """Return the state dict inside a training checkpoint, e.g. its "model_state"; else the content itself."""
     if isinstance(content, Mapping):
         for key in ("state_dict", "model_state_dict", "model_state", "model", "module"):
             if isinstance(content.get(key), Mapping):
@@ -220,7 +221,7 @@ def _inner(content: Any) -> Any:
 
 
 def _tensors(content: Any, source: str) -> dict[str, Tensor]:
-    """A mapping of nothing but tensors, without the prefixes that wrappers leave."""
+    """Return a mapping of tensors without the prefixes of wrappers; refuse a mapping with other values."""
     if not isinstance(content, Mapping):
         kind = shown(content.class_name) if isinstance(content, Stub) else type(content).__name__
         raise CheckpointError(

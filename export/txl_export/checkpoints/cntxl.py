@@ -1,8 +1,8 @@
 """Chinese-Transformer-XL of THUDM (commit d374101, model/gpt2_modeling.py and mpu/transformer.py).
 
-A GPT-2 with relative positions: layer norm before each block and after the last, biases everywhere but on the output,
-which is the embedding itself; no scale on the embedding. Memory starts empty. The code has one mask and no switch for
-it: a token of a segment of T tokens sees T keys, a single token everything in memory.
+A GPT-2 with relative positions: layer norm before each block and after the last, biases everywhere except on the
+output, whose matrix is the embedding; no scale on the embedding. Memory starts empty. The code has one fixed mask: a
+token in a segment of T tokens sees T keys, a single token (T = 1) everything in memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MARKS: tuple[str, ...] = ("word_embeddings.weight", "transformer.layers.0.attent
 
 
 class CntxlConfig(Struct, kw_only=True):
-    """The arguments of GPT2Model that matter once it is trained."""
+    """The arguments of GPT2Model that evaluation needs."""
 
     num_layers: Count
     vocab_size: Count
@@ -33,7 +33,7 @@ class CntxlConfig(Struct, kw_only=True):
     relative_encoding: bool = False
 
     def model_config(self, source: str) -> ModelConfig:
-        """The canonical config; the feed-forward layer is four times as wide as the model.
+        """Return the canonical config; the feed-forward layer is 4 · hidden_size wide.
 
         Raises:
             CheckpointError: a setting this version cannot express.
@@ -60,12 +60,12 @@ class CntxlConfig(Struct, kw_only=True):
 
 
 def unwrap(content: Any, source: str) -> Unwrapped | None:
-    """Nothing: a file of this code says nothing of its sizes, wherever in it the state dict stands."""
+    """Return None: no file of this code has its sizes, so it is recognised by tensor names and needs --config."""
     return None
 
 
 def from_state(state: State, values: Mapping[str, Any]) -> Imported:
-    """Import a whole model's state_dict with the arguments of GPT2Model."""
+    """Import a whole model's state_dict, not a model-parallel part, with the arguments of GPT2Model."""
     found, notes = convert_config(values, CntxlConfig, state.source)
     config = found.model_config(state.source)
     check_config(config, state)
@@ -87,7 +87,7 @@ def from_state(state: State, values: Mapping[str, Any]) -> Imported:
 
 
 def _layer(i: int, state: State) -> Weights:
-    """One layer but for u and v: every matrix has a bias."""
+    """Return one layer's tensors except u and v; every matrix has a bias."""
     own = f"transformer.layers.{i}"
     attention, feed_forward = f"{layer_name(i)}.attention", f"{layer_name(i)}.feed_forward"
     names = {

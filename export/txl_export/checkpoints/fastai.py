@@ -1,7 +1,7 @@
 """TransformerXL of fastai 1.0 (1.0.61, text/models/transformer.py), also as musicautobot trains it.
 
-The model stands at 0 and its decoder at 1 of a SequentialRNN. Layer norm after each block, no scale on the embedding,
-memory that starts empty, a query sees everything before it: there is neither a window nor a clamp.
+A SequentialRNN holds the model as "0" and its decoder as "1". Layer norm after each block, no scale on the embedding,
+memory that starts empty; a query sees everything before it, without a window or a clamp.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ACTIVATIONS = ("ReLU", "Swish", "GeLU")  # the members of its Enum, from 1 on
 
 
 class FastaiConfig(Struct, kw_only=True):
-    """The names of tfmerXL_lm_config that matter, and what musicautobot adds; vocab_sz is not among them as a rule."""
+    """The names of tfmerXL_lm_config that evaluation needs, and those of musicautobot; vocab_sz is usually absent."""
 
     vocab_sz: Count | None = None
     ctx_len: Count | None = None
@@ -47,7 +47,7 @@ class FastaiConfig(Struct, kw_only=True):
     encode_position: bool = False
 
     def model_config(self, vocab_size: int, out_bias: bool, source: str) -> ModelConfig:
-        """The canonical config.
+        """Return the canonical config.
 
         Raises:
             CheckpointError: a setting this version cannot express.
@@ -74,7 +74,7 @@ class FastaiConfig(Struct, kw_only=True):
 
 
 def unwrap(content: Any, source: str) -> Unwrapped | None:
-    """What musicautobot's learners save: model and config."""
+    """Return the parts of a musicautobot learner's file, {"model": …, "config": …}; None for other content."""
     match content:
         case {"model": Mapping() as state, "config": config} if set(MARKS) <= set(state):  # others use these keys too
             return Unwrapped(state, config, "model and config")
@@ -82,7 +82,7 @@ def unwrap(content: Any, source: str) -> Unwrapped | None:
 
 
 def from_state(state: State, values: Mapping[str, Any]) -> Imported:
-    """Import a model's state with the values of its config; the vocabulary's size is the embedding's height."""
+    """Import a model's state with the values of its config; without vocab_sz it is the embedding's height."""
     values = {**values, "act": _activation(values.get("act", "ReLU"))}
     found, notes = convert_config(values, FastaiConfig, state.source)
     if second := sorted(name for name in state if name.startswith("0.beat_enc.")):
@@ -108,7 +108,7 @@ def from_state(state: State, values: Mapping[str, Any]) -> Imported:
 
 
 def _heads(own: str, state: State) -> Tensor:
-    """One of u and v [H, d_head], which the code has as [H, 1, d_head]."""
+    """Return u or v as [H, d_head]; the code stores [H, 1, d_head]."""
     bias = state.take(own)
     if bias.dim() != 3 or bias.shape[1] != 1:
         raise CheckpointError(
@@ -118,7 +118,7 @@ def _heads(own: str, state: State) -> Tensor:
 
 
 def _activation(value: Any) -> str:
-    """The name of a member of the code's Enum: of the member itself, of its value in a file, or of its name."""
+    """Return the activation's name, e.g. "ReLU", for an Enum member, a pickled one (by its number), or a name."""
     if isinstance(value, Stub):
         match value.args:
             case (int(number),) if 1 <= number <= len(ACTIVATIONS):
@@ -129,7 +129,7 @@ def _activation(value: Any) -> str:
 
 
 def _layer(i: int, found: FastaiConfig, state: State) -> Weights:
-    """One layer but for u and v; the places in `ff.layers` depend on the dropout after the activation."""
+    """Return one layer's tensors except u and v; dropout after the activation shifts the indices in `ff.layers`."""
     own = f"0.layers.{i}"
     attention, feed_forward = f"{layer_name(i)}.attention", f"{layer_name(i)}.feed_forward"
     outer, norm = (3, 6) if found.double_drop else (2, 5)

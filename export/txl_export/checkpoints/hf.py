@@ -1,7 +1,7 @@
 """Hugging Face TransfoXLLMHeadModel (transformers 2.3.0 … 4.57.6).
 
-Memory starts as M rows of zeros that are attended to; with same_length a query sees M keys; u and v are per layer
-unless untie_r is off; clusters of the adaptive softmax ascend.
+Memory starts as M rows of zeros, which take part in attention; with same_length a query sees M keys; each layer has
+its own u and v unless untie_r is off; clusters of the adaptive softmax ascend.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MARKS: tuple[str, ...] = ("transformer.word_emb.emb_layers.0.weight",)
 
 
 class HfConfig(KimiyoungConfig, kw_only=True):
-    """config.json's names, the original constructor's but for vocab_size; the defaults are TransfoXLConfig's."""
+    """The names in config.json, the original constructor's except vocab_size; defaults are TransfoXLConfig's."""
 
     n_token: Count = 267735
     attn_type: Literal[0] = 0  # transformers refuses to build the others
@@ -41,7 +41,7 @@ class HfConfig(KimiyoungConfig, kw_only=True):
     tie_word_embeddings: bool = True
 
     def tied_projections(self, explicit: bool) -> tuple[bool, ...]:
-        """Which clusters' output projections are the embedding's: the list, else all or none but the first."""
+        """Return which output projections are the embedding's: tie_projs, else all but the first cluster's, or none."""
         clusters = len(self.cutoffs) + 1
         ties = self.tie_projs if explicit else (False, *[self.proj_share_all_but_first] * len(self.cutoffs))
         return (*ties, *[False] * clusters)[:clusters]
@@ -54,10 +54,10 @@ VOCABULARIES = ("vocab.pkl", "vocab.bin", "vocab.txt")
 
 
 def read_folder(path: Path) -> tuple[Unwrapped, Loaded]:
-    """A folder as save_pretrained writes it: config.json, weights, perhaps a vocabulary.
+    """Read a folder that save_pretrained wrote: config.json, weights, and a vocabulary if there is one.
 
     Raises:
-        CheckpointError: one of the first two is missing or cannot be read.
+        CheckpointError: config.json or the weights are missing or cannot be read.
     """
     if not (path / CONFIG).exists():
         raise CheckpointError(
@@ -89,7 +89,7 @@ def read_folder(path: Path) -> tuple[Unwrapped, Loaded]:
 
 
 def unwrap(content: Any, source: str) -> Unwrapped | None:
-    """What `read_folder` found: a file of this code is a bare state dict, its config stands beside it."""
+    """Return the result of `read_folder`, else None: this code's files are bare state dicts without a config."""
     return content if isinstance(content, Unwrapped) else None
 
 
@@ -108,7 +108,7 @@ def from_state(state: State, values: Mapping[str, Any]) -> Imported:
         prefix = f"transformer.layers.{i}"
         canonical |= decoder_layer(i, state, prefix)
         for name, own in (("content_bias", "r_w_bias"), ("position_bias", "r_r_bias")):
-            # Safetensors files keep tied biases once, under the transformer itself.
+            # A safetensors file has tied biases once, under "transformer.".
             bias = f"{prefix}.dec_attn.{own}"
             canonical[f"{layer_name(i)}.attention.{name}"] = state.take(bias if bias in state else f"transformer.{own}")
     tied = found.tied_projections(explicit=values.get("tie_projs") is not None)

@@ -1,4 +1,4 @@
-"""What an importer is given, a state and a config, and what it hands on: a canonical model and its evaluation."""
+"""The input of an importer, a state and a config, and its output, a canonical model with evaluation settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from txl_export.options import ClusterOrder, MemoryStart
 
 S = TypeVar("S", bound=msgspec.Struct)
 
-# For messages: WikiText-103's base model, under the names of all code bases.
+# Example values in messages: the base model of WikiText-103, under the names of all code bases.
 EXAMPLES: dict[str, Any] = {
     **dict.fromkeys(("n_token", "vocab_size"), 267735),
     **dict.fromkeys(("n_layer", "n_layers", "num_layers"), 16),
@@ -35,26 +35,26 @@ EXAMPLES: dict[str, Any] = {
 
 
 MOST_CLUSTERS = 256
-"""Models have four or so, and a table of thousands would make as many tensors of one."""
+"""Most clusters; models have about 4, and thousands would cut a table into as many tensors of one row."""
 
 
 class ConfigNeededError(UsageError):
-    """A model's config has values that its file does not hold and that nobody gave."""
+    """The lack of config values: neither the file nor the user gave them."""
 
 
 class ScriptedError(CheckpointError):
-    """A TorchScript archive whose tensors are those of no known model: its module has to be written."""
+    """A TorchScript archive whose tensors fit no known model: the user has to write its module."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Settings that are chosen when a model is evaluated; None where nothing was said.
+    """Settings that are chosen when a model is evaluated; None for those that the file lacks.
 
     Attributes:
         memory_length: M.
-        segment_length: L the file names (tgt_len); only ever shown.
+        segment_length: the file's L (tgt_len), which is only shown.
         same_length: whether every query sees the same number of keys.
-        clamp_length: largest distance told apart; 0 for no clamp.
+        clamp_length: the distance from which on all are treated as equal; 0 for no clamp.
     """
 
     memory_length: int | None = None
@@ -68,16 +68,16 @@ class Imported:
     """A checkpoint in canonical form, not yet checked against its config.
 
     Attributes:
-        family: the code base it came from.
+        family: the code base of the file.
         config, weights: the model (module `weights`).
-        memory_start: of the dialect.
+        memory_start: the memory before the first token, "zeros" or "empty".
         window_beyond_memory: with same_length a query sees M plus this many keys.
-        evaluation: what the file itself says.
+        evaluation: the settings in the file.
         vocabulary: its vocabulary as bundle JSON, if it has one.
-        notes: what was ignored or assumed, for people.
-        window_of: what same_length counts. "memory": a query sees M plus `window_beyond_memory` keys. "segment": as
-            many keys as its segment has tokens, and everything where the segment is a single token.
-        cluster_order: how the file ordered the adaptive softmax's columns for whole clusters; in `weights` they ascend.
+        notes: what was ignored or assumed, for the user.
+        window_of: the length that same_length limits keys to. "memory": a query sees M + `window_beyond_memory` keys.
+            "segment": it sees T keys in a segment of T tokens, and everything if T = 1.
+        cluster_order: the file's order of the adaptive softmax's columns for clusters; in `weights` they ascend.
     """
 
     family: str
@@ -94,14 +94,14 @@ class Imported:
 
 @dataclass(frozen=True)
 class Unwrapped:
-    """What a code base's file holds, before its tensors are given canonical names.
+    """The parts of a code base's file, before its tensors get canonical names.
 
     Attributes:
         state: tensors by the code's own names.
-        config: values under the code's own config names; None when the file has none.
-        reason: what the file was recognised by, for people.
-        vocabulary: as bundle JSON, if the file has one.
-        notes: what was ignored, for people.
+        config: values under the code's own config names; None if the file has none.
+        reason: the mark by which the file was recognised, for the user.
+        vocabulary: the vocabulary as bundle JSON, if the file has one.
+        notes: what was ignored, for the user.
     """
 
     state: Mapping[str, Tensor]
@@ -112,12 +112,12 @@ class Unwrapped:
 
 
 class State(UserDict[str, Tensor]):
-    """The tensors of a checkpoint by their own names, and which of them an importer has read.
+    """The tensors of a checkpoint by their own names, with a record of those that an importer has read.
 
-    What it never read is missing in the model.
+    A tensor that it never read would be missing in the model.
 
     Attributes:
-        source: where they come from, for messages.
+        source: the name of the file, for messages.
         used: the names read so far.
     """
 
@@ -132,7 +132,7 @@ class State(UserDict[str, Tensor]):
         return tensor
 
     def take(self, name: str) -> Tensor:
-        """A tensor that has to be there, with rows.
+        """Return a required tensor with at least one axis.
 
         Raises:
             CheckpointError: there is none of this name, or it is a single number.
@@ -150,7 +150,9 @@ class State(UserDict[str, Tensor]):
         return self[name]
 
     def take_layers(self, prefix: str, names: Mapping[str, str]) -> Weights:
-        """Weight and bias of linear layers and layer norms, given canonical names and the own ones behind `prefix`.
+        """Return weights and biases of linear layers and layer norms under canonical names.
+
+        With prefix "layers.0" and names {"a.norm": "ln"}, "layers.0.ln.weight" becomes "a.norm.weight".
 
         Raises:
             CheckpointError: one of them is missing.
@@ -162,10 +164,10 @@ class State(UserDict[str, Tensor]):
         }
 
     def split(self, name: str, parts: tuple[str, ...]) -> dict[str, Tensor]:
-        """A tensor that holds several of equal height one above the other, by part: e.g. q, k and v in one matrix.
+        """Cut a tensor into parts of equal height, e.g. [3D, D] into query, key and value of [D, D].
 
         Raises:
-            CheckpointError: there is none, or its rows cannot be dealt out evenly.
+            CheckpointError: there is none, or its rows are no multiple of the number of parts.
         """
         joined = self.take(name)
         if joined.shape[0] % len(parts):
@@ -177,24 +179,25 @@ class State(UserDict[str, Tensor]):
 
 
 class CodeBase(Protocol):
-    """How the files of one code base are recognised and read: what a module of `MODULES` has.
+    """The interface of a module in `MODULES`, which recognises and reads the files of one code base.
 
     Attributes:
-        MARKS: tensor names that together occur in its states and in no other's.
+        NAME: the code base's name for --family.
+        MARKS: tensor names that together occur only in this code base's states.
     """
 
     NAME: str
     MARKS: tuple[str, ...]
 
     def unwrap(self, content: Any, source: str) -> Unwrapped | None:
-        """What is in a file of this code's own making; None when the content is something else."""
+        """Return the parts of a file in this code's own form; None for other content."""
 
     def from_state(self, state: State, values: Mapping[str, Any]) -> Imported:
-        """The canonical form of a state with config values."""
+        """Return the canonical form of a state with config values."""
 
 
 def convert_config(values: Mapping[str, Any], kind: type[S], source: str) -> tuple[S, tuple[str, ...]]:
-    """A code base's own config names, typed and range-checked; and the keys that mean nothing here, as a note.
+    """Return config values with checked types and ranges, and a note that lists the keys without a meaning here.
 
     Raises:
         ConfigNeededError: a name is missing.
@@ -220,10 +223,10 @@ def convert_config(values: Mapping[str, Any], kind: type[S], source: str) -> tup
 
 
 def check_config(config: ModelConfig, state: State) -> None:
-    """Refuse what no model can be, and more layers than there are tensors, before anything is made of the config.
+    """Refuse sizes below 1, and more layers than tensors, before memory is taken for them.
 
     Raises:
-        CheckpointError: with what was found.
+        CheckpointError: a size is too small, or n_layer too large.
     """
     advice = "check the config against the code that trained it"
     if config.n_layer > len(state):
@@ -250,7 +253,7 @@ def check_cutoffs(cutoffs: Sequence[int], vocab_size: int, source: str) -> None:
     """Refuse boundaries of the adaptive softmax's clusters that leave a cluster without tokens.
 
     Raises:
-        CheckpointError: they do not ascend, or not within the vocabulary; or there are too many.
+        CheckpointError: they do not ascend between 0 and the vocabulary's size, or there are too many.
     """
     if len(cutoffs) >= MOST_CLUSTERS:
         raise CheckpointError(

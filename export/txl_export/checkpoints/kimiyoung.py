@@ -34,7 +34,7 @@ MARKS: tuple[str, ...] = ("word_emb.emb_layers.0.weight", "crit.out_layers.0.bia
 
 
 class LengthSettings(Struct, kw_only=True):
-    """Lengths that the layers do not depend on, as every code base calls them that kept the paper's layers."""
+    """Lengths that the layers do not depend on, under the names of all code bases that kept the paper's layers."""
 
     tgt_len: Count | None = None
     mem_len: Index | None = None
@@ -43,10 +43,10 @@ class LengthSettings(Struct, kw_only=True):
     clamp_len: int | None = None
 
     def evaluation(self, source: str) -> Evaluation:
-        """What the settings say of evaluation; clamp_len below 1 means no clamp.
+        """Return the settings for evaluation; clamp_len below 1 means no clamp.
 
         Raises:
-            CheckpointError: an extended context.
+            CheckpointError: ext_len is not 0.
         """
         if self.ext_len:
             told = "no engine keeps an extended context; to run it without one, give --extended-length 0"
@@ -56,10 +56,10 @@ class LengthSettings(Struct, kw_only=True):
 
 
 class KimiyoungConfig(LengthSettings, kw_only=True):
-    """The constructor's arguments that still matter once a model is trained, under their own names.
+    """The constructor's arguments that evaluation needs, under their own names.
 
-    The last three are no arguments: two that only a fork changes, in what it wrote a whole module of, and one that only
-    LM-RMT has.
+    The last three are no arguments of it: two are read from whole modules, where a fork may have changed them, and
+    num_mem_tokens exists only in LM-RMT.
     """
 
     n_token: Count
@@ -81,7 +81,7 @@ class KimiyoungConfig(LengthSettings, kw_only=True):
     num_mem_tokens: Index | None = None
 
     def model_config(self, source: str, position_rows: int = 0) -> ModelConfig:
-        """The canonical config; `position_rows` is the height of learned position tables.
+        """Return the canonical config; `position_rows` is the height of learned position tables.
 
         Raises:
             CheckpointError: a setting this version cannot express.
@@ -110,14 +110,14 @@ class KimiyoungConfig(LengthSettings, kw_only=True):
         )
 
     def notes(self) -> tuple[str, ...]:
-        """What the arguments ask for that evaluation does without."""
+        """Return notes on arguments that have no effect on evaluation."""
         if self.sample_softmax <= 0:
             return ()
         return (f"sample_softmax {self.sample_softmax} is for training only: all log-probabilities are computed",)
 
 
 def unwrap(content: Any, source: str) -> Unwrapped | None:
-    """A whole module as torch.save(model) writes it: hyper-parameters are the modules' attributes."""
+    """Return state and config of a module that torch.save(model) wrote, whose attributes are the config; else None."""
     if not isinstance(content, Stub):
         return None
     state, plain = module_state(content)
@@ -144,10 +144,10 @@ def unwrap(content: Any, source: str) -> Unwrapped | None:
 
 
 def _check_module(module: Stub, source: str) -> None:
-    """Refuse a fork's module that computes something else with the original's tensors.
+    """Refuse a fork's module that computes a different function with the original's tensors.
 
     Raises:
-        CheckpointError: another activation, or a tensor that no state dict would have.
+        CheckpointError: its activation is not ReLU, or it has a tensor that is no parameter.
     """
     activation, model = submodule(module, "layers.0.pos_ff.CoreNet.1"), submodule(module, "")
     if activation is not None and activation.class_name.rpartition(".")[2] != "ReLU":
@@ -173,13 +173,13 @@ def from_state(state: State, values: Mapping[str, Any]) -> Imported:
 
 
 def _listed_projections(state: State) -> State:
-    """The state with emb_projs.0 and out_projs.0 for the emb_projs_0 and out_projs_0 of LM-RMT."""
+    """Return the state with LM-RMT's names emb_projs_0 and out_projs_0 replaced by emb_projs.0 and out_projs.0."""
     listed = {re.sub(r"\.(emb|out)_projs_(\d+)$", r".\1_projs.\2", name): name for name in state}
     return state if set(listed) == set(state) else State({new: state[own] for new, own in listed.items()}, state.source)
 
 
 def layers(config: ModelConfig, state: State) -> Weights:
-    """All that comes before the softmax: embedding, layers and what tells positions apart."""
+    """Return the canonical tensors before the softmax: embedding, layers, and biases or tables of positions."""
     canonical = embedding(config, state, "word_emb") | _positions(config, state)
     for i in range(config.n_layer):
         canonical |= decoder_layer(i, state, f"layers.{i}", config.attn_type)
@@ -187,7 +187,7 @@ def layers(config: ModelConfig, state: State) -> Weights:
 
 
 def embedding(config: ModelConfig, state: State, prefix: str) -> Weights:
-    """The adaptive embedding: one table and perhaps a projection per cluster, one of each with div_val 1."""
+    """Return the embedding: a table per cluster, or one with div_val 1, and the projections that exist."""
     canonical: Weights = {}
     for c in range(1 if config.div_val == 1 else len(config.clusters)):
         canonical[f"embedding.tables.{c}"] = state.take(f"{prefix}.emb_layers.{c}.weight")
@@ -197,13 +197,13 @@ def embedding(config: ModelConfig, state: State, prefix: str) -> Weights:
 
 
 def position_rows(state: State) -> int:
-    """Height of the learned position tables r_emb [n_layer, rows, …], 0 without them."""
+    """Return the height of the learned position tables r_emb [n_layer, rows, …], 0 without them."""
     table = state.get("r_emb")
     return table.shape[1] if table is not None and table.dim() > 1 else 0
 
 
 def _positions(config: ModelConfig, state: State) -> Weights:
-    """What tells positions apart beside the layers' own projections: shared u and v, or learned tables per layer."""
+    """Return the tensors of positions outside the layers: u and v, shared or per layer, or learned tables."""
     canonical: Weights = {}
 
     def one_each(name: str) -> Tensor:
@@ -225,13 +225,13 @@ def _positions(config: ModelConfig, state: State) -> Weights:
             canonical[f"{attention}.distance.keys"] = one_each("r_emb")[i].flip(0)
             canonical[f"{attention}.distance.biases"] = one_each("r_bias")[i].flip(0)
         elif config.attn_type == 3:
-            # [rows, H, d_head] here, [rows, D] in NVIDIA's code; the same memory.
+            # [rows, H, d_head] here, [rows, D] in NVIDIA's code, with the same order of values.
             canonical[f"{layer_name(i)}.positions"] = one_each("r_emb")[i].flatten(start_dim=1).flip(0)
     return canonical
 
 
 def decoder_layer(i: int, state: State, prefix: str, attn_type: int = 0) -> Weights:
-    """One layer but for u, v and learned positions: q, k and v lie one after the other, in one matrix or two."""
+    """Return one layer's tensors except positions; q, k and v are rows of one matrix, or k and v of a second."""
     attention, feed_forward = f"{layer_name(i)}.attention", f"{layer_name(i)}.feed_forward"
     if attn_type in (2, 3):
         joined = state.split(f"{prefix}.dec_attn.kv_net.weight", ("key", "value"))
@@ -254,10 +254,10 @@ def decoder_layer(i: int, state: State, prefix: str, attn_type: int = 0) -> Weig
 def adaptive_softmax(
     config: ModelConfig, state: State, tie_weight: bool, tie_projs: tuple[bool, ...], reverse: bool
 ) -> Weights:
-    """The adaptive softmax `crit`; tables and projections that are absent are tied to the embedding's.
+    """Return the adaptive softmax `crit`; an absent table or projection is the embedding's (tied).
 
-    With div_val 1 the code has one table for all clusters; its rows are dealt out here. What the config says is not
-    tied has to be there.
+    With div_val 1 the code has one table [V, D] for all clusters, which is cut into the clusters' rows. Tensors that
+    the config says are not tied have to exist.
     """
     canonical: Weights = {}
     for c, (first, last) in enumerate(config.clusters):
@@ -274,7 +274,7 @@ def adaptive_softmax(
 
 
 def cluster_columns(config: ModelConfig, state: State, reverse: bool) -> Weights:
-    """The logits that stand for whole clusters: none with one cluster, `reverse` where the last cluster comes first."""
+    """Return weight and bias of the clusters' logits, none for one cluster; `reverse` if the last comes first."""
     if len(config.clusters) == 1:
         return {}
     parts = {part: state.take(f"crit.cluster_{part}") for part in ("weight", "bias")}

@@ -1,4 +1,4 @@
-"""Tensors of modules in files by dotted names, and the class of each part. Their code is never run."""
+"""Tensors of pickled modules by dotted names, and the class of each part; no code of theirs is run."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from txl_export.checkpoints.files.loading import Loaded
 from txl_export.checkpoints.files.pickle_names import CODE, Name, Stub, shown
 
 _WITHOUT_TENSORS = ("einops.layers.torch.Rearrange", "einops.layers.torch.Reduce")
-"""Layers that pickle their patterns and nothing of a module."""
+"""Layers without tensors whose pickles lack the attributes of a module, such as _modules."""
 WRAPPERS = ("DataParallel", "DistributedDataParallel", "BalancedDataParallel")
 LONGEST = 4096
-"""Characters of the name of a tensor or a part: a file may ask for as many of them as it has bytes."""
+"""Most characters in the name of a tensor or a part: a small hostile file could make far longer ones by nesting."""
 _MANGLED = re.compile(r"^__torch__\.|\.?___torch_mangle_\d+(?=\.)")
-"""The part of a TorchScript class's name that it did not have in Python."""
+"""Additions of TorchScript to a class's Python name, e.g. "__torch__." and ".___torch_mangle_3"."""
 
 
 def module_state(module: Stub) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The state dict and the hyper-parameters of a pickle of a whole module.
+    """Return the state dict and the hyper-parameters of a pickled module.
 
-    Names are those of model.state_dict(), without wrappers for several devices; tied tensors are one object under
-    every name. Hyper-parameters are the plain attributes of the model itself: numbers, text, None, and lists of them.
+    Names are those of model.state_dict(), without wrappers for several devices; tied tensors are the same object.
+    Hyper-parameters are the model's own attributes that are numbers, text, None, or lists of them.
 
     Raises:
         CheckpointError: the object is not a module.
@@ -43,12 +43,12 @@ def module_state(module: Stub) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def submodule(module: Stub, name: str) -> Stub | None:
-    """A part of a module by its dotted name, e.g. "layers.0.pos_ff", without wrappers; None if there is none.
+    """Return a part of a module by its dotted name, e.g. "layers.0.pos_ff", without wrappers; None if there is none.
 
     "" is the module itself.
 
     Raises:
-        CheckpointError: the object, or one on the way, is not a module.
+        CheckpointError: the object, or a parent of the part, is not a module.
     """
     found = _unwrapped(module)
     for part in name.split(".") if name else ():
@@ -60,7 +60,7 @@ def submodule(module: Stub, name: str) -> Stub | None:
 
 
 def _tensors(module: Stub, path: str) -> Iterator[tuple[str, Tensor]]:
-    """A module's tensors and those of its parts, by their names; a part is met as often as it is shared."""
+    """Yield names and tensors of a module and its parts; a shared part comes once under each of its names."""
     listed = module.state.get("_non_persistent_buffers_set")
     transient = {name for name in listed if isinstance(name, str)} if isinstance(listed, list) else set()
     buffers = {name: value for name, value in _parts(module, "_buffers").items() if name not in transient}
@@ -102,14 +102,14 @@ def _is_plain(value: Any) -> bool:
 
 
 def unscripted(path: Path, loaded: Loaded) -> Loaded:
-    """A file with the tensors by name in place of a TorchScript archive's module, and the classes of its parts.
+    """Replace the module of a TorchScript archive by its tensors by name, and add the classes of its parts.
 
-    Tensors are those of `torch.jit.load(file).state_dict()`, in its order, and those that other attributes hold: behind
-    them come the tensors in lists and dictionaries that have no other name, as in "caches.0". A class is named as it
-    was in Python, e.g. "torch.nn.modules.rnn.LSTM".
+    The tensors of `torch.jit.load(file).state_dict()` come in its order, with those of other attributes among them.
+    After them come tensors that only lists and dictionaries hold, e.g. "caches.0". Classes have their Python names,
+    e.g. "torch.nn.modules.rnn.LSTM". Other files are returned as they are.
 
     Raises:
-        CheckpointError: the archive holds no module, or a part that says in no readable way what it holds.
+        CheckpointError: the archive holds no module, or a part stores itself in a form that is not read here.
     """
     if loaded.container != SCRIPTED:
         return loaded
@@ -151,7 +151,7 @@ def _is_part(value: Any) -> bool:
 
 
 def _inside(value: Any, path: str) -> Iterator[tuple[str, Tensor]]:
-    """The tensors in a list, tuple or dictionary, with their names."""
+    """Yield the tensors in nested lists, tuples and dictionaries, with names such as "caches.0"."""
     if isinstance(value, Tensor):
         yield path, value
     elif isinstance(value, dict | list | tuple):
@@ -160,10 +160,10 @@ def _inside(value: Any, path: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def joined(path: str, name: str) -> str:
-    """The dotted name of a part of what has the name `path`, "" for the whole.
+    """Return the dotted name of a part, e.g. "layers.0" of "layers" and "0"; the path "" is the module itself.
 
     Raises:
-        CheckpointError: it is longer than `LONGEST`.
+        CheckpointError: the name is longer than `LONGEST`.
     """
     dotted = f"{path}.{name}" if path else name
     if len(dotted) > LONGEST:

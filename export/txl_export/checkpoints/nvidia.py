@@ -1,8 +1,8 @@
 """NVIDIA DeepLearningExamples, PyTorch/LanguageModeling/Transformer-XL (commit 729963d, pytorch/mem_transformer.py).
 
 The layers are kimiyoung's and the memory starts empty as there, but with same_length a query sees M + 1 keys, and the
-adaptive softmax has its own names: biases apart from the weights, which are absent when tied, and one list of
-projections shared with the embedding beside one of those that are not.
+adaptive softmax has different names: separate lists of biases and of weights, which are absent when tied, and two lists
+of projections, one shared with the embedding.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ MARKS: tuple[str, ...] = ("word_emb.emb_layers.0.weight", "crit.out_layers_biase
 
 
 class NvidiaConfig(KimiyoungConfig, kw_only=True):
-    """model_config's names: those of the original constructor, with its default for tie_projs."""
+    """The names in model_config: those of the original constructor, with NVIDIA's default for tie_projs."""
 
     tie_projs: tuple[bool, ...] = (False,)
 
 
 def unwrap(content: Any, source: str) -> Unwrapped | None:
-    """A training checkpoint: model_config, model_state, and the vocabulary object."""
+    """Return the model_config, model_state and vocabulary of a training checkpoint; None for other content."""
     if not isinstance(content, Mapping) or not {"model_config", "model_state"} <= set(content):
         return None
     vocabulary: bytes | None = None
@@ -64,7 +64,7 @@ def from_state(state: State, values: Mapping[str, Any]) -> Imported:
 
 
 def _softmax(config: ModelConfig, found: NvidiaConfig, state: State) -> Weights:
-    """The adaptive softmax `crit`: columns reversed as kimiyoung's, one table for all clusters with div_val 1."""
+    """Return the adaptive softmax `crit`; with div_val 1 one table [V, D] is cut into the clusters' rows."""
     canonical: Weights = {}
     for c, (first, last) in enumerate(config.clusters):
         own = 0 if config.div_val == 1 else c
@@ -72,7 +72,7 @@ def _softmax(config: ModelConfig, found: NvidiaConfig, state: State) -> Weights:
         if (table := f"crit.out_layers_weights.{own}") in state or not found.tie_weight:
             canonical[f"softmax.tables.{c}"] = state.take(table)[rows]
         canonical[f"softmax.biases.{c}"] = state.take(f"crit.out_layers_biases.{own}")[rows]
-        # The shared list is the embedding's own: one projection for all clusters, one each, or none.
+        # The shared list is the embedding's: it has one projection in all, one per cluster, or none.
         shared = f"crit.shared_out_projs.{own}"
         if found.tie_projs[c] and shared in state:
             canonical[f"softmax.projections.{c}"] = state[shared]

@@ -1,7 +1,7 @@
-"""Facts of a dialect that an importer takes from the code base, unless the user gives others.
+"""Facts of a dialect that an importer takes from the code base, unless the user overrides them.
 
 A fork may have the same tensor names as the original and still start its memory, order its clusters or scale its
-embedding in another way. Every override is told in one line, and recorded in the manifest so that it can be repeated.
+embedding differently. Every override gets a note, and is recorded in the manifest so that it can be repeated.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from txl_export.options import ClusterOrder, MemoryStart
 
 
 class Overrides(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What was asked for; None where the importer decides.
+    """Facts that the user gave; None where the importer decides.
 
     Attributes:
-        initial_memory: what a stream attends to before its first token, `Dialect.memory_start`.
-        cluster_order: how the file's columns for whole clusters of the adaptive softmax stand.
+        initial_memory: the memory before a stream's first token, "zeros" or "empty", as `Dialect.memory_start`.
+        cluster_order: the order of the file's columns for clusters of the adaptive softmax.
         embedding_scale: the factor on the embedding.
     """
 
@@ -36,10 +36,10 @@ class Overrides(Struct, frozen=True, kw_only=True, omit_defaults=True):
 def ask_overrides(
     initial_memory: MemoryStart | None, cluster_order: ClusterOrder | None, embedding_scale: float | None
 ) -> Overrides:
-    """The overrides of an export's options.
+    """Return the overrides in an export's options.
 
     Raises:
-        UsageError: a value that means nothing.
+        UsageError: a value is unknown or out of range.
     """
     for flag, value, known in (
         ("--initial-memory", initial_memory, get_args(MemoryStart)),
@@ -55,10 +55,10 @@ def ask_overrides(
 
 
 def apply_overrides(imported: Imported, asked: Overrides) -> tuple[Imported, dict[str, Any]]:
-    """The model with what was asked for, a note for each fact that changed, and what those facts were before.
+    """Return the model with the overrides and a note for each fact that they change, and the former values by name.
 
     Raises:
-        UsageError: an order of clusters for a model that has none.
+        UsageError: an order of clusters for a model with one cluster.
     """
     if asked.cluster_order is not None and len(imported.config.clusters) == 1:
         raise UsageError(
@@ -90,10 +90,10 @@ def apply_overrides(imported: Imported, asked: Overrides) -> tuple[Imported, dic
 
 
 def recorded_overrides(provenance: Mapping[str, Any]) -> Overrides:
-    """The overrides a bundle was made with, from its manifest's provenance; none where it says nothing of them.
+    """Return the overrides that a bundle was made with, from its manifest's provenance; without a record all are None.
 
     Raises:
-        UsageError: what stands there is something else.
+        UsageError: the record is malformed.
     """
     source = provenance.get("source")
     recorded = source.get("overrides") if isinstance(source, Mapping) else None

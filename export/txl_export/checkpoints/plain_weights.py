@@ -1,4 +1,4 @@
-"""A file's weights as plain data, for whoever builds a module of their own: nothing in the file is imported or run."""
+"""A file's weights as plain data, for users who build their own module: nothing in the file is imported or run."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _EXPECTED = "expected a state dict or a dictionary with one in it; save model.st
 
 
 def read_weights(path: str | Path | None) -> dict[str, Any]:
-    """What torch.save, torch.jit.save or safetensors wrote: a state dict, a dictionary with one, or a module's.
+    """Return the state dict in a file of torch.save, torch.jit.save or safetensors, or the dictionary around it.
 
     Raises:
-        UsageError: there is no path.
+        UsageError: the path is None.
         CheckpointError: there is no such file, it is damaged, or it holds something else.
     """
     if path is None:
@@ -34,9 +34,9 @@ def read_weights(path: str | Path | None) -> dict[str, Any]:
 
 
 def read_stored(path: str | Path) -> Any:
-    """Whatever a file holds, for an adapter that takes the weights and the config out of it: plain data, and tensors.
+    """Return a file's content, plain data and tensors, for an adapter that picks weights and config from it.
 
-    Objects of classes that are not known are stand-ins that nothing can be done with.
+    Objects of unknown classes are inert `Stub` objects.
 
     Raises:
         CheckpointError: there is no such file, it is damaged, or it is one object that is no module.
@@ -45,14 +45,14 @@ def read_stored(path: str | Path) -> Any:
 
 
 def described(value: Any) -> str:
-    """What stands in a file where something else was expected."""
+    """Return a phrase for an unexpected value, e.g. "a list"."""
     if isinstance(value, Stub):
         return f"an object of {shown(value.class_name)}, {_UNKNOWN}"
     return f"a {type(value).__name__}"
 
 
 def _stored(path: Path) -> tuple[Any, list[str]]:
-    """What a file holds, and the unknown classes of what it holds; none for a whole module, which is its state dict."""
+    """Return a file's content and its unknown classes; for a pickled module its state dict and none."""
     content = unscripted(path, load_file(path)).content
     unknown = sorted(name for name in _classes(content) if not known(name))
     if not isinstance(content, Stub):
@@ -66,7 +66,7 @@ def _stored(path: Path) -> tuple[Any, list[str]]:
 
 
 def _classes(content: Any) -> set[str]:
-    """The classes and functions that stand-ins in this are of."""
+    """Return the names of all classes and functions that stand-ins in the content replace."""
     found, waiting = set(), [content]
     while waiting:
         value = waiting.pop()

@@ -1,6 +1,6 @@
 """remi-xl of YatingMusic/compound-word-transformer (commit 1a56daa, workspace/uncond/remi-xl).
 
-kimiyoung's layers between a plain embedding and an output layer of its own: no adaptive softmax, nothing tied.
+kimiyoung's layers between a plain embedding and a separate output layer: no adaptive softmax, nothing tied.
 Memory starts empty; with same_length a query sees M keys.
 """
 
@@ -24,7 +24,7 @@ MARKS: tuple[str, ...] = ("word_emb.lut.weight",)
 
 
 class RemixlConfig(LengthSettings, kw_only=True):
-    """The names of model_setting that matter; the code reads d_embed and div_val but builds nothing from them."""
+    """The names of model_setting that evaluation needs; d_embed and div_val have no effect in that code."""
 
     n_token: Count | None = None
     n_layer: Count
@@ -36,7 +36,7 @@ class RemixlConfig(LengthSettings, kw_only=True):
     pre_lnorm: bool
 
     def model_config(self, vocab_size: int) -> ModelConfig:
-        """The canonical config; heads have d_model // n_head entries."""
+        """Return the canonical config, with d_head = d_model // n_head."""
         return ModelConfig(
             vocab_size=vocab_size,
             n_layer=self.n_layer,
@@ -51,7 +51,7 @@ class RemixlConfig(LengthSettings, kw_only=True):
 
 
 def unwrap(content: Any, source: str) -> Unwrapped | None:
-    """A training checkpoint, state_dict and model_setting; or a whole module, whose attributes are the settings."""
+    """Return state and settings of a training checkpoint, or of a pickled module by its attributes; else None."""
     state: Mapping[str, Tensor]
     match content:
         case Stub():
@@ -66,7 +66,7 @@ def unwrap(content: Any, source: str) -> Unwrapped | None:
 
 
 def from_state(state: State, values: Mapping[str, Any]) -> Imported:
-    """Import a state_dict with the values of model_setting; n_token is the embedding's height where they lack it."""
+    """Import a state_dict with the values of model_setting; without n_token it is the embedding's height."""
     found, notes = convert_config(values, RemixlConfig, state.source)
     evaluation = found.evaluation(state.source)
     table = state.take("word_emb.lut.weight")

@@ -36,7 +36,7 @@ VERSION = 1
 
 
 class TxlConfig(ModelConfig, frozen=True, kw_only=True):
-    """`ModelConfig` and what is chosen at evaluation time."""
+    """`ModelConfig` with the settings for evaluation."""
 
     memory_start: MemoryStart = "empty"
     memory_length: Index | None = None
@@ -46,7 +46,7 @@ class TxlConfig(ModelConfig, frozen=True, kw_only=True):
 
 
 def unwrap(content: Any, source: str) -> Unwrapped | None:
-    """What `samples/train_char_lm.py` writes."""
+    """Return the parts of a file in this form, as `samples/train_char_lm.py` writes it; None for other content."""
     if not isinstance(content, Mapping):
         return None
     named, version = content.get("format"), content.get("version")

@@ -1,7 +1,7 @@
 """Vocabularies of the code bases, as a bundle's plain JSON (see `txl_runtime.bundle.vocabulary`).
 
-The word vocabulary of kimiyoung's, NVIDIA's and Hugging Face's code is one class: a list of symbols, how lines are
-split, and a symbol for line ends. Pickled ones are read without executing anything.
+The word vocabularies of kimiyoung's, NVIDIA's and Hugging Face's code have one form: a list of symbols, a delimiter
+that splits lines, and a symbol for line ends. Pickled ones are read without executing anything.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from txl_export.regular import read_regular
 
 
 def word_vocabulary(attributes: Mapping[str, Any], source: str) -> bytes:
-    """Bundle JSON from the attributes of a `Vocab` object.
+    """Return bundle JSON from the attributes of a `Vocab` object.
 
     Raises:
-        CheckpointError: there is no list of symbols in it.
+        CheckpointError: it has no list of symbols, or they are no Unicode text.
     """
     symbols = attributes.get("idx2sym")
     if not isinstance(symbols, list) or not symbols or not all(isinstance(symbol, str) for symbol in symbols):
@@ -50,19 +50,19 @@ def word_vocabulary(attributes: Mapping[str, Any], source: str) -> bytes:
 
 
 def _marks(symbols: Sequence[str]) -> dict[str, int | None]:
-    """The symbols that stand for unknown words and for starts and ends of lines, by their names."""
+    """Return the ids of the symbols for "unknown", "line_start" and "line_end"; None for one that is missing."""
     unknown = next((symbols.index(name) for name in ("<unk>", "<UNK>") if name in symbols), None)
-    # lm1b's sentences stand between two <S>; the others' lines end in <eos>; enwik8 and text8 have neither.
+    # Sentences of lm1b stand between two <S>; other corpora end lines with <eos>; enwik8 and text8 have neither.
     end = symbols.index("<eos>") if "<eos>" in symbols else None
     start = symbols.index("<S>") if "<S>" in symbols and end is None else None
     return {"unknown": unknown, "line_start": start, "line_end": start if end is None else end}
 
 
 def completed(vocabulary: bytes | None, tokens: int, options: ExportOptions, source: str) -> bytes | None:
-    """A vocabulary of all of a model's tokens, or one that is known to lack words.
+    """Return a vocabulary for all of a model's tokens, or one that the user says lacks the last words.
 
-    E.g. 119 words of a model with 120 tokens: with specials "<S>" id 0 is `<S>` and id 1 the list's first word; with
-    missing_words id 119 has none. Only the user knows which, and guessed wrong every word means its neighbour.
+    E.g. 119 words for 120 tokens: with specials "<S>" id 0 is `<S>` and id 1 the list's first word; with missing_words
+    id 119 has no word. Only the user knows which, and a wrong guess shifts every word by one id.
 
     Raises:
         TxlError: it is no vocabulary of this model, or the two options do not make up the difference.
@@ -86,8 +86,9 @@ def completed(vocabulary: bytes | None, tokens: int, options: ExportOptions, sou
 
 
 def _behind(front: tuple[str, ...], words: Words) -> Words:
-    """A list with words in front of it. The ids of its unknown word and of its marks of lines move along; of a list
-    without, they are those that the words in front have in any list: `<S>` begins and ends a line.
+    """Return a list with words put in front of it, and the ids of its marks moved by their number.
+
+    A mark that the list lacks is looked for among the words in front, e.g. `<S>` for the start and end of lines.
     """
     marks = _marks(front)
     own = {name: mark + len(front) for name in marks if (mark := getattr(words, name)) is not None}
@@ -97,13 +98,13 @@ def _behind(front: tuple[str, ...], words: Words) -> Words:
 
 
 def differences(bundle: Bundle, given: bytes, source: str, heard: Listener) -> list[str]:
-    """Places where a bundle's vocabulary or boundary token is not a given one's: "id 10: bundle 'w11', module 'w10'".
+    """Return the differences between a bundle's vocabulary and a given one, e.g. "id 10: bundle 'w11', module 'w10'".
 
-    What an export is given beside a vocabulary is no difference where it stands in the command that the bundle notes,
-    and `heard` is told of it: words in front of the list, and a boundary token.
+    Words in front of the list and a boundary token are no difference if the export command in the manifest has them
+    as options (--specials, --boundary-token); `heard` gets a warning instead.
 
     Raises:
-        BundleError: what was given is no vocabulary of this model; `source` says whose it is.
+        BundleError: `given`, the vocabulary of `source`, does not fit this model.
     """
     manifest, ours = bundle.manifest, bundle.vocabulary()
     theirs = decode_vocabulary(given, manifest.vocab_size, source)
@@ -128,10 +129,10 @@ def differences(bundle: Bundle, given: bytes, source: str, heard: Listener) -> l
 
 
 def boundary_of(vocabulary: bytes, vocab_size: int) -> int | None:
-    """The id of the token that separates texts, where a bundle's vocabulary (its JSON) has one: the end of a line.
+    """Return the id of the token that separates texts in a vocabulary (bundle JSON), the end of a line; else None.
 
     Raises:
-        BundleError: it is no vocabulary of this many ids.
+        BundleError: it is no vocabulary of `vocab_size` ids.
     """
     words = decode_vocabulary(vocabulary, vocab_size, "the vocabulary")
     if not isinstance(words, Words):
@@ -141,7 +142,7 @@ def boundary_of(vocabulary: bytes, vocab_size: int) -> int | None:
 
 
 def read_vocabulary_file(path: Path) -> bytes:
-    """Bundle JSON from a file: our own .json, one symbol per line in .txt, or a pickled vocabulary or corpus.
+    """Return bundle JSON from a file: .json in that form, .txt with a symbol per line, a pickled vocabulary or corpus.
 
     Raises:
         CheckpointError: it is none of these.

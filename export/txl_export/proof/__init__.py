@@ -1,1 +1,1 @@
-"""Is a bundle the same function as PyTorch's? Chains of segments, comparing, judging, bisecting."""
+"""Proof that a bundle is the same function as its PyTorch model: chains of segments, comparisons, gates."""

@@ -1,4 +1,4 @@
-"""Bits that have to be the same, and how many values had others."""
+"""Comparisons to the bit, and the counts of values that failed them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ FORMS = "fast form of the graphs (bits)"
 
 
 class Bits:
-    """Values that had other bits than they should, by what was tried.
+    """A count of values with wrong bits for each kind of trial.
 
     Attributes:
-        found: how many, by what was tried.
+        found: the counts by trial, e.g. {"idle rows (bits)": 0}.
     """
 
     def __init__(self) -> None:
         self.found: dict[str, int] = {}
 
     def compare(self, tried: str, expected: Mapping[str, Array], found: Mapping[str, Array]) -> None:
-        """Add the values that differ between arrays of the same names."""
+        """Count the values that differ between arrays of the same name; an array that one side lacks counts 1."""
         differing = sum(
             differing_values(expected[name], found[name]) if name in expected and name in found else 1
             for name in {*expected, *found}
@@ -37,7 +37,7 @@ class Bits:
 
 
 def differing_values(expected: Array, found: Array) -> int:
-    """How many values have other bits; all where shape or dtype differ. NaN of the same bits is the same."""
+    """Return the number of values with different bits: -0.0 and 0.0 differ. If shape or dtype differ, all values do."""
     if expected.shape != found.shape or expected.dtype != found.dtype:
         return max(expected.size, found.size, 1)
     one, other = (np.ascontiguousarray(array).view(f"u{array.itemsize}") for array in (expected, found))
@@ -45,13 +45,13 @@ def differing_values(expected: Array, found: Array) -> int:
 
 
 def named(outputs: Arrays, states: Arrays) -> dict[str, Array]:
-    """Results of a segment by "output" or "state" and their names."""
+    """Return outputs and states in one dictionary, by e.g. "output logprobs" and "state h"."""
     found = {f"output {name}": values for name, values in outputs.items()}
     return found | {f"state {name}": values for name, values in states.items()}
 
 
 def rows_of(manifest: Manifest, results: Arrays, rows: Sequence[int] | NDArray[np.integer]) -> dict[str, Array]:
-    """Some sequences of every result that has an axis for them, by the names of `named`."""
+    """Return some sequences of `named` results, e.g. [B, H] cut to [len(rows), H]; results without B are left out."""
     axes = {f"output {one.name}": one.axes for one in manifest.outputs if one.axes.batch is not None}
     axes |= {f"state {one.name}": one.axes for one in manifest.states if one.axes.batch is not None}
     return {name: values[axes[name].at(rows)] for name, values in results.items() if name in axes}

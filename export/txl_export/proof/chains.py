@@ -1,8 +1,8 @@
-"""The chains of segments that a step is verified on: from the beginning until every state has long been full.
+"""Chains of segments for verifying a step: each runs from fresh states until every state has long been full.
 
-The longest chain runs whole segments and is the one that drift is judged on. Others run every other length, and one of
-each operation of a stream in turn, at random rows and with whatever the bundle allows in between. Where the runtime
-counts memory rows it is known when they are full, and chains end soon after.
+The longest chain runs whole segments, and gates judge drift on it. Others run every other length; one chain calls all
+operations of a stream in turn, on random rows. If the runtime counts memory rows, it is known when they are full, and
+chains end soon after.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from txl_export.proof.references import Reference
 from txl_export.proof.side_by_side import SideBySide, Trial
 
 SEGMENTS = 200
-"""So many segments are chained in all, at least, where nobody knows when a state is full."""
+"""Least number of segments over all chains if nothing says beforehand when states are full."""
 
 LONG, SHORT, MIXED, ALONE = 120, 24, 64, 16
-"""Segments of the chain for drift, of every other length, of the chain with all operations, of one sequence alone."""
+"""Segments of the chain for drift, of a chain of any other length, of that with all operations, of a sequence alone."""
 
 PATIENCE = 4
-"""A chain becomes at most this many times as long where states are not full yet."""
+"""Largest factor by which a chain is lengthened while its states are not full."""
 
 FLAGGED = 10
-"""After so many segments of the longest chain the episode of its first sequence ends no more. Flags that are drawn end
-every episode after a few steps, so that a counter which stops at 100 would never get there."""
+"""Segments of the longest chain before the first sequence's episode stops ending. Random flags end an episode after a
+few steps, so a counter of steps that saturates at 100 would never get there."""
 
 LONGER, TRIES = 4, 2
-"""In half precision a chain that shows drift is run again, `LONGER` times as long, at most `TRIES` times."""
+"""In half precision a chain that drifts is run again `LONGER` times as long, at most `TRIES` times."""
 
 SAMPLED = 2000
-"""Segments up to which the longest chain is lengthened so that it reads every sample, within what `WORK` allows."""
+"""Most segments of the longest chain when it is lengthened to read every sample; `WORK` may allow fewer."""
 
 LIVE = 8
-"""Sequences of a segment that run through the reference at most, because it runs independent ones one by one."""
+"""Most sequences that run in a segment: the reference runs independent ones one by one."""
 
 TURNS = ("", "look", "save", "reset", "copy", "look", "restore", "select", "", "grow", "copy")
-"""What is done before the segments of the chain with all operations."""
+"""Operations before the segments of the chain with all operations, in turn; "" is none."""
 
 WORK = 2e12
-"""Multiplications that the reference may take in all; larger models have fewer sequences per segment."""
+"""Multiplications that the reference may take in all, parameters × positions: larger models run fewer sequences."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,14 @@ class Planned:
     """A chain to run.
 
     Attributes:
-        name: for people.
-        streams: sequences side by side.
-        lengths: of its segments, one after the other; the last one is repeated where states are not full by then.
-        most: segments that it may have then.
-        mixed: in place of whole segments partial ones: "counts", or "operations" where something is done to the stream
-            before each.
-        quiet: whether the episode of the first sequence ends no more after `FLAGGED` segments.
-        seed: of its inputs.
+        name: the label in the report.
+        streams: number of sequences that run side by side.
+        lengths: the length of each segment; the last one is repeated while states are not full.
+        most: the largest number of segments with those repetitions.
+        mixed: "" for whole segments, "counts" for partial ones, "operations" for partial ones with an operation on the
+            stream before each.
+        quiet: whether the episode of the first sequence stops ending after `FLAGGED` segments.
+        seed: the seed of its random inputs.
     """
 
     name: str
@@ -79,14 +79,17 @@ class Planned:
 
     @property
     def segments(self) -> int:
-        """How many, at least."""
+        """The least number of segments."""
         return len(self.lengths)
 
 
 def planned(manifest: Manifest, segments: int | None, samples: int = 0, brief: bool = False) -> list[Planned]:
-    """The chains of a bundle, which reads so many samples; the longest chain first.
+    """Return the chains for a bundle, the longest one first.
 
-    Brief ones fill what a step carries and go on a little, but leave the judgement of drift to the others.
+    Args:
+        segments: length of the longest chain; None chooses it.
+        samples: number of samples that the longest chain should read.
+        brief: whether chains may end soon after the states are full, too early to judge drift.
     """
     if manifest.can.count_rows:
         return _numbered(_planned_rows(manifest, segments, brief))
@@ -96,7 +99,7 @@ def planned(manifest: Manifest, segments: int | None, samples: int = 0, brief: b
     rest += [Planned(f"segments of {length}", many, (length,) * SHORT, PATIENCE * SHORT) for length in lengths[1:]]
     if manifest.batch_size > 1 and manifest.can.run_apart:
         rest.append(Planned("one sequence alone", 1, (lengths[0],) * ALONE))
-    to_judge_drift = 6 * math.ceil(DRIFT_ROWS / (lengths[0] * many))  # also if a third of them fills the state
+    to_judge_drift = 6 * math.ceil(DRIFT_ROWS / (lengths[0] * many))  # enough if a third of them fills the state
     longest = max(LONG, to_judge_drift, SEGMENTS - sum(chain.segments for chain in rest))
     sampled = max(longest, min(math.ceil(samples / many), SAMPLED, int(_affordable(manifest) / many)))
     most = max(sampled, PATIENCE * longest)
@@ -105,12 +108,12 @@ def planned(manifest: Manifest, segments: int | None, samples: int = 0, brief: b
 
 
 def _numbered(chains: Iterable[Planned]) -> list[Planned]:
-    """Chains with inputs of their own each."""
+    """Number the chains' seeds, so that each draws different inputs."""
     return [replace(chain, seed=seed) for seed, chain in enumerate(chains)]
 
 
 def _planned_rows(manifest: Manifest, segments: int | None, brief: bool) -> Iterator[Planned]:
-    """Of a bundle whose memory rows are counted: what fills them, and some segments more."""
+    """Yield the chains for a bundle whose memory rows are counted: enough segments to fill them, then some more."""
     longest, *others = manifest.segment_lengths
     batch, to_fill = manifest.batch_size, math.ceil(manifest.memory_length / longest)
     to_judge_drift = 4 * math.ceil(DRIFT_ROWS / (longest * batch))
@@ -134,19 +137,19 @@ def _operations_of(manifest: Manifest, segments: int) -> Planned:
 
 
 def live_sequences(manifest: Manifest) -> int:
-    """How many sequences of a segment run: all in lockstep."""
+    """Return the most sequences that run in a segment; sequences in lockstep all do."""
     if not manifest.can.run_apart:
         return manifest.batch_size
     return max(1, min(manifest.batch_size, LIVE, int(_affordable(manifest) / SEGMENTS)))
 
 
 def _affordable(manifest: Manifest) -> float:
-    """How many segments the reference may take, of all sequences together."""
+    """Return the number of segments that `WORK` pays for, each of one sequence."""
     return WORK / (max(manifest.parameters, 1) * manifest.segment_lengths[0])
 
 
 def run_chain(trial: Trial, chain: Planned) -> ChainErrors:
-    """Run one chain on both sides and compare them after every segment."""
+    """Run one chain on both sides, compare them after every segment, and return the errors."""
     manifest = trial.model.manifest
     facts = Chain(name=chain.name, streams=chain.streams, segments=0, positions=0, rows=[])
     errors, draws = ChainErrors(facts), np.random.default_rng(chain.seed)
@@ -171,13 +174,13 @@ def run_chain(trial: Trial, chain: Planned) -> ChainErrors:
 def source_of(
     manifest: Manifest, known: Reference, samples: Mapping[str, Any] | None, chain: Planned, draws: np.random.Generator
 ) -> InputSource:
-    """The inputs of a chain."""
+    """Return the source of a chain's inputs."""
     count = chain.segments * chain.streams
     return InputSource(manifest, samples, draws, count, known.large, known.below, known.flags)
 
 
 def calls_of(chain: Planned, source: InputSource, draws: np.random.Generator) -> Iterator[tuple[dict[str, Array], Ids]]:
-    """Inputs and rows that count of each segment of a chain without operations, without end."""
+    """Yield (inputs, counts [b]) for each segment of a chain without operations, endlessly."""
     for number, length in enumerate(iterate(chain.lengths, repeat(chain.lengths[-1]))):
         counts = np.full(chain.streams, length, np.int32)
         if chain.mixed:
@@ -188,12 +191,11 @@ def calls_of(chain: Planned, source: InputSource, draws: np.random.Generator) ->
 
 
 def settled(trial: Trial, precision: str, chain: Planned, ran: ChainErrors) -> tuple[Planned, ChainErrors]:
-    """A chain and what it found as they are where its error does not drift. Else those of a chain `LONGER` times as
-    long, whose drift is judged from where this one ended.
+    """Return a chain and its errors if they do not drift; else run a chain `LONGER` times as long and return that.
 
-    Rounded weights take a slow state to another place, and the error grows until it is there. By then it grows no more;
-    one that a recurrence gathers still does. Where sequences are independent, fewer of them run, so that it takes no
-    longer than before.
+    Drift of the longer chain is judged from the segment where the shorter one ended. Rounded weights move a slow state
+    to a different limit: the error grows until the state is there, and then stops, while an error that a recurrence
+    accumulates grows on. If sequences are independent only a quarter of them run, so that it takes no longer.
     """
     manifest = trial.model.manifest
     for _ in range(TRIES):
@@ -210,8 +212,9 @@ def settled(trial: Trial, precision: str, chain: Planned, ran: ChainErrors) -> t
 
 
 def _operations(trial: Trial, segments: int, side: SideBySide, source: InputSource, draws: np.random.Generator) -> None:
-    """Segments of all lengths with an operation before each, every one of them in turn; after a look the segment is
-    also run without becoming part of the state.
+    """Run segments of all lengths with the operations of `TURNS` before them in turn.
+
+    "look" runs a segment with commit=False first.
     """
     manifest = trial.model.manifest
     for turn in islice(cycle(TURNS), segments):
@@ -243,7 +246,7 @@ def _operate(turn: str, manifest: Manifest, side: SideBySide, draws: np.random.G
 
 
 def _drawn_counts(manifest: Manifest, count: int, draws: np.random.Generator) -> tuple[int, Ids]:
-    """A segment's length, and the rows that count of each sequence: some idle, one at least runs."""
+    """Draw a segment's length and the valid positions of each sequence, counts [b]; at least one count is not 0."""
     lengths, live = manifest.segment_lengths, live_sequences(manifest)
     if not manifest.can.run_ragged:
         length = int(draws.choice(lengths))

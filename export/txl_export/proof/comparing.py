@@ -1,4 +1,4 @@
-"""How far each tensor of a step was from the reference, segment by segment, and what one chain of segments reached."""
+"""Errors of each tensor of a step against the reference, per segment and over one chain of segments."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from txl_export.proof.decades import counts_of
 from txl_export.proof.ranks import RankCounts
 
 MEMORY = "memory"
-"""What memory rows that the runtime counts are called: all tensors of them are compared as one."""
+"""Name of all tensors of counted memory rows, which are compared as one."""
 STATES = "all states"
-"""How states are called where they are taken together."""
+"""Name of all states where their errors are counted together."""
 DRIFT_ROWS = 64
-"""The drift of a chain is not judged on quarters of fewer rows: those say more of their inputs than of the state."""
+"""Least rows in a quarter of a chain to judge drift: the error of fewer depends more on inputs than on the state."""
 PIECE = 1_000_000
-"""Values compared at a time: a vocabulary can be large."""
+"""Values compared at a time, 8 MB in float64: outputs over a vocabulary can be large."""
 
 
 @dataclass
 class Sums:
-    """Of some values: how many, their sum, and the sums of squares of them and of their differences."""
+    """Sums over values x and their errors d: count, Σ x, Σ x² (`of_squares`), Σ d² (`squared`)."""
 
     count: int = 0
     summed: float = 0.0
@@ -36,56 +36,56 @@ class Sums:
     squared: float = 0.0
 
     def add(self, exact: Array, difference: Array) -> None:
-        """Some more values. Of an infinite value the difference counts, and not its size."""
+        """Add values [n] and their errors [n]; a value that is infinite or NaN counts as 0, its error as it is."""
         self.add_finite(np.where(np.isfinite(exact), exact, 0), difference)
 
     def add_finite(self, exact: Array, difference: Array) -> None:
-        """Some more values, none of which is infinite or NaN itself."""
+        """Add values [n], all finite, and their errors [n]."""
         self.count += exact.size
         self.summed += float(exact.sum())
         self.of_squares += float(np.einsum("i,i->", exact, exact))
         self.squared += or_infinite(np.einsum("i,i->", difference, difference))
 
     def joined(self, other: Sums) -> Sums:
-        """Both."""
+        """Return the sums over both sets of values."""
         return Sums(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def root_mean_square(self) -> float:
-        """Of the values."""
+        """√(Σ x² / n), without regard to the errors."""
         return math.sqrt(self.of_squares / max(self.count, 1))
 
     @property
     def size(self) -> float:
-        """The standard deviation of the values; where they are all alike, their size."""
+        """The standard deviation of the values, or |mean| if that is more than 1e6 times as large."""
         mean = self.summed / max(self.count, 1)
         spread = math.sqrt(max(self.of_squares / max(self.count, 1) - mean**2, 0.0))
         return spread if spread > 1e-6 * abs(mean) else abs(mean)
 
     @property
     def deviation(self) -> float:
-        """Root of the mean squared difference, relative to `size`."""
+        """√(Σ d² / n) / `size`: the root mean square error relative to the values' spread."""
         error = math.sqrt(self.squared / max(self.count, 1))
         return error / self.size if self.size else (math.inf if error else 0.0)
 
 
 def or_infinite(value: float) -> float:
-    """NaN counts as infinitely far."""
+    """Return the value as a float, infinity for NaN."""
     return math.inf if math.isnan(value) else float(value)
 
 
 class TensorErrors:
-    """Compares one output or state along one chain (see "mask" in `ladder.LIMITS`).
+    """A comparison of one output or state along one chain (see "mask" in `ladder.LIMITS`).
 
     Args:
-        exact: whether its values are whole numbers or truths, which have to be equal.
+        exact: whether its values are integers or booleans, which have to be equal.
         nats: whether they are log-probabilities.
-        mask: from which size on values are compared relative to themselves; None for that of `LIMITS`.
+        mask: the size from which on values are compared relative to themselves; None for that of `LIMITS`.
 
     Attributes:
-        tensor: what was found.
+        tensor: the results for the report: curves per segment and the largest error.
         decades: counts of the errors of inexact values, see `counts_of`.
-        usual: of the values below `mask`.
+        usual: the sums over the values below `mask`.
     """
 
     def __init__(self, exact: bool = False, nats: bool = False, mask: float | None = None) -> None:
@@ -97,24 +97,24 @@ class TensorErrors:
 
     @property
     def exact(self) -> bool:
-        """See `Tensor`."""
+        """True if the values have to be equal, see `Tensor`."""
         return self.tensor.exact
 
     @property
     def largest(self) -> float:
-        """See `Tensor`."""
+        """The largest error so far; the number of differing values if `exact`."""
         return self.tensor.largest or 0.0
 
     @property
     def shapes(self) -> int:
-        """See `Tensor`."""
+        """The number of segments with a wrong shape."""
         return self.tensor.shapes
 
     @property
     def deviation(self) -> float:
-        """Root of the mean squared Δ over the whole chain, relative to the standard deviation of the reference's
-        values; where those are all alike, relative to their size. Values from `mask` on that are fewer than
-        the others are relative to themselves.
+        """The root mean square error over the whole chain, relative to `Sums.size` of the reference's values.
+
+        Values from `mask` on are compared relative to themselves, unless they are the majority.
         """
         if self._large.count > self.usual.count:
             return self.usual.joined(self._large).deviation
@@ -123,16 +123,16 @@ class TensorErrors:
 
     @property
     def spread(self) -> float:
-        """The standard deviation of the values below `mask`, in the unit of the drift curve."""
+        """`Sums.size` of the values below `mask`, in the unit of the drift curve."""
         return self.usual.size / self._scale
 
     def add(self, *pairs: tuple[Array, Array]) -> None:
-        """Compare one segment's values: pairs of expected and found ones."""
+        """Compare all of one segment's values, (expected, found) pairs of arrays, and end the segment."""
         self.compare(*pairs)
         self.end_segment()
 
     def compare(self, *pairs: tuple[Array, Array]) -> None:
-        """Compare some of one segment's values: pairs of expected and found ones."""
+        """Compare part of one segment's values, (expected, found) pairs of arrays."""
         if any(expected.shape != found.shape for expected, found in pairs):
             self._wrong = True
         elif self.exact:
@@ -145,11 +145,11 @@ class TensorErrors:
             self._compare_floats(pairs)
 
     def take(self, total: float, most: float, count: int) -> None:
-        """Errors of some of one segment's values: their sum, the largest, and how many values there were."""
+        """Add the errors of part of one segment's values: their sum, their maximum, and the number of values."""
         self._total, self._most, self._count = self._total + total, max(self._most, most), self._count + count
 
     def end_segment(self) -> None:
-        """Let the segment be done: one more point of the curves."""
+        """End the segment: append its mean and largest error to the curves."""
         tensor = self.tensor
         if self._wrong:
             tensor.shapes += 1
@@ -191,7 +191,7 @@ class TensorErrors:
 
 
 def _pieces(pairs: Sequence[tuple[Array, Array]]) -> Iterator[tuple[Array, Array]]:
-    """The values of all pairs, some at a time."""
+    """Yield the flattened values of all pairs, at most `PIECE` at a time."""
     for expected, found in pairs:
         one, other = expected.ravel(), found.ravel()
         for first in range(0, one.size, PIECE):
@@ -200,13 +200,13 @@ def _pieces(pairs: Sequence[tuple[Array, Array]]) -> Iterator[tuple[Array, Array
 
 @dataclass
 class ChainErrors:
-    """One chain of segments while it is compared.
+    """The errors of one chain of segments, added to while it runs.
 
     Attributes:
-        chain: as the report has it.
-        outputs, states: how far each was from the reference.
-        kl: per position, KL divergence of the runtime from the reference, nats.
-        ranks: where the reference's best tokens stand, near-ties included.
+        chain: the chain's row of the report.
+        outputs, states: the errors of each tensor by name.
+        kl: KL(reference ‖ bundle) of each position, in nats.
+        ranks: ranks of the reference's best tokens, near-ties included.
     """
 
     chain: Chain
@@ -217,18 +217,19 @@ class ChainErrors:
 
     @property
     def name(self) -> str:
-        """What kind of segments."""
+        """The chain's label, e.g. "segments of 8"."""
         return self.chain.name
 
     def found(self) -> Chain:
-        """The chain with every tensor."""
+        """Return the chain's row of the report with every tensor."""
         self.chain.outputs = {name: errors.tensor for name, errors in self.outputs.items()}
         self.chain.states = {name: errors.tensor for name, errors in self.states.items()}
         return self.chain
 
     def early_and_late(self, curve: Sequence[float | None]) -> tuple[float, float] | None:
-        """Mean of a curve over the first and the last quarter of the segments that met a full state; None if too few
-        did.
+        """Return a curve's mean over the first and over the last quarter of the segments that met full states.
+
+        None if states never were full, or if there are fewer than 8 such segments or `DRIFT_ROWS` rows in a quarter.
         """
         first = self.chain.full_from
         means, rows = (np.array(values[first or 0 :], np.float64) for values in (curve, self.chain.rows))
@@ -240,7 +241,7 @@ class ChainErrors:
         return early, late
 
     def drifts(self) -> Iterator[tuple[str, TensorErrors, tuple[float, float] | None]]:
-        """Every tensor that is not compared exactly, with its early and late mean error; None where too little ran."""
+        """Yield name, errors and `early_and_late` mean errors of every tensor that is not compared exactly."""
         for kind, every in ((self.outputs, 1), (self.states, self.chain.every)):
             for name, errors in kind.items():
                 if not errors.exact:
@@ -248,7 +249,7 @@ class ChainErrors:
                     yield name, errors, self.early_and_late(curve[: self.chain.segments])
 
     def spread(self) -> dict[str, tuple[Unit, NDArray[np.int64]]]:
-        """Unit and counts of every output that is not compared exactly, and of all states as one: there may be many."""
+        """Return unit and counts by decade of each output that is not exact, and of all states that are not, as one."""
         found = {name: (one.tensor.unit, one.decades) for name, one in self.outputs.items() if not one.exact}
         states = [errors.decades for errors in self.states.values() if not errors.exact]
         return found | ({STATES: ("relative", np.sum(states, axis=0))} if states else {})

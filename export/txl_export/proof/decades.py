@@ -1,4 +1,4 @@
-"""Counts of errors by decade: nothing of a single position or value is kept."""
+"""Counts of errors by decade, e.g. 12 errors from 1e-7 to 1e-6; no single value is kept."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 EDGES = tuple(float(f"1e{power}") for power in range(-9, 1))
-"""Between the bins: one below 1e-9, one for every decade, and one from 1 on."""
+"""Edges 1e-9, 1e-8, …, 1 of the 11 bins: the first lies below 1e-9, the last from 1 on."""
 KL_EDGES = tuple(float(f"1e{power}") for power in range(-15, 1))
-"""Likewise of divergence, which is about the square of the errors behind it."""
+"""Edges for KL divergence, in nats; they begin at 1e-15 because it is about the square of the errors behind it."""
 
 
 def counts_of(sizes: ArrayLike, edges: Sequence[float] = EDGES, largest: float | None = None) -> NDArray[np.int64]:
     """Count sizes below edges[0], from there to below edges[1], …, from edges[-1] on: int64 [len(edges) + 1].
 
-    NaN counts as infinitely large. `largest` is that of the sizes where it is known, and saves work.
+    NaN counts as infinitely large. `largest`, the maximum of the sizes if known, saves passes over them.
     """
     each = np.asarray(sizes)
     most = np.inf if largest is None or np.isnan(largest) else largest

@@ -1,8 +1,8 @@
-"""How far log-probabilities of many positions are from those of a reference.
+"""Errors and KL divergence of log-probabilities against a reference's, over many positions.
 
-Each comparison of rows is one pass in float64 over arrays that are used again and again: with o the runtime's and t the
-reference's log-probabilities and p = softmax(t), KL(p ‖ softmax(o)) = lse(o) - lse(t) - Σ p·(o - t), so two
-exponentials per column do, and an unnormalised side is normalised on the way.
+Each comparison of rows is one pass in float64 over buffers that are reused. With o the runtime's and t the reference's
+log-probabilities and p = softmax(t), KL(p ‖ softmax(o)) = lse(o) - lse(t) - Σ p·(o - t): that takes two exponentials
+per column, and neither side has to be normalised.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from txl_export.proof.decades import counts_of
 Logprobs: TypeAlias = NDArray[np.floating]
 
 CHUNK = 100_000
-"""Log-probabilities compared at a time: they and what is computed of them fit into a core's share of the cache."""
+"""Log-probabilities compared at a time: 3 buffers of 0.8 MB in float64 fit into a core's share of the cache."""
 
 
 class Distributions:
-    """Compares log-probabilities of many positions, and adds divergence and agreement to a chain."""
+    """A comparison of log-probabilities that adds errors, divergence and agreement to a chain."""
 
     def __init__(self, chain: ChainErrors, errors: TensorErrors, vocab_size: int) -> None:
         self._chain, self._errors = chain, errors
@@ -32,7 +32,7 @@ class Distributions:
         self._other, self._difference, self._weight = (np.empty((rows, vocab_size)) for _ in range(3))
 
     def compare(self, expected: Logprobs, found: Logprobs) -> None:
-        """Some rows [n, V]; NaN counts as infinitely far."""
+        """Compare rows [n, V] of both sides; an error of NaN counts as infinite."""
         at_a_time = len(self._other)
         for first in range(0, len(expected), at_a_time):
             rows = slice(first, first + at_a_time)
@@ -44,9 +44,9 @@ class Distributions:
         with np.errstate(all="ignore"):  # NaN and infinities are judged below
             np.copyto(other, found)
             np.subtract(other, expected, out=difference)
-            if math.isinf(float(expected.min())):  # a token that may not come, on both sides: nothing lies between
+            if math.isinf(float(expected.min())):  # where both are -inf, for a token that may not come, the error is 0
                 difference[other == expected] = 0
-            np.exp(expected, out=weight, dtype=np.float64)  # in float32 an array would diverge from itself
+            np.exp(expected, out=weight, dtype=np.float64)  # in float32 the divergence of equal arrays would not be 0
             size = weight.sum(axis=1)
             first_order = np.einsum("ij,ij->i", weight, difference) / size
             np.exp(other, out=other)
@@ -75,7 +75,7 @@ class Distributions:
 
 
 def _relative(expected: Logprobs, found: Logprobs, difference: Logprobs, mask: float) -> Logprobs:
-    """Make differences of what stands for "never" relative to it ("mask" of `LIMITS`); all other expected values."""
+    """Divide the errors of values for "never", such as -1e4, by them; return the other expected values ("mask")."""
     never = np.abs(expected) >= mask
     exact = expected[never]
     difference[never] = np.where(exact == found[never], 0, difference[never] / np.abs(exact))

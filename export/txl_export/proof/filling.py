@@ -1,4 +1,4 @@
-"""When a state is full, and whether its whole numbers still count: that decides how long a chain has to be."""
+"""Detection of full states and of integers that still count, which decide how long a chain has to be."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import numpy as np
 from txl_runtime.types import Array
 
 FULL, MOST = 0.99, 0.75
-"""A state is full when the first share has changed of all values that ever change. Where the second share had changed
-in less than half of that time, the rest did not come row by row, e.g. a channel behind a ReLU that first fires late in
-a buffer of 4 rows: the state is full with the second."""
+"""Shares of the values that ever change. A state is full at the first share, or already at the second if reaching that
+took less than half as long: then the rest did not fill row by row, e.g. a channel behind a ReLU that first fires late
+in a buffer of 4 rows."""
 LAST = 8
-"""A whole number that grew in each of the last eight segments is said to count, if it never shrank, or has grown since
-for longer than it was there before: the steps of an episode, when no flag comes any more. The place in a ring, which
-goes back to 0 again and again, is not."""
+"""Segments in a row in which an integer has to grow, or to shrink, to be counting, e.g. the steps of an episode without
+a flag. After a change in the other direction it takes longer than the whole time before that: a ring's position, which
+returns to 0 again and again, does not count."""
 
 
 class Filling:
-    """One state along a chain.
+    """The history of one state along a chain.
 
     Args:
-        fresh: its values before the first segment; None where it is absent then.
-        whole: whether they are whole numbers.
+        fresh: its values before the first segment; None if it is absent then.
+        whole: whether they are integers.
     """
 
     def __init__(self, fresh: Array | None, whole: bool) -> None:
@@ -33,7 +33,7 @@ class Filling:
         self._down: Any = 0
 
     def add(self, values: Array) -> None:
-        """What the state holds after a segment; where it has another shape all whole numbers begin anew."""
+        """Note the state's values after a segment; if its shape changed, all integers start to count anew."""
         same = self._fresh is not None and self._fresh.shape == values.shape
         self._changed.append(int((values != self._fresh).sum()) if same else values.size)
         if not self._whole:
@@ -48,7 +48,7 @@ class Filling:
 
     @property
     def full_after(self) -> int:
-        """The number of segments that it took until nearly everything had changed that ever did."""
+        """The number of segments until nearly all values had changed that ever did, see `FULL`."""
         most = max(self._changed, default=0)
         full, early = (
             next((index + 1 for index, count in enumerate(self._changed) if count >= share * most), 0) if most else 0
@@ -58,10 +58,10 @@ class Filling:
 
     @property
     def filling(self) -> bool:
-        """Whether it is not full, or has not been for as long as it took."""
+        """True if more than half of the segments were needed to fill the state, so that it may still be filling."""
         return 2 * self.full_after > len(self._changed)
 
     @property
     def counting(self) -> bool:
-        """Whether a whole number has changed in one direction for long."""
+        """True if an integer changed in one direction in the last `LAST` segments or more."""
         return bool((np.maximum(self._up, self._down) >= LAST).any())

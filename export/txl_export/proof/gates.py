@@ -1,4 +1,4 @@
-"""The gates of a step: its chains and its bits, held against the ladder."""
+"""The gates of a step: errors of its chains and counts of wrong bits, each compared with a limit of the ladder."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from txl_export.proof.comparing import ChainErrors, TensorErrors
 
 OUTPUTS, STATES = "outputs max abs (relative)", "state max abs (relative)"
 SMALL, APART = (5e-7, 1e-2), 0.1
-"""Values of a root mean square between these are so small that an error relative to 1 says little of them, and are more
-than rounding of larger ones; so much of their own spread may they be off.
-"""
+"""Tensors whose root mean square lies between 5e-7 and 1e-2 may be off by at most 10 % of their standard deviation: an
+error relative to 1 hides them, and below 5e-7 they may be the rounding of larger values."""
 
 
 def judge(
@@ -29,11 +28,11 @@ def judge(
     real: bool,
     text: Text | None = None,
 ) -> Iterator[Gate]:
-    """The gates of this precision and backend.
+    """Yield the gates of a precision and backend.
 
     Args:
-        real: whether the inputs were real ones; of random ones the distribution says nothing below float32.
-        text: one whose likelihood both sides computed; without it that of the chains' own tokens counts.
+        real: whether the inputs were real ones; below float32 random ones say nothing about the distribution.
+        text: a text whose likelihood both sides computed; without one the chains' own tokens are judged.
     """
     limits = rung(precision, backend)
     logprobs = {output.name for output in manifest.outputs if output.role == "logprobs"}
@@ -64,12 +63,12 @@ def judge(
 
 
 def _gate(name: str, value: float | None, limit: float, judged: bool = True) -> Gate:
-    """What is infinitely far has not passed, even where an early error as large makes the limit of drift infinite."""
+    """Return a gate; an infinite value fails even if an infinite early error made the limit of drift infinite."""
     return Gate(name, value, limit, None if value is None or not judged else bool(value <= limit < math.inf))
 
 
 def _small(tensors: Sequence[tuple[str, TensorErrors]]) -> Iterator[Gate]:
-    """The worst chain of every tensor whose values are small."""
+    """Yield a gate for every tensor with small values (`SMALL`), by its worst chain."""
     found: dict[str, float] = {}
     for name, errors in tensors:
         if not errors.exact and SMALL[0] < errors.usual.root_mean_square < SMALL[1]:
@@ -79,7 +78,7 @@ def _small(tensors: Sequence[tuple[str, TensorErrors]]) -> Iterator[Gate]:
 
 
 def drifting(manifest: Manifest, precision: str, backend: str, chain: ChainErrors) -> bool:
-    """Whether the error of a chain grows more than it may."""
+    """Return whether the late error of any tensor of a chain is beyond its limit."""
     ends = _late_errors(rung(precision, backend), chain, manifest.reach)
     return any(pair is not None and pair[0] > pair[1] for _, pair in ends)
 
@@ -87,20 +86,20 @@ def drifting(manifest: Manifest, precision: str, backend: str, chain: ChainError
 def _late_errors(
     limits: Rung, chain: ChainErrors, reach: int | None
 ) -> Iterator[tuple[str, tuple[float, float] | None]]:
-    """The late mean error of every tensor and its limit; None where too little ran."""
+    """Yield every tensor's name with (late mean error, its limit); None if too little ran."""
     for name, errors, ends in chain.drifts():
         if ends is None:
             yield name, None
             continue
         early, late = ends
-        if limits.burst is None or (reach is not None and errors.tensor.nats):  # these settle with the memory
+        if limits.burst is None or (reach is not None and errors.tensor.nats):  # settle once the memory is full
             yield name, (late, no_drift_limit(early))
         else:
             yield name, (late, no_drift_limit(early, limits.burst * errors.spread))
 
 
 def _drifts(limits: Rung, chains: Sequence[ChainErrors], reach: int | None) -> Iterator[Gate]:
-    """The worst chain of every tensor."""
+    """Yield a gate of drift for every tensor, by its worst chain."""
     found: dict[str, list[tuple[float, float]]] = {}
     for chain in chains:
         for name, ends in _late_errors(limits, chain, reach):
@@ -111,8 +110,9 @@ def _drifts(limits: Rung, chains: Sequence[ChainErrors], reach: int | None) -> I
 
 
 def _times_the_limit(pair: tuple[float, float]) -> float:
-    """How many times its limit a late error is. What is infinitely far is the worst, whatever its limit became; a state
-    that is always the same has no spread, and with it no limit.
+    """Return late error / limit; infinity for an infinite error, whatever its limit.
+
+    A state that never changes has the spread 0, and with it possibly the limit 0.
     """
     late, limit = pair
     return late / (limit or 1e-300) if math.isfinite(late) else math.inf
@@ -135,5 +135,5 @@ def _distribution(
         yield _gate("perplexity (relative)", text.relative, limits.perplexity)
     elif targets:
         apart = sum((chain.ours or 0.0) - (chain.theirs or 0.0) for chain in facts) / targets
-        relative = None if math.isnan(apart) else abs(math.expm1(apart))  # both say that a token may not come
+        relative = None if math.isnan(apart) else abs(math.expm1(apart))  # inf - inf: both exclude a token that came
         yield _gate("perplexity (relative)", relative, limits.perplexity, real)

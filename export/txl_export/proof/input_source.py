@@ -1,4 +1,4 @@
-"""What chains are run on: the user's samples, read on and on, or random values."""
+"""Inputs of chains: the user's samples, read endlessly, or random values."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from txl_runtime.errors import UsageError, one_line
 from txl_runtime.types import Array, Arrays, Ids
 
 POISON = np.nan
-"""What stands in features that nobody may look at."""
+"""Value of features at positions that no result may depend on: NaN spreads into every result that reads it."""
 DISTINCT_IDS, RUN = 4096, 16
-"""How many ids are drawn from a large vocabulary where few are enough, and in runs of how many neighbours. Every id
-that is used brings a page of the embedding into memory, once per open program; neighbours share pages."""
+"""Distinct ids drawn from a large vocabulary where few are enough, in runs of 16 neighbours. Every id brings a page of
+the embedding into memory, once per open program; neighbours share pages."""
 
 
 class InputSource:
-    """Inputs of one segment after the other. A sequence that reads samples goes on where it was, to the end of its
-    sample, and then with the next one.
+    """An endless source of segments. A sequence reads a sample from a random position, around its end to the beginning,
+    and then the next one.
 
     Args:
-        samples: real inputs by name; random ones without.
-        draws: draws those, or the order of the samples.
-        segments: so many of all sequences have to be enough to begin every sample; 0 where that does not matter.
-        few: whether `DISTINCT_IDS` of a larger vocabulary are enough.
+        samples: real inputs by name; without them inputs are random.
+        draws: the generator of random inputs and of the order of samples.
+        segments: segments that a chain will run, times its sequences: each sample is left early enough that all are
+            begun; 0 reads all positions of each.
+        few: whether `DISTINCT_IDS` ids of a larger vocabulary are enough.
         below, flags: see `Reference`.
 
     Attributes:
-        begun: numbers of the samples that were read.
-        drawn: random ids, each with the name of its input.
+        begun: numbers of the samples that were begun.
+        drawn: the random ids, as (input name, id).
     """
 
     def __init__(
@@ -59,9 +60,9 @@ class InputSource:
         self.begun: set[int] = set()
 
     def take(self, count: int, length: int, quiet: bool = False) -> dict[str, Array]:
-        """The next segment of `length` positions, and what lies ahead of it, for `count` sequences.
+        """Return the next segment by input name: `length` positions and the lookahead after them, `count` sequences.
 
-        Where it is to be quiet the random flags of the first sequence let its episode go on, those that all share, too.
+        With `quiet` the random flags of the first sequence, and those that all share, do not end its episode.
         """
         if self._samples:
             return self._sampled(count, length)
@@ -83,7 +84,7 @@ class InputSource:
         return self._draws.standard_normal(sizes).astype(np.float32)
 
     def _sampled(self, count: int, length: int) -> dict[str, Array]:
-        """Each sequence reads one row of the samples from a place of its own, around their end to the beginning."""
+        """Return the segments that the sequences read from samples, joined and in the declared types."""
         rows = [self._sequence(row, length) for row in range(count)]
         found = {}
         for entry in self._read:
@@ -112,10 +113,10 @@ class InputSource:
 
 
 def read_samples(path: Path) -> dict[str, Array]:
-    """Arrays by name of an .npz file.
+    """Return the arrays of an .npz file by name, e.g. {"x": [8, 1000, 3]}.
 
     Raises:
-        UsageError: it is no such file.
+        UsageError: the file is missing, or is no .npz file.
     """
     try:
         with np.load(path, allow_pickle=False) as stored:
@@ -128,14 +129,14 @@ def read_samples(path: Path) -> dict[str, Array]:
 
 
 def _few_ids(vocab: int, draws: np.random.Generator) -> Ids:
-    """Runs of neighbours from all over a vocabulary."""
+    """Return random ids [n], n ≤ `DISTINCT_IDS`, in runs of `RUN` neighbours from all over a vocabulary."""
     starts = draws.permutation(-(-vocab // RUN))[: DISTINCT_IDS // RUN] * RUN
     ids = (starts[:, None] + np.arange(RUN)).ravel()
     return ids[ids < vocab].astype(np.int32)
 
 
 def fitting(shape: Sequence[int], axes: Axes, length: int) -> bool:
-    """Whether samples of a shape have one sequence or more, and `length` positions or more with those ahead of them."""
+    """Return whether samples of a shape hold at least one sequence and `length` positions plus the lookahead."""
     least = axes.sizes(1, length)
     return len(shape) == len(least) and all(
         size >= low if isinstance(said, str) else size == low
@@ -144,14 +145,14 @@ def fitting(shape: Sequence[int], axes: Axes, length: int) -> bool:
 
 
 def extent(manifest: Manifest, samples: Mapping[str, Any]) -> tuple[int, int]:
-    """How many sequences and how many positions samples have: the fewest of any input."""
+    """Return the number of sequences and of positions that samples have, each the fewest of any input."""
     read = [(entry.axes, np.shape(samples[entry.name])) for entry in manifest.inputs if entry.name in samples]
     sequences = min((shape[axes.batch] for axes, shape in read if axes.batch is not None), default=1)
     return sequences, min((shape[axes.positions[0]] for axes, shape in read if axes.positions), default=1)
 
 
 def poisoned(manifest: Manifest, inputs: Arrays, counts: Ids) -> dict[str, Array]:
-    """Inputs with NaN wherever no sequence that runs may look: in idle ones, and behind the rows that count."""
+    """Return inputs with NaN in the features of idle sequences and after each one's valid positions, counts [b]."""
     found = {}
     for entry in manifest.inputs:
         if entry.name not in inputs:

@@ -1,4 +1,4 @@
-"""What a verification found, and whether it passed: the report's document, and what to do where a gate failed."""
+"""The result of a verification: whether it passed, its document for the report, and advice for a failed gate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from txl_export.proof.decades import EDGES, KL_EDGES, counts_of
 from txl_export.proof.ranks import RankCounts
 
 AMPLIFIES = "it amplifies rounding: look whether its weights are trained, or too large"
-"""What is said of a model that is as far from itself, between float32 and float64, as its bundle is from it."""
+"""Advice if the model's own difference between float32 and float64 is as large as its bundle's error."""
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,15 @@ class Parity:
     """A finished verification.
 
     Attributes:
-        backend: description of the engine.
-        precision: of the bundle.
-        reference: what it was compared with.
-        chains, text, gates: what was run and judged.
-        sensitivity: for quantised weights, the KL divergence that each layer causes alone.
-        advice: what to do where a gate failed.
-        model_id: which model it is.
-        ran_on: what the chains read, for people: "random inputs", "the text", ….
-        words: where the vocabulary differs first from the one it was compared with, and what to do.
+        backend: a description of the engine.
+        precision: the bundle's precision.
+        reference: a description of the reference.
+        chains, text, gates: the errors of each chain and of the text, and the judgements.
+        sensitivity: for quantised weights, the KL divergence in nats that each layer alone causes.
+        advice: what to do if a gate failed.
+        model_id: the id of the model.
+        ran_on: the kind of inputs: "random inputs", "real inputs" or "the text".
+        words: the first difference between the vocabularies that were compared, and what to do.
     """
 
     backend: str
@@ -51,29 +51,29 @@ class Parity:
 
     @property
     def passed(self) -> bool:
-        """Whether no gate failed."""
+        """True if no gate failed."""
         return not failing(self.gates)
 
     def with_gain(self, error: float) -> Parity:
-        """The same with a gate on how faithfully matrices were quantised."""
+        """Return a copy with a gate on `error`, the largest |gain - 1| of quantised matrices."""
         gate = Gate("quantised weights (gain)", error, limit_of("gain"), error <= limit_of("gain"))
         return replace(self, gates=(*self.gates, gate))
 
     def with_words(self, differing: Sequence[str] | None) -> Parity:
-        """The same with a gate on the vocabulary, by what differs in it; None where it was not compared."""
+        """Return a copy with a gate on the vocabulary that counts its differences; None if it was not compared."""
         told = f"{differing[0]}; give --vocabulary the file that the export was given" if differing else ""
         count, passed = (None, None) if differing is None else (float(len(differing)), not differing)
         return replace(self, gates=(*self.gates, Gate(VOCABULARY, count, 0.0, passed)), words=told)
 
     def require(self) -> None:
-        """Raise ParityError, naming the failing gates, unless all passed."""
+        """Raise ParityError, which names the failed gates, if any failed."""
         if failed := failing(self.gates):
             cells = "; ".join(f"{gate.name} is {gate.value:.3g}, limit {gate.limit:.3g}" for gate in failed)
             raise ParityError(f"parity failed: {cells}; {self.told}", self)
 
     @property
     def told(self) -> str:
-        """What to do where a gate failed: of quantised weights, which layers to keep."""
+        """The advice for a failed gate; for quantised weights it names the layers to keep."""
         if self.words or not self.sensitivity:
             return self.words or self.advice
         worst = sorted(self.sensitivity, key=lambda layer: -self.sensitivity[layer])[:2]
@@ -81,13 +81,13 @@ class Parity:
         return f"{' and '.join(worst)} suffer most: keep them in float32 with {keeping}, or take more bits"
 
     def summary(self) -> dict[str, object]:
-        """The few numbers that go into the manifest."""
+        """Return the value of each gate that has one, by name, for the manifest."""
         return {gate.name: gate.value for gate in self.gates if gate.value is not None}
 
     def verification(self) -> Verification:
-        """Everything, as report.json has it."""
+        """Return the whole result as report.json has it."""
         kl = [value for chain in self.chains for value in chain.kl]
-        with np.errstate(invalid="ignore"):  # between infinities
+        with np.errstate(invalid="ignore"):  # quantiles between infinities
             largest = (float(value) for value in (np.mean(kl), np.quantile(kl, 0.999), np.max(kl))) if kl else ()
         return Verification(
             passed=self.passed,
@@ -104,12 +104,12 @@ class Parity:
         )
 
     def document(self) -> dict[str, object]:
-        """Everything, as plain JSON: lists in place of tuples."""
+        """Return `verification` as plain JSON, with lists in place of tuples."""
         found: dict[str, object] = json.loads(json.dumps(to_builtins(self.verification())))
         return found
 
     def _spread(self, kl: list[float]) -> Spread:
-        """How errors, divergence and agreement are spread over all chains."""
+        """Return counts by decade of errors and divergence, and the counts of ranks, over all chains."""
         kinds: dict[str, tuple[Unit, NDArray[np.int64]]] = {}
         ranks = RankCounts()
         for chain in self.chains:
@@ -122,12 +122,12 @@ class Parity:
 
 
 def failing(gates: Iterable[Gate]) -> list[Gate]:
-    """The gates that failed."""
+    """Return the gates that failed; those without a judgement did not."""
     return [gate for gate in gates if gate.passed is False]
 
 
 class ParityError(CheckError):
-    """Gates failed; `parity` is the whole verification, `details` what --json shows of it."""
+    """A verification with failed gates; `parity` is all of it, `details` the part for --json."""
 
     def __init__(self, message: str, parity: Parity) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""How likely a text is by the reference and by a bundle: one sequence, with the same cuts on both sides."""
+"""The likelihood of a text by the reference and by a bundle: one sequence, cut into the same segments for both."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from txl_export.proof.decades import counts_of
 from txl_export.proof.references import Reference, ReferenceStreams, in_pieces
 
 TEXT_SEGMENTS, TEXT_TOKENS = 256, 2048
-"""Perplexity is compared on this many segments from the beginning of a text, or on this many tokens if that is more."""
+"""Perplexity is compared on the first 256 segments of a text, or on its first 2048 tokens if that is more."""
 
 
 def compare_text(model: Model, reference: Reference, text: Ids, listener: Listener) -> Text:
-    """Mean negative log-likelihood of ids [T], of their beginning where there are many."""
+    """Return both sides' mean negative log-likelihood, in nats per token, of the beginning of ids [T]."""
     tokens, logprobs = model.manifest.tokens, model.manifest.logprobs
     assert tokens is not None, "a text is for a model that reads tokens"
     assert logprobs is not None, "a text is for a model that returns log-probabilities"
@@ -37,7 +37,7 @@ def compare_text(model: Model, reference: Reference, text: Ids, listener: Listen
         ]
         nll, found = np.concatenate(known), stream.score(piece)[0].astype(np.float64)
         theirs, ours = theirs + float(nll.sum()), ours + float(found.sum())
-        with np.errstate(invalid="ignore"):  # between infinities
+        with np.errstate(invalid="ignore"):  # inf - inf, where both sides exclude a token
             errors += counts_of(np.abs(nll - found))
         listener.advance()
     positions = len(text) - 1

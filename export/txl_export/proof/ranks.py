@@ -1,4 +1,4 @@
-"""Where the tokens that the reference likes best stand in the bundle's order."""
+"""Ranks of the reference's best tokens in the bundle's order."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from numpy.typing import NDArray
 from txl_report.schema.verification import Ranks
 
 WITHIN = (1, 2, 5, 10)
-"""Numbers of the bundle's best tokens, among which the reference's best is looked for."""
+"""Values of k: positions are counted at which the reference's best token is among the bundle's k best."""
 BEST = WITHIN[-1]
-"""So many of the best tokens of both sides are compared."""
+"""Number of best tokens of both sides whose overlap is counted."""
 MANY, BLOCK = 5000, 64
-"""Of as many columns, the largest value of each block is found first: the ten best lie in the ten best blocks."""
+"""From 5000 columns on the maximum of each block of 64 is found first: the 10 best lie in the 10 best blocks."""
 
 
 @dataclass
 class RankCounts:
-    """Agreement in order, near-ties included, counted as it comes.
+    """Running counts of agreement in order, near-ties included.
 
     Attributes:
-        positions: looked at.
-        within: by number of best tokens, the positions at which the reference's best token is among so many of the
-            bundle's. Tokens that are as likely as that one do not stand before it.
-        best: how many best tokens are compared: `BEST`, or all of a smaller vocabulary.
-        shared: over all positions, how many of the reference's best tokens are among the bundle's.
+        positions: number of positions counted.
+        within: for each k in `WITHIN`, the positions at which the reference's best token is among the bundle's k best;
+            equally likely tokens do not precede it.
+        best: number of best tokens whose overlap is counted: `BEST`, or all of a smaller vocabulary.
+        shared: the sum over positions of the reference's best tokens that are among the bundle's.
     """
 
     positions: int = 0
@@ -35,12 +35,12 @@ class RankCounts:
     shared: int = 0
 
     def add(self, favourite: NDArray[np.intp], expected: NDArray[Any], found: NDArray[Any]) -> None:
-        """Some positions.
+        """Count n positions.
 
         Args:
-            favourite: the reference's best token of each, [n].
-            expected, found: log-probabilities of the reference and of the bundle, [n, V]. What is no number counts as
-                a token that stands before all others.
+            favourite: the reference's best token at each, [n].
+            expected, found: log-probabilities of the reference and of the bundle, [n, V]; a token with NaN precedes
+                all others.
         """
         of_favourite = found[np.arange(len(found)), favourite]
         before = _per_row(~(found <= of_favourite[:, None]))
@@ -50,35 +50,35 @@ class RankCounts:
         self.best = min(BEST, found.shape[1])
         both = _among_best(expected)
         both &= _among_best(found)
-        self.shared += int(np.minimum(_per_row(both), self.best).sum())  # values may be equal
+        self.shared += int(np.minimum(_per_row(both), self.best).sum())  # equal values can make more than 10 best
 
     def joined(self, other: RankCounts) -> RankCounts:
-        """Both."""
+        """Return the counts over both."""
         within = {number: self.within[number] + other.within[number] for number in WITHIN}
         return RankCounts(
             self.positions + other.positions, within, max(self.best, other.best), self.shared + other.shared
         )
 
     def found(self) -> Ranks | None:
-        """As the report has them; None where nothing was looked at."""
+        """Return the counts as the report has them; None without positions."""
         within = {str(number): count for number, count in self.within.items()}
         return Ranks(self.positions, within, self.best, self.shared) if self.positions else None
 
 
 def _per_row(truths: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """How many of each row [n, V] are true, [n]; quick where few are."""
+    """Return the number of true values in each row of [n, V], as [n]; fast if few are true."""
     return np.bincount(np.flatnonzero(truths) // truths.shape[1], minlength=len(truths))
 
 
 def _among_best(rows: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which values of each row [n, V] are among its `BEST` largest; none of a row that holds what is no number."""
+    """Return a mask [n, V] of the `BEST` largest values of each row; a NaN takes one of their places and is false."""
     if rows.shape[1] <= BEST:
         return np.ones(rows.shape, bool)
     return rows >= _least_of_best(rows)[:, None]
 
 
 def _least_of_best(rows: NDArray[Any]) -> NDArray[Any]:
-    """The `BEST`-th largest value of each row, [n]."""
+    """Return the `BEST`-th largest value of each row of [n, V], as [n]."""
     count, width = rows.shape
     if width >= MANY:
         blocks = width // BLOCK

@@ -1,6 +1,6 @@
 """A model in plain PyTorch, run as the runtime runs streams.
 
-Of independent sequences each has a state of its own. Sequences in lockstep run together, as the model has them.
+Independent sequences have separate states. Sequences in lockstep run together as one batch of the model.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from txl_runtime.streaming.stream import Stream
 from txl_runtime.types import Array, Arrays, Ids
 
 States: TypeAlias = dict[str, Array | None]
-"""State tensors by name; None where one is absent."""
+"""State tensors by name; None for one that does not exist yet."""
 Indices: TypeAlias = NDArray[np.integer]
 Returned: TypeAlias = Array | Callable[[int], Iterator[Array]]
-"""An output of some sequences: the array; or, where that would be large, what gives one sequence's positions that
-count, some at a time, each good until the next is asked for."""
+"""An output of some sequences: the array, or, if that would be large, a function that yields the valid positions of the
+sequence with an index piece by piece; each piece is overwritten by the next."""
 
 
 class Reference(Protocol):
     """A step in plain PyTorch, arrays in and arrays out.
 
     Attributes:
-        described: what it is and what it computes in, for the report.
-        small: whether it is so small that one thread runs it best.
-        large: whether it is so large that it needs the memory that the bundle can do without for a while.
-        together: whether it computes independent sequences at once, none of which can change another. Its states have
-            the batch first, and one step has as many positions that count in each. Otherwise each runs on its own, so
-            that whatever a batch does to its neighbours cannot happen.
+        described: a description of the model and its precision, for the report.
+        small: whether it runs fastest in one thread.
+        large: whether it needs the memory that the bundle can release for a while.
+        together: whether independent sequences run in one batch because none can change the others. States then
+            have axis 0 for the batch, and all sequences of a step have the same count of valid positions. Otherwise
+            each sequence runs alone, so that a batch cannot mix them.
         masks: whether a log-probability may stand for "never" ("mask" in `ladder.LIMITS`).
         resumes: whether its states are those of the bundle, so that each side can go on from the other's.
-        below: inputs of whole numbers of which nothing is known, with what random ones stay below.
-        flags: inputs of truths, with the value that each has while an episode lasts, if it has one.
+        below: integer inputs of unknown range, each with the bound that its random values stay below.
+        flags: boolean inputs, each with the value that keeps an episode going, if there is one.
     """
 
     described: str
@@ -53,36 +53,36 @@ class Reference(Protocol):
     flags: Mapping[str, bool] = MappingProxyType({})
 
     def fresh(self, count: int) -> States:
-        """The states of that many sequences before the first step."""
+        """Return the states of `count` sequences before the first step."""
 
     def step(
         self, inputs: Arrays, states: States, valid: Ids | None
     ) -> tuple[Mapping[str, Returned], Mapping[str, Array]]:
-        """One step: outputs and states. `valid` counts rows, for a model that takes it. It may empty `states`."""
+        """Run one step and return outputs and states; it may empty `states`. `valid` [n] counts rows, if not None."""
 
     def in_single(self) -> Reference | None:
-        """The same in float32; None where it is that already."""
+        """Return the reference in float32; None if it is that already."""
 
     def precisions(self) -> tuple[Reference, Reference] | None:
-        """The same in float64 and in float32; None where it does not run in both."""
+        """Return the reference in float64 and in float32; None if it does not run in both."""
         single = self.in_single()
         return None if single is None else (self, single)
 
     def mask(self, nats: bool) -> float:
-        """From which size on values of an output are compared relative to themselves."""
+        """Return the size from which on an output's values are compared relative to themselves."""
         return limit_of("mask") if self.masks or not nats else np.inf
 
     def shown(self, states: States) -> Iterator[tuple[str, Array]]:
-        """Of one that does not resume: the memory rows of one sequence [1, rows, ...] by the bundle's names."""
+        """Yield one sequence's memory rows [1, rows, ...] by the bundle's names, if the reference does not resume."""
         return iter(())
 
 
 class ReferenceStreams:
-    """Sequences that advance together through the reference.
+    """A stream of the reference: sequences that advance together, with their states.
 
     Attributes:
-        count: b, how many.
-        length_of: T of a segment's inputs.
+        count: b, the number of sequences.
+        length_of: the function that returns T of a segment's inputs.
     """
 
     def __init__(self, manifest: Manifest, reference: Reference, count: int) -> None:
@@ -94,9 +94,10 @@ class ReferenceStreams:
         self.reset()
 
     def run(self, inputs: Arrays, counts: Ids, commit: bool = True) -> list[tuple[Indices, Mapping[str, Returned]]]:
-        """One segment: sequences that ran, and their outputs, of all positions of the program that holds it.
+        """Run one segment; return (sequences that ran together, their outputs) for each group of them.
 
-        Inputs have as many positions as the segment; idle sequences are not run, and keep their state.
+        Inputs have T positions, outputs the L of the smallest program that holds them, e.g. 8 for T = 5. Sequences with
+        the count 0 do not run and keep their state.
         """
         length = self._length(inputs)
         found = []
@@ -112,7 +113,7 @@ class ReferenceStreams:
         return found
 
     def state(self) -> States:
-        """Every state tensor of all sequences, of a reference that resumes."""
+        """Return every state tensor of all sequences; the reference has to be one that resumes."""
         if not self._apart:
             return dict(self._held[0])
         joined: States = {}
@@ -123,8 +124,9 @@ class ReferenceStreams:
         return joined
 
     def shown(self) -> Iterator[tuple[str, Array | None]]:
-        """Every state tensor of all sequences, one at a time, because all of them can be several times the model;
-        memory rows as `Stream.iter_memory` has them, zeros before those of shorter sequences.
+        """Yield every state tensor of all sequences; all at once can be several times as large as the model.
+
+        Memory rows are [b, rows, ...] as in `Stream.iter_memory`, with zeros before those of shorter sequences.
         """
         if self.reference.resumes:
             yield from self.state().items()
@@ -137,7 +139,7 @@ class ReferenceStreams:
             yield tensors[0][0], joined
 
     def reset(self, rows: Sequence[int] | None = None) -> None:
-        """As `Stream.reset`."""
+        """Let some sequences, or all, begin anew, as `Stream.reset` does."""
         if not self._apart:
             self._held = [self.reference.fresh(self.count)]
         elif rows is None:
@@ -147,7 +149,7 @@ class ReferenceStreams:
                 self._held[row] = self.reference.fresh(1)
 
     def select(self, rows: Sequence[int]) -> None:
-        """As `Stream.select`."""
+        """Reorder, drop or duplicate sequences, as `Stream.select` does."""
         self.count = len(rows)
         if self._apart:
             self._held = [dict(self._held[row]) for row in rows]
@@ -155,19 +157,19 @@ class ReferenceStreams:
         self._held = [{name: _along(self._tables[name], values, rows) for name, values in self._held[0].items()}]
 
     def copy(self, source: int, target: int) -> None:
-        """Give one sequence the state of another."""
+        """Give the sequence `target` the state of `source`."""
         self._held[target] = dict(self._held[source])
 
     def snapshot(self) -> list[States]:
-        """What `restore` goes back to; arrays are never written to, so nothing is copied."""
+        """Return the states for `restore`; arrays are never written to, so none is copied."""
         return [dict(held) for held in self._held]
 
     def restore(self, snapshot: list[States]) -> None:
-        """Go back."""
+        """Go back to the states of a snapshot."""
         self._held = [dict(held) for held in snapshot]
 
     def _groups(self, counts: Ids) -> list[tuple[list[int], Indices]]:
-        """Which sequences run together, with the places of their states."""
+        """Return, per group that runs together, the indices of its states and of its sequences."""
         if not self._apart:
             return [([0], np.arange(self.count))] if counts.any() else []
         live: list[int] = np.flatnonzero(counts).tolist()
@@ -180,7 +182,7 @@ class ReferenceStreams:
         return [(rows, np.array(rows)) for rows in alike.values()]
 
     def _taken(self, places: list[int], commit: bool) -> States:
-        """The states of a group for one step, which may empty them; no more is copied than has to be."""
+        """Return a group's states joined for one step; with `commit` the step may empty them, which saves copies."""
         if len(places) == 1:
             return self._held[places[0]] if commit else dict(self._held[places[0]])
         joined: States = {}
@@ -190,12 +192,12 @@ class ReferenceStreams:
         return joined
 
     def _length(self, inputs: Arrays) -> int:
-        """L of the smallest program that holds the segment."""
+        """Return L of the smallest program that holds the segment."""
         length = self.length_of(inputs)
         return min(known for known in self._manifest.segment_lengths if known >= length)
 
     def _padded(self, name: str, inputs: Arrays, rows: Indices, length: int) -> Array:
-        """An input of some sequences, with zeros behind the segment up to the program's length."""
+        """Return an input of some sequences, padded with zeros after the segment: [b, T] becomes [len(rows), L]."""
         entry = next(entry for entry in self._manifest.given if entry.name == name)
         values = inputs[name][entry.axes.at(rows)]
         behind = length - entry.axes.length(values) if entry.axes.positions else 0
@@ -204,15 +206,15 @@ class ReferenceStreams:
 
 
 def hand_over(stream: Stream, manifest: Manifest, states: States) -> None:
-    """Let a bundle's stream go on from the reference's states, as close as its types hold them."""
+    """Let a bundle's stream go on from the reference's states, rounded to the stream's types."""
     types = {state.name: state.dtype for state in manifest.states}
-    with np.errstate(over="ignore"):  # what is too large is infinite
+    with np.errstate(over="ignore"):  # a value beyond float16 becomes infinite
         held = {name: values.astype(types[name]) for name, values in states.items() if values is not None}
     stream.restore(replace(stream.snapshot(), states=held))
 
 
 def in_pieces(output: Output, returned: Returned, index: int, count: int) -> Iterator[tuple[int, int, Array]]:
-    """What a reference returned for one sequence in the rows that count: rows [first, end) and values of each piece."""
+    """Yield (first, end, values of positions [first, end)) for each piece of one sequence's valid positions."""
     if not callable(returned):
         yield 0, count, returned[output.axes.window(0, count, index)]
         return
@@ -224,7 +226,7 @@ def in_pieces(output: Output, returned: Returned, index: int, count: int) -> Ite
 
 
 def whole(returned: Returned, count: int) -> Array:
-    """An output of `count` sequences as one array."""
+    """Return an output of `count` sequences as one array."""
     if not callable(returned):
         return returned
     return np.stack([np.concatenate([some.copy() for some in returned(row)]) for row in range(count)])
@@ -233,7 +235,7 @@ def whole(returned: Returned, count: int) -> Array:
 def run_together(
     sides: Sequence[ReferenceStreams], inputs: Arrays, counts: Ids
 ) -> Iterator[tuple[str, Indices, list[Returned]]]:
-    """One segment on each side: every output of the sequences that ran, by "output" and its name, and every state."""
+    """Run one segment on each side; yield name, sequences and each side's values of every output and state."""
     for parts in zip(*[side.run(inputs, counts) for side in sides], strict=True):
         rows = parts[0][0]
         for name in parts[0][1]:
@@ -245,5 +247,5 @@ def run_together(
 
 
 def _along(table: StateTensor, values: Array | None, rows: Sequence[int]) -> Array | None:
-    """Some sequences of a state; all of one that they share."""
+    """Return some sequences of a state, or all of a state that they share."""
     return None if values is None else values[table.axes.at(np.asarray(rows))]

@@ -1,9 +1,9 @@
-"""How far rounding alone takes a model: the reference in float32 beside itself in float64, over the same segments.
+"""The effect of rounding alone: the reference in float32 against itself in float64, over the same segments.
 
-Some models make small differences larger with every segment, untrained ones above all. No two computations of such a
-model stay together. Where the bundle can go on from the reference's states, the outputs and states in which rounding
-grows are compared segment by segment, and all others along the whole chain. Elsewhere the failure stays, and its advice
-says how far the model is from itself.
+Some models, untrained ones above all, amplify small differences with every segment, so that no two computations of them
+stay together. If the bundle can go on from the reference's states, outputs and states in which rounding grows are
+compared segment by segment, and all others along the whole chain. If not, the gate fails, and its advice says how far
+the model's float32 is from its float64.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from txl_export.proof.references import Reference, ReferenceStreams, run_togethe
 
 
 class OwnRounding:
-    """The reference beside itself in float32.
+    """Streams of a reference in float64 and in float32, compared with each other.
 
     Attributes:
-        errors: how far each output and state is that is no whole number, by "output" or "state" and its name.
+        errors: the errors of float32 in each float output and state, by e.g. "output y" and "state h".
     """
 
     def __init__(self, manifest: Manifest, sides: Sequence[Reference], count: int) -> None:
@@ -36,10 +36,10 @@ class OwnRounding:
         self.errors: dict[str, TensorErrors] = {}
 
     def segment(self, inputs: Mapping[str, Array], counts: Ids) -> float:
-        """One segment on both sides: how far they are apart at most."""
+        """Run one segment on both sides and return the largest error of float32 in it."""
         pairs: dict[str, list[tuple[Array, Array]]] = {}
         for name, rows, (exact, rounded) in run_together(self._sides, inputs, counts):
-            if callable(exact) and callable(rounded):  # log-probabilities, of which no piece is relative to another
+            if callable(exact) and callable(rounded):  # log-probabilities come in pieces, which need no common scale
                 pairs.setdefault(name, [])
                 for row in range(len(rows)):
                     for piece in zip(exact(row), rounded(row), strict=True):
@@ -56,7 +56,7 @@ class OwnRounding:
         return self.errors.setdefault(name, made)
 
     def reset(self, rows: Sequence[int] | None = None) -> None:
-        """These sequences, or all, begin anew on both sides."""
+        """Let these sequences, or all, begin anew on both sides."""
         for side in self._sides:
             side.reset(rows)
 
@@ -67,12 +67,12 @@ def own_rounding(
     samples: Mapping[str, Any] | None,
     chains: Sequence[tuple[Planned, ChainErrors]],
 ) -> tuple[dict[str, float], set[str]]:
-    """Run chains again in both precisions, but for those with operations.
+    """Run chains again in both precisions, except those with operations.
 
     Returns:
-        Outputs and states that rounding alone takes beyond `float32_limit`, such as "state h", with how far they are
-        from themselves; and the names of others whose small distance from themselves becomes larger along a chain.
-        Nothing where the model is not computed in both precisions.
+        The errors of float32 by output or state, e.g. {"state h": 0.02}, that explain more than `float32_limit`; and
+        the names of others whose smaller error drifts along a chain. Both are empty if the model does not run in both
+        precisions.
     """
     sides, largest, drifting = reference.precisions(), dict[str, float](), set[str]()
     for chain, ran in chains:
@@ -94,10 +94,10 @@ def own_rounding(
 def told_apart(
     manifest: Manifest, free: ChainErrors, handed: ChainErrors, far: Collection[str], drifting: Collection[str]
 ) -> ChainErrors:
-    """Merge two runs of one chain: a free one, and one that goes on from the model's own states after every segment.
+    """Merge a free run of a chain with one that restarts from the reference's states after every segment (`handed`).
 
-    A tensor that is far has the errors of the handed run; one that only drifts along with it has its own errors and
-    the handed run's curve; any other has those of the free run.
+    A tensor in `far` gets the errors of the handed run; one in `drifting` keeps those of the free run, with the handed
+    run's curve of mean errors; any other keeps those of the free run.
     """
     for kind, mine, theirs in (("output", free.outputs, handed.outputs), ("state", free.states, handed.states)):
         for name, errors in theirs.items():

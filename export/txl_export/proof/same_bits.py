@@ -1,9 +1,8 @@
-"""Runs of the bundle alone, whose results have to be the same to the bit.
+"""Pairs of runs of the bundle alone, whose results have to be equal to the bit.
 
-A sequence computes the same whether its neighbours run, are idle, or hold nothing but NaN, in segments that compute
-equally many sequences; a stream that goes back to a snapshot computes the same as the first time; so does one that was
-only looked into; and so do the graphs as they lie in the bundle, where the loop runs another form of them. No reference
-is needed for this.
+A sequence's results may not depend on its neighbours, which may run, be idle or hold only NaN, as long as a segment
+computes the same number of sequences. A stream repeats its results after `restore`, and after calls with commit=False.
+The bundle's graphs as stored give the results of the faster form that the loop runs. None of this needs a reference.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from txl_export.proof.bits import FORMS, IDLE, INDEPENDENT, REPEATED, RESTORED, 
 from txl_export.proof.input_source import POISON, InputSource, poisoned
 
 SEGMENTS, FEW = 6, 2
-"""Segments of every run; and where sequences are independent by the model's making, so that only the bundle can err."""
+"""Segments of every run; fewer if the model's sequences are independent by construction: only the bundle can err."""
 
 Call = tuple[dict[str, Array], Ids]
-"""Inputs of one segment, and the rows that count."""
+"""Inputs of one segment and its valid positions per sequence, counts [B]."""
 
 
 def compare_bits(model: Model, samples: Mapping[str, Any] | None, bits: Bits, folder: Path, few: bool) -> None:
-    """All of them, where the bundle allows them; in `FEW` segments and for one sequence where few are enough."""
+    """Run the pairs that the bundle allows and count differing values; `few` means `FEW` segments, one sequence."""
     draws, manifest, segments = np.random.default_rng(7), model.manifest, FEW if few else SEGMENTS
     source = InputSource(manifest, samples, draws, few=few)
     calls = []
@@ -51,9 +50,9 @@ def compare_bits(model: Model, samples: Mapping[str, Any] | None, bits: Bits, fo
 
 
 def compare_forms(model: Model, samples: Mapping[str, Any] | None, bits: Bits) -> Callable[[], None]:
-    """Run segments in which some sequences are idle; what comes back compares them with the graphs as they lie there.
+    """Run segments with idle sequences; return a function that compares their results with the graphs as stored.
 
-    It does not hold the model, and is called when that is gone: two would have to hold their weights at once.
+    Call it after the model is deleted, which it does not hold: two models would hold their weights at once.
     """
     backend, manifest, draws = model.backend, model.manifest, np.random.default_rng(11)
     if not isinstance(backend, HostBackend) or not any(map(backend.engine.kept, backend.programs)):
@@ -69,13 +68,13 @@ def compare_forms(model: Model, samples: Mapping[str, Any] | None, bits: Bits) -
 
 
 def _with_one_zero(results: Iterable[dict[str, Array]]) -> Iterator[dict[str, Array]]:
-    """Results in which -0.0 is 0.0: ONNX Runtime's Where, which a fast form does without, makes that of it."""
+    """Yield results with 0.0 for -0.0, as ONNX Runtime's Where returns; a fast form has no Where and keeps -0.0."""
     for one in results:
         yield {name: array + 0 if array.dtype.kind == "f" else array for name, array in one.items()}
 
 
 def _repeated(model: Model, calls: Sequence[Call], bits: Bits) -> None:
-    """The same segment twice without becoming part of the state, and once for good."""
+    """Compare two calls with commit=False and one with commit=True, on the same segments."""
     stream = model.stream()
     for inputs, counts in calls:
         one = stream.run(inputs, lengths=counts, commit=False)
@@ -84,9 +83,9 @@ def _repeated(model: Model, calls: Sequence[Call], bits: Bits) -> None:
 
 
 def _restored(model: Model, before: Sequence[Call], after: Sequence[Call], bits: Bits, folder: Path) -> None:
-    """Back to a snapshot: in the same stream, row by row in a new one, and through a file.
+    """Compare runs from a snapshot: in the same stream, sequence by sequence in a new one, and through a file.
 
-    A memory can be several times as large as the model, so each form of the state goes as soon as it was used.
+    A memory can be several times as large as the model, so each copy of the state is deleted after its use.
     """
     stream = model.stream()
     for inputs, counts in before:
@@ -108,10 +107,10 @@ def _restored(model: Model, before: Sequence[Call], after: Sequence[Call], bits:
 
 
 def _among_neighbours(model: Model, row: int, calls: Sequence[Call], bits: Bits) -> None:
-    """One sequence with others running, with others idle, and with others NaN: in what they read and in their state.
+    """Compare one sequence's results while the others run, are idle, or have NaN in inputs and state.
 
-    Where graphs leave B open a segment is computed up to the last sequence that runs, and an engine may round otherwise
-    for another number of them. So runs are compared in which that number is the same.
+    Graphs with an open B compute a segment up to the last sequence that runs, and an engine may round differently for a
+    different number of sequences. So only runs with the same number are compared.
     """
     manifest, numbers, together = model.manifest, np.arange(model.batch_size), list(_run(model.stream(), calls))
     some = any(program.open_batch for program in manifest.programs)
@@ -132,12 +131,12 @@ def _among_neighbours(model: Model, row: int, calls: Sequence[Call], bits: Bits)
 
 
 def _running(calls: Sequence[Call], running: NDArray[np.bool_]) -> list[Call]:
-    """Calls in which the other sequences are idle."""
+    """Return the calls with the count 0 for sequences whose `running` [B] is false."""
     return [(inputs, np.where(running, counts, 0).astype(np.int32)) for inputs, counts in calls]
 
 
 def poisoned_state(state: RowState, manifest: Manifest) -> RowState:
-    """One sequence's state with NaN for every number that can be one, and as many memory rows as there can be."""
+    """Return one sequence's state with NaN in all floats, and with a full memory."""
     rows = {one.name: (manifest.memory_length, *one.row_shape) for one in manifest.states if one.counted}
     floats = {
         name: np.full(rows.get(name, part.shape), POISON, part.dtype)
@@ -148,7 +147,7 @@ def poisoned_state(state: RowState, manifest: Manifest) -> RowState:
 
 
 def _run(stream: Stream, calls: Sequence[Call]) -> Iterator[dict[str, Array]]:
-    """Outputs and states after every segment, one at a time, because those of a large vocabulary are large."""
+    """Yield outputs and states after each segment; a list of them would be large with a large vocabulary."""
     for inputs, counts in calls:
         yield named(stream.run(inputs, lengths=counts), stream.state())
 

@@ -1,4 +1,4 @@
-"""The self-test's vectors of any step: what the reference computes in a short chain (see `txl_runtime.selftest`)."""
+"""The self-test's vectors of a step: the reference's results in a short chain (see `txl_runtime.selftest`)."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from txl_export.proof.references import Indices, Reference, ReferenceStreams, Re
 from txl_export.proof.rounding import OwnRounding
 
 MOST_STEPS, FEW_STEPS, MOST_BYTES = 48, 6, 4_000_000
-"""Steps of the chain; fewer where inputs are large."""
+"""Most and fewest steps of the chain, and most bytes of its inputs: large inputs leave fewer steps."""
 POSITIONS = 32
-"""Positions that each length runs at least, as far as the number of steps allows: short segments fill a state later."""
+"""Positions that each length runs, but in at most a third of the steps: short segments fill a state later."""
 PLACES, STEP_PLACES, STATE_PLACES = 64, 512, 1024
-"""Values of an output per sequence and step, of all sequences together per step, and of a state per sequence."""
+"""Most values kept of an output per sequence and step, per step in all, and of a state per sequence."""
 FEW_PLACES = 8
-"""Values of an output per sequence and step, however many sequences there are."""
+"""Least values kept of an output per sequence and step, even for a large B, if it has that many."""
 SMALL = float32_limit() / 10
-"""The model's own rounding that leaves room for a bundle's."""
+"""Largest error of the model's own float32; it leaves 9/10 of the limit to the bundle."""
 TRIES = 4
-"""Inputs that are drawn for a first segment until rounding is small in it."""
+"""Most inputs drawn for a segment from fresh states, until rounding in it is below `SMALL`."""
 GRID = 32
 """Random features are multiples of 1 / 32, which compress well."""
 
@@ -38,10 +38,10 @@ GRID = 32
 def selftest_vectors(
     manifest: Manifest, reference: Reference, samples: Mapping[str, Any] | None = None
 ) -> dict[str, NDArray[Any]]:
-    """Steps through every length from the beginning, with idle sequences and resets where the bundle allows them.
+    """Return the vectors of steps in every length, e.g. "counts" [steps, B], with idle sequences and resets if allowed.
 
-    Where rounding grows in the model itself, sequences begin anew before it says more than the bundle does. Where it is
-    large in a segment from the start, other inputs are drawn for it; `rounding` is the largest that is left, if any.
+    If the model's own rounding grows beyond `SMALL`, all sequences are reset before the step. If it is too large even
+    from fresh states, different inputs are drawn; "rounding" is the largest that remains, if beyond `SMALL`.
     """
     draws, batch = np.random.default_rng(0), manifest.batch_size
     source, truth = InputSource(manifest, samples, draws), ReferenceStreams(manifest, reference, batch)
@@ -90,7 +90,7 @@ def selftest_vectors(
 
 
 def _calmest(beside: OwnRounding, taken: Iterable[dict[str, Array]], counts: Ids) -> tuple[dict[str, Array], float]:
-    """Inputs for a segment from the start, and the model's own rounding there: small, else the least of all tried."""
+    """Return inputs for a segment from fresh states, and their rounding: the first up to `SMALL`, else the least."""
     tried: list[tuple[dict[str, Array], float]] = []
     for inputs in taken:
         beside.reset()
@@ -104,7 +104,7 @@ def _calmest(beside: OwnRounding, taken: Iterable[dict[str, Array]], counts: Ids
 
 
 def _steps(manifest: Manifest) -> tuple[list[int], set[int]]:
-    """The lengths of all steps, and before which of them sequences begin anew."""
+    """Return the length of each step, and the indices of steps before which sequences are reset."""
     lengths = manifest.segment_lengths
     steps: list[int] = []
     resets: set[int] = set()
@@ -124,7 +124,7 @@ def _steps(manifest: Manifest) -> tuple[list[int], set[int]]:
 
 
 def step_counts(manifest: Manifest, length: int, step: int, draws: np.random.Generator) -> Ids:
-    """Every third step has idle sequences, or segments of different lengths where the bundle takes them."""
+    """Return counts [B]; every third step has idle sequences, or random counts if the bundle takes ragged segments."""
     counts = np.full(manifest.batch_size, length, np.int32)
     if step % 3 == 2 and manifest.can.run_apart:
         if manifest.can.run_ragged:
@@ -139,13 +139,13 @@ def _rounded(values: Array, samples: Mapping[str, Any] | None) -> Array:
 
 
 def values_kept(manifest: Manifest, output: Output) -> int:
-    """How many values of an output are kept per sequence and step: no more than there are."""
+    """Return the number of an output's values that are kept per sequence and step; at most its size."""
     most = min(PLACES, max(FEW_PLACES, STEP_PLACES // manifest.batch_size))
     return min(most, math.prod(output.axes.alone.sizes(1, manifest.segment_lengths[0])))
 
 
 def _same_places(manifest: Manifest, draws: np.random.Generator) -> dict[str, Array]:
-    """Places in outputs without positions, where every value counts in every step."""
+    """Return fixed places in each output without positions: all its values are valid in every step."""
     still = (output for output in manifest.outputs if not output.axes.positions)
     return {
         output.name: drawn_places(output.axes.alone.sizes(1, 1), values_kept(manifest, output), draws)
@@ -156,7 +156,7 @@ def _same_places(manifest: Manifest, draws: np.random.Generator) -> dict[str, Ar
 def drawn_places(
     sizes: tuple[int, ...], kept: int, draws: np.random.Generator, of: tuple[int, ...] | None = None
 ) -> Array:
-    """Places within `sizes`, all different where there are so many, in the order of an array of the shape `of`."""
+    """Draw `kept` flat indices into the corner `sizes` of an array of shape `of`; they repeat if it is too small."""
     there = math.prod(sizes)
     flat = np.sort(draws.choice(there, min(kept, there), replace=False))
     if of is not None:
@@ -172,7 +172,7 @@ def _note_outputs(
     draws: np.random.Generator,
     found: dict[str, list[tuple[Array, Array]]],
 ) -> None:
-    """Some values of every output, of each sequence that ran."""
+    """Append places and values [B, kept] of every output; sequences that did not run have zeros."""
     for output in manifest.outputs:
         kept = values_kept(manifest, output)
         places, values = (np.zeros((len(counts), kept), dtype) for dtype in ("int32", output.dtype))
@@ -188,7 +188,7 @@ def _note_outputs(
 
 
 def _states(manifest: Manifest, truth: ReferenceStreams, draws: np.random.Generator) -> dict[str, NDArray[Any]]:
-    """Some values of every state after the last step, of each sequence."""
+    """Return shape, places and values of every state after the last step, up to `STATE_PLACES` per sequence."""
     found: dict[str, NDArray[Any]] = {}
     tables = {state.name: state for state in manifest.states}
     for name, values in truth.state().items():

@@ -1,4 +1,4 @@
-"""A bundle and its reference, side by side: what is done to one is done to the other, and then they are compared."""
+"""A bundle and its reference side by side: both run each segment and each operation, and then are compared."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from txl_export.proof.input_source import poisoned
 from txl_export.proof.references import Indices, Reference, ReferenceStreams, Returned, hand_over, in_pieces
 
 CHEAP_STATE, CHEAP_ROWS, SPARSE = 64_000_000, 8_000_000, 8
-"""States of more bytes than the first number, or memory rows that the reference has to compute of more bytes per
-sequence than the second, are compared after every eighth segment and the last, not after each."""
+"""States of more than 64 MB in all, or of more than 8 MB per sequence if the reference has to compute them for the
+comparison, are compared after every eighth segment and the last instead of after each."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """The two sides of all chains, and what they share.
+    """The two sides of all chains, with everything that the chains share.
 
     Attributes:
         model: the bundle.
-        reference: what it should be equal to.
+        reference: the model that the bundle should equal.
         samples: real inputs by name, or None.
-        bits: what is found of bits.
-        folder: for snapshots.
-        listener: hears of progress.
+        bits: the counts of values with wrong bits.
+        folder: the folder for snapshots.
+        listener: the receiver of progress.
         handing_over: whether the bundle goes on from the reference's state after every segment.
-        begun: numbers of the samples that chains of whole segments read.
+        begun: numbers of the samples that chains of whole segments began.
         drawn: see `InputSource`.
     """
 
@@ -54,11 +54,11 @@ class Trial:
 
 
 class SideBySide:
-    """One stream of the bundle and as many sequences of the reference.
+    """One stream of the bundle and one of the reference, with the same number of sequences.
 
     Attributes:
-        errors: what was found.
-        stream: the bundle's.
+        errors: the errors found so far.
+        stream: the bundle's stream.
     """
 
     def __init__(self, trial: Trial, errors: ChainErrors) -> None:
@@ -95,7 +95,7 @@ class SideBySide:
         return self._truth.count
 
     def segment(self, inputs: dict[str, Array], counts: Ids, commit: bool = True) -> None:
-        """One segment on both sides. Whatever does not count is NaN for the bundle."""
+        """Run one segment on both sides and compare; the bundle gets NaN at positions beyond counts [b]."""
         chain, manifest = self.errors.chain, self._manifest
         if manifest.can.count_rows and self._rows_full_from is None:
             full = self.stream.fill.min() == manifest.memory_length
@@ -116,22 +116,22 @@ class SideBySide:
             hand_over(self.stream, manifest, self._truth.state())
 
     def _kept(self, state: dict[str, Array], idle: list[int], commit: bool) -> dict[str, Array]:
-        """What a segment has to leave as it is: the state of idle sequences, or all where it is not committed."""
+        """Return the states that a segment may not change: those of idle sequences, or all with commit=False."""
         return rows_of(self._manifest, named({}, state), idle) if commit else named({}, state)
 
     def finish(self) -> None:
-        """Compare the states that the last segment left, where that was not done yet."""
+        """Compare the states after the last segment, if that was not done yet."""
         if (self.errors.chain.segments - 1) % self.errors.chain.every:
             self._compare_state()
 
     def _run(self, inputs: dict[str, Array], counts: Ids, commit: bool) -> None:
-        """The outputs of both sides; a function of its own so that large arrays are gone before the next segment."""
+        """Run both sides and compare outputs; large arrays are freed when this function returns."""
         length, large = self._truth.length_of(inputs), self._trial.reference.large
         if large:
             self._trial.model.backend.release_pages()  # the reference needs the room
         expected = self._truth.run(inputs, counts, commit)
         if large:
-            trim()  # else the runtime's memory would come on top of what the reference has freed
+            trim()  # else the runtime's memory comes on top of blocks that the reference has freed
         given = inputs if (counts == length).all() else poisoned(self._manifest, inputs, counts)
         found = self.stream.run(given, lengths=counts, commit=commit)
         for output in self._manifest.outputs:
@@ -140,7 +140,7 @@ class SideBySide:
             trim()
 
     def _compare_state(self, held: dict[str, Array] | None = None) -> None:
-        """Every state tensor, one at a time, and how much of each has changed since the beginning."""
+        """Compare every state tensor, one at a time, and note how much of each has changed since the beginning."""
         rows = self.stream.iter_memory() if MEMORY in self.errors.states else iter(())
         replaced = (self.stream.state() if held is None else held) if self._filling else {}
         for name, expected in self._truth.shown():
@@ -161,22 +161,22 @@ class SideBySide:
         self._filling[name].add(expected)
 
     def filling(self) -> tuple[str, ...]:
-        """States that are not full, or have not been for as long as they took."""
+        """Return the names of states that may still be filling, see `Filling.filling`."""
         return tuple(name for name, state in self._filling.items() if state.filling)
 
     def counting(self) -> tuple[str, ...]:
-        """States of whole numbers that were still changing in one direction when the chain ended."""
+        """Return the names of integer states that still changed in one direction when the chain ended."""
         return tuple(name for name, state in self._filling.items() if state.counting)
 
     def full_from(self) -> int | None:
-        """The first segment that met states that were all full; None where memory rows never were."""
+        """Return the index of the first segment that began with full states; None if memory rows never were full."""
         if self._rows_full_from is None:
             return None
         full = (state.full_after * self.errors.chain.every for state in self._filling.values())
         return max(self._rows_full_from, *full, 0)
 
     def reset(self, rows: Sequence[int] | None = None) -> None:
-        """Forget everything, or some sequences."""
+        """Reset all sequences, or some."""
         self.stream.reset(rows)
         self._truth.reset(rows)
 
@@ -186,13 +186,13 @@ class SideBySide:
         self._truth.select(rows)
 
     def save(self) -> None:
-        """Write the bundle's state into a file, and keep the reference's."""
+        """Write the bundle's state to a file, and keep the reference's in memory."""
         path = self._trial.folder / "snapshot.safetensors"
         self.stream.snapshot().save(path)
         self._saved = path, self._truth.snapshot(), self.count
 
     def restore(self) -> None:
-        """Go back to what was saved, with as many sequences as there were then."""
+        """Go back to the saved states and their number of sequences."""
         assert self._saved is not None, "something was saved"
         path, snapshot, count = self._saved
         if count != self.count:
@@ -202,7 +202,7 @@ class SideBySide:
         self._truth.restore(snapshot)
 
     def copy(self, source: int, target: int) -> None:
-        """Give one sequence the state of another."""
+        """Give the sequence `target` the state of `source`."""
         self.stream.put(target, self.stream.take(source))
         self._truth.copy(source, target)
 
@@ -214,7 +214,7 @@ class SideBySide:
         inputs: dict[str, Array],
         counts: Ids,
     ) -> None:
-        """One output of the sequences that ran, in the rows that count."""
+        """Compare one output of the sequences that ran, at valid positions; a wrong shape counts as an error."""
         errors, length = self.errors.outputs[output.name], self._truth.length_of(inputs)
         ran = [(returned[output.name], index, row) for rows, returned in expected for index, row in enumerate(rows)]
         wrong = found is None or found.shape != output.sizes(self.count, length)
@@ -236,7 +236,7 @@ class SideBySide:
         errors.add(*pairs)
 
     def _score(self, inputs: dict[str, Array], row: int, first: int, count: int, theirs: Array, ours: Array) -> None:
-        """The likelihood, on both sides, of each token that follows one of these positions in this segment."""
+        """Add both sides' negative log-likelihood of each token that follows one of these positions in the segment."""
         tokens, chain = self._manifest.tokens, self.errors.chain
         if tokens is None or not self._manifest.can.pair_tokens:
             return

@@ -1,7 +1,7 @@
-"""How many threads a comparison takes: one on each side for a small model.
+"""The number of threads of a comparison: one on each side for a small model.
 
-Where cores are shared, threads that wait for each other after every small operation use ten times the processor time
-that they save.
+On shared cores, threads that wait for each other after every small operation use ten times the processor time that they
+save.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch
 from txl_runtime.bundle.manifest import Manifest
 
 SMALL = 10_000_000
-"""A model of fewer parameters runs best in one thread."""
+"""Parameters below which a model runs fastest in one thread."""
 
 
 @contextlib.contextmanager
 def few_threads(small: bool) -> Iterator[None]:
-    """One thread of torch for a small model's reference."""
+    """Let torch use one thread inside the block if the model is small."""
     threads = torch.get_num_threads()
     if small:
         torch.set_num_threads(1)
@@ -29,8 +29,5 @@ def few_threads(small: bool) -> Iterator[None]:
 
 
 def engine_threads(manifest: Manifest, asked: int | None) -> int | None:
-    """Threads of the engine that is compared: as many as were asked for, else one for a small model.
-
-    None stands for all cores.
-    """
+    """Return the engine's number of threads: the one asked for, else 1 for a small model, else None for all cores."""
     return 1 if asked is None and 0 < manifest.parameters < SMALL else asked

@@ -1,8 +1,8 @@
-"""Segments that no chain has: numbers far from the usual ones (very large, zero, whole ones beyond 0 and 1), and NaN.
+"""Segments with values that no chain has: very large ones, zeros, integers beyond 0 and 1, and NaN.
 
-A module may do something else there than what the chains show, and a graph may have lost it. Each segment begins on
-both sides with the module's own state. Of a step that reads tokens alone it is the states that are far; such a
-difference is told and is no failure, because the module may never hold such ones.
+A module may have a branch for such values that the chains never reach, and its graph may lack it. Each segment begins
+on both sides with the module's own state. For a step that reads only tokens the states are made large or zero instead;
+then a difference is a warning and no failure, because the module may never reach such states.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from txl_export.proof.references import Reference, ReferenceStreams, States, han
 
 FAR = "large and zero inputs max abs (relative)"
 FACTOR, NUMBERS = 100, 8
-"""What usual inputs are multiplied by, and how many whole numbers are tried from 0 on."""
+"""Factor of large inputs; and integer inputs are also tried from 0 to 7, unless the module refuses them."""
 TIMES = 3
-"""Large inputs and zeros come so many times, each after a segment as usual."""
+"""Number of segments with large inputs, and of those with zeros; a usual segment precedes each."""
 
 TOLD = {FACTOR: f"{FACTOR} times as large as usual", 0: "all zero", 1: "as usual after such a segment"}
 ADVICE = "docs/own-models-reference.md#large-numbers has a table of functions and what to write in their place"
 
 Samples: TypeAlias = Mapping[str, Any] | None
 Found: TypeAlias = tuple[str, bool, Array, Array, Array]
-"""An output or state, whether it is in nats, and its values: the bundle's, the module's in float32 and in float64."""
+"""Name of an output or state, True for nats, and its values: the bundle's, the module's in float32 and in float64."""
 
 
 class OddSegments:
-    """A bundle, and its module in float64 and in the bundle's own float32; of `count` sequences only `live` run."""
+    """A bundle beside its module in float32 and in float64; the first `live` of `count` sequences run."""
 
     def __init__(self, model: Model, reference: Reference, samples: Samples, count: int, live: int) -> None:
         self._manifest, self.draws = model.manifest, np.random.default_rng(13)
@@ -50,12 +50,12 @@ class OddSegments:
         self._runs = np.arange(count) < live
 
     def take(self, length: int) -> dict[str, Array]:
-        """Inputs as usual, of the next segment."""
+        """Return the usual inputs of the next segment."""
         self._counts = self._runs * np.int32(length)
         return self._source.take(len(self._runs), length)
 
     def run(self, inputs: Arrays, begun: list[States]) -> Iterator[Found]:
-        """A segment that begins with these states; nothing where the module refuses it."""
+        """Run a segment from the states `begun` and yield each result; none if the module refuses the inputs."""
         self.module.restore(begun)
         self._exact.restore(begun)
         hand_over(self._stream, self._manifest, self.module.state())
@@ -73,8 +73,9 @@ class OddSegments:
 
 
 def far_gates(model: Model, reference: Reference, samples: Samples = None) -> tuple[list[Gate], str]:
-    """The largest difference in segments with such numbers, see `relative_difference`, and where it is too large; no
-    gate where no number can be large.
+    """Return a gate on the largest difference with such values, and a sentence that says where it was too large.
+
+    No gate is returned if no input is a feature other than a boolean and no state is float32.
     """
     manifest, length = model.manifest, model.segment_lengths[0]
     features = [entry.name for entry in manifest.inputs if entry.role == "feature" and entry.dtype != "bool"]
@@ -87,7 +88,7 @@ def far_gates(model: Model, reference: Reference, samples: Samples = None) -> tu
     for factor in (1, FACTOR, 1, 0) * TIMES:
         usual, before = odd.take(length), odd.module.snapshot()
         tried = [{name: _times(part, factor) for name, part in usual.items()}]
-        if factor == FACTOR and not samples:  # whole numbers of a wider range come first: the module may refuse them
+        if factor == FACTOR and not samples:  # the module may refuse wider integers: then the second is run
             ranged = {name: odd.draws.integers(0, NUMBERS, usual[name].shape).astype(np.int32) for name in whole}
             tried = [tried[0] | ranged, *tried]
         begun = [held | {name: _times(held[name], factor) for name in scaled} for held in before]
@@ -108,23 +109,24 @@ def far_gates(model: Model, reference: Reference, samples: Samples = None) -> tu
 
 
 def _limit() -> float:
-    """The limit in float32 times `FACTOR`, because an error of rounding grows with the numbers."""
+    """Return `FACTOR` times the float32 limit: rounding grows in proportion to the inputs."""
     return FACTOR * float32_limit()
 
 
 def _times(values: Any, factor: int) -> Any:
-    """Floats multiplied by the factor; integers, flags and None stay as they are."""
+    """Return float arrays times the factor; other arrays and None as they are."""
     with np.errstate(all="ignore"):  # 0 times infinite
         return values if values is None or values.dtype.kind != "f" else values * np.float32(factor)
 
 
 def _apart(found: Array, single: Array, double: Array, nats: bool) -> tuple[float, str]:
-    """The difference from the module in float32, and two values that differ most; only where float32 is so close to
-    float64 that the module's own rounding does not explain what is beyond the limit.
+    """Return the largest difference from the module in float32, and a phrase with the two values that differ most.
+
+    Only values count for which twice the module's own rounding, float32 against float64, is within the limit.
     """
     if found.shape != single.shape or single.shape != double.shape:
         return np.inf, f"of the shape {found.shape} where the module's is {single.shape}"
-    with np.errstate(all="ignore"):  # infinities say nothing
+    with np.errstate(all="ignore"):  # infinite values have no rounding to judge
         own = np.abs(single.astype(np.float64) - double) / np.maximum(1, np.abs(double))
         close = limit_of("explained") * own <= _limit()
         found, single = found[close], single[close]
@@ -137,10 +139,10 @@ def _apart(found: Array, single: Array, double: Array, nats: bool) -> tuple[floa
 
 
 def hidden_nan(model: Model, reference: Reference, samples: Samples) -> str:
-    """A warning of an input whose NaN the bundle hides and the module shows: a broken sensor would look well. Else "".
+    """Return a warning if the bundle hides a NaN input that the module shows, as of a broken sensor; else "".
 
-    States are not asked: a mask rightly hides NaN in a row that nothing has written, which PyTorch's attention does
-    not. Of a device's kernels nothing is promised. What either side refuses hides nothing.
+    NaN in states is not tried: a mask rightly hides it in rows that nothing has written, which PyTorch's attention does
+    not. Nor are devices, whose kernels promise nothing. Inputs that either side refuses hide nothing.
     """
     manifest, lengths = model.manifest, model.segment_lengths
     count = 1 if manifest.can.run_apart else manifest.batch_size

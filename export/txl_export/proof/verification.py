@@ -1,4 +1,4 @@
-"""Is a bundle the same function as its model? Chained segments with every state, and bits, judged by the ladder."""
+"""Verification that a bundle is the same function as its model: chains of segments and bits, judged by the ladder."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from txl_export.proof.unusual_inputs import far_gates, hidden_nan
 
 ADVICE = "see the table: the first segment with a large error says whether it is the outputs or the state that differ"
 KINDS = {OUTPUTS: "output", STATES: "state"}
-"""Gates on what rounding changes, and what they judge."""
+"""Gates on errors that rounding can cause, with the kind of tensors that they judge."""
 
 
 def openers(
     folder: Path, manifest: Manifest, backend: str = "auto", threads: int | None = None
 ) -> list[Callable[[], Model]]:
-    """What loads a bundle for each update rule that runs here; hashes are checked once. Engines have one rule."""
+    """Return a loader for each update rule that runs here, one for engines; only the first checks hashes."""
     threads = engine_threads(manifest, threads)
     if backend in ("rtx", "tensorrt"):
         return [partial(load, folder, backend, threads)]
@@ -67,16 +67,17 @@ def verify_model(
     """Run all chains, compare bits, and judge both by the ladder.
 
     Args:
-        reference: what it should be equal to.
-        source: where the reference came from, for the report.
-        samples: real inputs by name; random ones without.
-        segments: of the longest chain; None for enough that every state is long full.
-        stand_in_for: the precision to judge by, where what is loaded is a float32 copy that rounds to it.
-        others: each loads it for another update rule, which runs brief chains alone. One model is open at a time,
-            because each holds its weights.
+        open_model: loads the bundle.
+        reference: the model that the bundle should equal.
+        source: the origin of the reference, for the report.
+        samples: real inputs by name; without them inputs are random.
+        segments: length of the longest chain; None for enough that every state has long been full.
+        stand_in_for: the precision to judge by, if the loaded model is a float32 copy that rounds to it.
+        others: loaders for further update rules, which only run brief chains. One model is open at a time, because
+            each holds its weights.
         text: ids [T] of real text, whose likelihood is compared.
-        advice: what to do where a gate fails and nothing more is known.
-        odd: whether to try numbers far from the usual ones and NaN, for which graphs of this project are made.
+        advice: advice for a failed gate if nothing more specific is known.
+        odd: whether to try very large values, zeros and NaN, which graphs of this project handle.
     """
     heard, bits = listener or Silent(), Bits()
     described, extra = f"{source}, {reference.described}", list[Gate]()
@@ -138,7 +139,7 @@ def _opened(open_model: Callable[[], Model], heard: Listener) -> Model:
 
 
 def _run(trial: Trial, chains: Sequence[Planned]) -> list[ChainErrors]:
-    """Run chains, whose names say the update rule where there are several."""
+    """Run chains; if the bundle has several update rules, their names end in the rule."""
     model, heard = trial.model, trial.listener
     rule = f", {model.update}" if len(model.manifest.updates) > 1 else ""
     said = f", {model.update} memory" if model.manifest.can.count_rows else ""
@@ -147,10 +148,10 @@ def _run(trial: Trial, chains: Sequence[Planned]) -> list[ChainErrors]:
 
 
 def _handed_over(trial: Trial, chains: Sequence[Planned], found: list[ChainErrors]) -> tuple[list[ChainErrors], str]:
-    """What a failure becomes where rounding grows in the module itself, and what the report says of it.
+    """Return the errors without those of rounding that grows in the module itself, and a clause for the report.
 
-    Outputs and states in which it grows are compared segment by segment, each from the module's own state; all others
-    along whole chains, as before.
+    Outputs and states in which it grows are compared again segment by segment, each from the module's own state; all
+    others keep their errors along whole chains.
     """
     manifest, heard = trial.model.manifest, trial.listener
     heard.stage("look whether rounding grows in the module itself")
@@ -170,7 +171,7 @@ def _handed_over(trial: Trial, chains: Sequence[Planned], found: list[ChainError
 
 
 def _far_gates(trial: Trial, advice: str) -> tuple[list[Gate], str]:
-    """The gates on numbers far from the usual ones, and what to do where one failed, else `advice`."""
+    """Return the gates of `unusual_inputs`, and advice for a failed one, else `advice`."""
     trial.listener.stage("try inputs far from the usual ones")
     gates, told = far_gates(trial.model, trial.reference, trial.samples)
     if told and gates[0].passed is None:
@@ -179,7 +180,7 @@ def _far_gates(trial: Trial, advice: str) -> tuple[list[Gate], str]:
 
 
 def _explained(missed: Sequence[Gate], far: Mapping[str, float]) -> str:
-    """Advice where the model is about as far from itself in float32 as the bundle is from it; "" elsewhere."""
+    """Return advice if the model's own float32 error is at least half of the bundle's, else ""."""
     own = [max((far[n] for n in far if n.startswith(KINDS[gate.name])), default=0.0) for gate in missed]
     if any((gate.value or 0.0) > explained(itself) for gate, itself in zip(missed, own, strict=True)):
         return ""
@@ -187,7 +188,7 @@ def _explained(missed: Sequence[Gate], far: Mapping[str, float]) -> str:
 
 
 def _warn(trial: Trial, held: int, longest: Chain) -> None:
-    """Say what was not tried."""
+    """Warn of samples, ids, integers and full states that the chains did not reach."""
     heard, segments = trial.listener, longest.segments
     if len(trial.begun) < held:
         heard.warn(

@@ -1,1 +1,1 @@
-"""Pictures: SVG from numbers, without a library. The same numbers give the same bytes."""
+"""Draw SVG from numbers, without a library. The same numbers give the same bytes."""

@@ -1,4 +1,4 @@
-"""A list of lying bars, each with its name."""
+"""Draw a list of horizontal bars, each with its name."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from txl_report.charts.figure import Chart, finished, new_figure, percent
 from txl_report.visible import as_one_line
 
 MOST_BARS = 40
-"""Lying bars that are drawn; a table has all of them."""
+"""Bars that are drawn; a table lists all of them."""
 LONGEST_NAME = 34
+"""Most characters of a bar's name, which shares its line with the value."""
 ROW = 40
-"""Pixels of a lying bar with its name above it."""
+"""Pixels of a bar with its name above it."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar: its name, how long it is, and how that is written."""
+    """A bar: its name, its length, and the length in writing."""
 
     name: str
     value: float
@@ -27,7 +28,7 @@ class Bar:
 
 
 def named_bars(name: str, title: str, description: str, bars: Sequence[Bar]) -> Chart:
-    """Lying bars below each other, each with its name and its value above it."""
+    """Draw horizontal bars below each other, each with its name and its value above it."""
     figure = new_figure(name, title, description, "named")
     shown = list(bars[:MOST_BARS])
     figure.set("height", str(ROW * len(shown)))

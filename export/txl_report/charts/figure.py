@@ -1,6 +1,6 @@
-"""A picture for a page: SVG whose data stretch with the page and whose text does not.
+"""Build a picture for a page: SVG whose data stretch with the page and whose text does not.
 
-The outer element is the area of the data. Its places are percents, so it can have any width; ticks and names stand
+The outer element is the area of the data. Its coordinates are percents, so it can have any width; ticks and names stand
 outside of it, where the style sheet leaves a margin. Lines are drawn in an inner element of 1000 × 1000 units that is
 stretched, with strokes that are not. Text goes through ElementTree, which escapes it.
 """
@@ -15,9 +15,9 @@ from txl_report.charts.scales import Scale
 from txl_report.visible import as_one_line
 
 UNITS = 1000
-"""Of the inner element, along both axes."""
+"""Units of the inner element, along both axes."""
 STYLES = 6
-"""How many series can be told apart: each has a colour, a dash pattern and a marker of its own."""
+"""Most series of a chart: each has a colour, a dash pattern and a marker of its own."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Chart:
     """A finished picture.
 
     Attributes:
-        drawing: an <svg> element as text; whatever strangers wrote is escaped in it.
-        legend: number of the style and name of each series, where there are several.
-        across, up: what stands along the axes, for the page to write beside the picture.
+        drawing: an <svg> element as text; every text of a stranger's is escaped in it.
+        legend: number of the style and name of each series; empty for a single one.
+        across, up: the labels of the axes, which the page writes beside the picture.
     """
 
     drawing: str
@@ -37,22 +37,22 @@ class Chart:
 
 
 def percent(part: float) -> str:
-    """A place as SVG has it: 12.5%."""
+    """Write a coordinate as SVG has it: 0.125 as "12.5%"."""
     return f"{part * 100:.2f}".rstrip("0").rstrip(".") + "%"
 
 
 def units(part: float) -> str:
-    """A place in the inner element."""
+    """Write a coordinate in the inner element: 0.125 as "125"."""
     return f"{part * UNITS:.1f}".rstrip("0").rstrip(".")
 
 
 def new_figure(name: str, title: str, description: str, kind: str) -> Element:
-    """An empty picture with its name and description for those who do not see it.
+    """Create an empty picture with its name and description for readers who do not see it.
 
     Args:
         name: for its ids; unique in a page, of letters, digits and hyphens.
-        title, description: what it is, and what can be seen in it.
-        kind: of chart, a class of the style sheet.
+        title, description: its title, and what a reader would see in it.
+        kind: kind of chart, a class of the style sheet.
     """
     figure = Element("svg", {"class": f"chart {kind}", "role": "img", "aria-labelledby": f"{name}-title {name}-desc"})
     SubElement(figure, "title", {"id": f"{name}-title"}).text = as_one_line(title)
@@ -61,7 +61,7 @@ def new_figure(name: str, title: str, description: str, kind: str) -> Element:
 
 
 def add_axes(figure: Element, across: Scale, up: Scale) -> None:
-    """Grid lines, ticks and their labels."""
+    """Draw grid lines, ticks and their labels."""
     axes = SubElement(figure, "g", {"class": "axes", "aria-hidden": "true"})
     for value, label in up.ticks:
         if (part := up.at(value)) is not None:
@@ -77,7 +77,7 @@ def add_axes(figure: Element, across: Scale, up: Scale) -> None:
 
 
 def add_stretched(figure: Element) -> Element:
-    """The inner element, in which lines are drawn in units."""
+    """Create the inner element, in which lines are drawn in units."""
     return SubElement(
         figure,
         "svg",
@@ -86,16 +86,16 @@ def add_stretched(figure: Element) -> Element:
 
 
 def add_level(figure: Element, scale: Scale, value: float, label: str) -> None:
-    """A horizontal line at a limit, with its name."""
+    """Draw a horizontal line at a limit, with its name."""
     if (part := scale.at(value)) is None:
         return
     place = percent(1 - part)
     SubElement(figure, "line", {"class": "level", "x1": "0", "x2": "100%", "y1": place, "y2": place})
-    # Below the line where there is no room above it.
+    # Below the line if there is no room above it.
     text = {"class": "level", "x": "100%", "y": place, "dy": "1.2em" if part > 0.9 else "-0.4em"}
     SubElement(figure, "text", text).text = as_one_line(label)
 
 
 def finished(figure: Element, legend: Sequence[tuple[int, str]] = (), across: str = "", up: str = "") -> Chart:
-    """The picture as text."""
+    """Return the picture as text, with its legend and labels."""
     return Chart(tostring(figure, encoding="unicode"), tuple(legend), across, up)

@@ -1,4 +1,4 @@
-"""Curves over a number."""
+"""Draw curves over a number."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from txl_report.numbers import number, whole
 from txl_report.visible import as_one_line
 
 MARKED = 40
-"""Points of a curve that each get a marker; of more, a curve is a line alone."""
+"""Most points of a curve that each get a marker; a longer curve is a line alone."""
 BARS = 8
-"""Points of a curve whose ends are bars; those of more are the edges of a band."""
+"""Most points of a curve whose ends are bars; those of a longer one are the edges of a band."""
 MARKED_CURVES = 3
-"""Curves whose points get one: the markers of more would hide each other."""
+"""Most curves whose points get markers: those of more would hide each other."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """A curve: its name, and its points (x, y) from left to right; where y has no place, the curve is interrupted.
+    """A curve: its name, and its points (x, y) from left to right; a y that has no place interrupts it.
 
-    `places` are what each point's x stands for, where that is not the number itself; `ends` are the two values of y
-    between which each point may lie; there are none where nobody knows.
+    `places` names each point's x if the number itself does not, e.g. "token 12"; `ends` are the lower and upper end of
+    each point's error bar, and are empty if no error is known.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Series:
 
 
 def heights(series: Sequence[Series]) -> list[float]:
-    """Every value that an axis up has to reach: of points and of their ends."""
+    """List every value that the vertical axis has to reach: those of points and of their ends."""
     return [y for each in series for pair in (*((y,) for _, y in each.points), *each.ends) for y in pair]
 
 
@@ -60,16 +60,16 @@ def line_chart(
     up_label: str,
     level: tuple[float, str] | None = None,
 ) -> Chart:
-    """Curves over a number, each with a band or bars between its ends; an axis up that does not begin at 0 says so.
+    """Draw curves over a number, each with a band or bars between its ends; the label of an axis not from 0 notes it.
 
     Args:
         name, title, description: as `new_figure`.
         series: the curves, at most `STYLES`.
-        across_label, up_label: what stands along them.
-        level: a limit, and what to write on it.
+        across_label, up_label: the labels of the axes.
+        level: a limit, and its name.
 
     Raises:
-        ValueError: there are more curves than can be told apart.
+        ValueError: there are more curves than styles.
     """
     if len(series) > STYLES:
         raise ValueError(f"{len(series)} curves in one chart, expected at most {STYLES}; draw several charts")

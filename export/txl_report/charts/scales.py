@@ -1,4 +1,4 @@
-"""From values to places along an axis, and the ticks that an axis shows."""
+"""Map values to places along an axis, and choose the ticks that it shows."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from dataclasses import dataclass
 from txl_report.numbers import fixed, power_of_ten
 
 MOST_TICKS = 6
+"""Most ticks of an axis."""
 _LEAST, _MOST = 1e-250, 1e250
-"""Numbers whose quotients are numbers too; nobody measures others."""
+"""Bounds within which quotients of two numbers are finite; no measurement lies outside."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """An axis: which values it spans, and where its ticks are.
+    """An axis: the values that it spans, and its ticks.
 
     Attributes:
         low, high: the values at its two ends, `low` < `high`.
-        ticks: values and what is written beside them, in order.
-        log: whether equal distances are equal factors.
+        ticks: values and their labels, in order.
+        log: True if equal distances are equal factors.
     """
 
     low: float
@@ -29,7 +30,7 @@ class Scale:
     log: bool = False
 
     def at(self, value: float) -> float | None:
-        """Where a value lies, 0 … 1 from `low` to `high`, held within; None where it has no place."""
+        """Return the place of a value, 0 … 1 from `low` to `high`, clipped; None for NaN, ∞, or 0 on a log axis."""
         if not math.isfinite(value) or (self.log and value <= 0):
             return None
         low, high, found = (math.log10(each) if self.log else each for each in (self.low, self.high, value))
@@ -37,7 +38,7 @@ class Scale:
 
 
 def linear_scale(values: Iterable[float], *, zero: bool = False, most: int = MOST_TICKS) -> Scale:
-    """An axis whose ticks are round numbers and whose ends are ticks; with `zero` one that begins or ends there."""
+    """Make an axis whose ticks are round numbers and whose ends are ticks; `zero` puts 0 on it."""
     low, high = _ends(value for value in values if math.isfinite(value))
     if zero:
         low, high = min(low, 0.0), max(high, 0.0)
@@ -51,7 +52,7 @@ def linear_scale(values: Iterable[float], *, zero: bool = False, most: int = MOS
 
 
 def exact_scale(low: float, high: float, *, most: int = MOST_TICKS) -> Scale:
-    """An axis that ends where it is told to; its ticks are the round numbers within."""
+    """Make an axis from `low` to `high` exactly; its ticks are the round numbers within."""
     if not high > low:
         high = low + 1
     step = _round_step((high - low) / (most - 1))
@@ -59,7 +60,7 @@ def exact_scale(low: float, high: float, *, most: int = MOST_TICKS) -> Scale:
 
 
 def log_scale(values: Iterable[float], most: int = MOST_TICKS) -> Scale:
-    """An axis of whole powers of ten around all values above 0."""
+    """Make an axis of whole powers of ten around all values above 0."""
     low, high = _ends(value for value in values if math.isfinite(value) and value > _LEAST)
     first = math.floor(math.log10(low) + 1e-9) if low > 0 else 0
     last = max(math.ceil(math.log10(high) - 1e-9) if high > 0 else 1, first + 1)
@@ -69,20 +70,20 @@ def log_scale(values: Iterable[float], most: int = MOST_TICKS) -> Scale:
 
 
 def _ends(values: Iterable[float]) -> tuple[float, float]:
-    """The smallest and the largest value; alike where they differ by rounding alone, without any beyond all reason."""
+    """Return the smallest and largest value of sane size; the same twice if they differ by rounding alone."""
     found = [value if abs(value) > _LEAST else 0.0 for value in values if abs(value) < _MOST]
     low, high = (min(found), max(found)) if found else (0.0, 0.0)
     return low, low if high - low <= 1e-12 * max(abs(low), abs(high)) else high
 
 
 def _round_step(rough: float) -> float:
-    """The next of 1, 2, 5, 10 … times a power of ten."""
+    """Return the next larger of 1, 2, 5, 10 times a power of ten, e.g. 5 for 3.2."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
 
 
 def _ticks(step: float, first: int, last: int) -> tuple[tuple[float, str], ...]:
-    """Multiples of a step, written with as many places as the step has."""
+    """Return multiples of a step, written with the step's number of decimals, e.g. "0.25" for a step of 0.05."""
     places = max(0, -math.floor(math.log10(step) + 1e-9))
     multiples = ((index * step) for index in range(first, last + 1))
     return tuple((value, fixed(float(f"{value:.12g}"), places)) for value in multiples)

@@ -1,9 +1,9 @@
-"""What can be said of a bundle, as plain values: read and checked here, shown by whoever wants to.
+"""Facts about a bundle, as plain values: read and checked here, shown by a page or a terminal.
 
-The manifest and the engines' sidecars are among them as they are: a section reads there what needs no word of ours.
+The manifest and the engines' sidecars are among them unchanged: a section reads from them what needs no words.
 
-Every text in these values may come from a stranger's file and is as it was written there. Cutting and escaping it is
-the business of what shows it: on the page that is one filter, which every text goes through. Only what becomes a
-command, and what a terminal shows too (tables, sources), is cut here. Tables and curves have bounds in any case.
-Where there is nothing to show, a `Missing` says why and how to get it.
+Every text in these values may come from a stranger's file and is as it was written there. The code that shows it cuts
+and escapes it: on the page that is one filter, which every text goes through. Only a text that becomes a command, or
+that a terminal shows too (tables, sources), is cut here. Tables and curves have bounds in any case. A `Missing` stands
+for a fact that does not exist, and says why and how to get it.
 """

@@ -1,4 +1,4 @@
-"""How many bytes each part of a model takes, from the header of the weight file alone."""
+"""Sum the bytes of each part of a model, from the header of the weight file alone."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from txl_report.facts.plain import Missing
 from txl_report.schema.reading import short
 
 NAMED = 12
-"""Parts of an own module that are shown by name; the smallest are taken together."""
+"""Parts of an own module that are shown by name; the smaller ones are summed."""
 OTHER = "other"
 TIED = "The softmax shares tables with the embedding; what is shared counts as embedding."
 
 
 @dataclass(frozen=True)
 class ByteShare:
-    """A part of the weight file: what it is, how many tensors it has, and their bytes."""
+    """A part of the weight file: its name, its number of tensors, and their bytes."""
 
     name: str
     tensors: int
@@ -30,12 +30,12 @@ class ByteShare:
 
 @dataclass(frozen=True)
 class ByteShares:
-    """The weight file, taken apart.
+    """The weight file by parts.
 
     Attributes:
-        parts: in the order in which a model computes; of own modules the largest first.
-        bytes: of all tensors.
-        note: what a reader has to know of the numbers; "" where there is nothing.
+        parts: in the order in which a model computes; for own modules the largest first.
+        bytes: bytes of all tensors.
+        note: a remark that the numbers need; "" for none.
     """
 
     parts: tuple[ByteShare, ...]
@@ -44,13 +44,13 @@ class ByteShares:
 
 
 ORDER = ("embedding", "layers", "positions", "softmax", "initial memory", OTHER)
-"""The parts of a Transformer-XL."""
+"""The parts of a Transformer-XL, in the order of the page."""
 POSITIONS = (".attention.position.", ".attention.distance.", ".table.")
-"""What the names of tensors have in them that say where a key stands, or were computed from such ones at export."""
+"""Marks in the names of tensors that encode a key's position, or were computed from such ones at export."""
 
 
 def read_parts(bundle: Bundle) -> ByteShares | Missing:
-    """The parts of a bundle's weight file; why not, where its header cannot be read."""
+    """Read the parts of a bundle's weight file; a `Missing` says why its header cannot be read."""
     try:
         tensors = read_header(bundle.file(bundle.manifest.weights))
     except BundleError as error:
@@ -59,7 +59,7 @@ def read_parts(bundle: Bundle) -> ByteShares | Missing:
 
 
 def parts_of(tensors: dict[str, StoredTensor], manifest: Manifest) -> ByteShares:
-    """Tensors by name, taken together by the part that they belong to."""
+    """Sum tensors by the part that they belong to."""
     whole = manifest.family_name == "transformer_xl"
     named = ((_part(name) if whole else _module(name), tensor.length) for name, tensor in tensors.items())
     parts = _sums(named)
@@ -90,7 +90,7 @@ def _part(name: str) -> str:
 
 
 def _module(name: str) -> str:
-    """The first part of a tensor's path in the user's module."""
+    """Return the first part of a tensor's path in the user's module, e.g. "encoder" for "encoder.0.weight"."""
     return "initial state" if name.startswith("initial.") else short(name.partition(".")[0], 80)
 
 

@@ -1,4 +1,4 @@
-"""The engines that a bundle has, and what is wrong with those that cannot be described."""
+"""Read the engines of a bundle, and the faults of those that cannot be described."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Engine = tuple[str, Sidecar]
 
 @dataclass(frozen=True)
 class Engines:
-    """The engines that can be described, and what is wrong with the others."""
+    """The engines that can be described, and the faults of the others."""
 
     engines: tuple[Engine, ...]
     problems: tuple[str, ...]
 
 
 def read_engines(bundle: Bundle) -> Engines | Missing:
-    """The engines of a bundle, each held against the manifest."""
+    """Read the engines of a bundle, each checked against the manifest."""
     found, broken = engines_of(bundle)
     if not found and not broken:
         return Missing(
@@ -37,7 +37,7 @@ def read_engines(bundle: Bundle) -> Engines | Missing:
 
 
 def engines_of(bundle: Bundle) -> tuple[list[Engine], list[str]]:
-    """The engines that can be described, and what is wrong with the others."""
+    """List the engines that can be described, and the faults of the others."""
     found, broken = [], []
     for name in engine_names(bundle):
         try:
@@ -49,7 +49,7 @@ def engines_of(bundle: Bundle) -> tuple[list[Engine], list[str]]:
 
 
 def weights_held(engines: int, total: int, shared: int) -> str:
-    """What so many engines hold on a device; see `held_weights`."""
+    """Write the bytes of weights that `engines` engines hold on a device; see `held_weights`."""
     if not shared:
         return f"weights on the device: {prefixed(total)} in {engines} engines, each of which holds its own"
     own = f"{prefixed(total - shared)} in {engines} engines"
@@ -57,7 +57,7 @@ def weights_held(engines: int, total: int, shared: int) -> str:
 
 
 def built_for(compute_capabilities: Sequence[int], device: str | None, platform: str) -> str:
-    """The GPUs that an engine fits, by what its identity says of them."""
+    """Name the GPUs that an engine fits, from its identity, e.g. "SM 86, 89"."""
     if compute_capabilities:
         return f"SM {', '.join(map(str, compute_capabilities))}"
     return str(device or ("any GPU" if platform == ANYWHERE else "the library's default GPUs"))

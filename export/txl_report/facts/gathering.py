@@ -1,4 +1,4 @@
-"""Everything that can be said of a bundle without running it, gathered from its files and from what was measured."""
+"""Gather everything known of a bundle without running it, from its files and from measurements."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ NOT_MEASURED = Missing("No measurement of speed was given.", "txl-deploy bench B
 
 @dataclass(frozen=True)
 class Facts:
-    """What can be said of a bundle.
+    """The facts about a bundle.
 
     Attributes:
-        name: of the bundle's folder.
-        manifest: what it says of itself; texts in it are a stranger's, and of any length.
-        described: what the exporter knows of the architecture.
+        name: name of the bundle's folder.
+        manifest: the manifest; texts in it are a stranger's, and of any length.
+        described: the exporter's facts about the architecture.
         context: the theoretical context, or why it is not known.
         tables: what a step reads, returns and carries.
         parts: bytes by part of the weight file.
@@ -38,9 +38,9 @@ class Facts:
         repeated: a later verification, read from a file.
         engines: the engines for GPUs.
         speed: a measurement, read from a file.
-        source: what it was made from.
-        versions: with which.
-        command: by which it was exported, as a shell takes it; "" where the bundle does not say.
+        source: the file or module that it was made from.
+        versions: the versions that made it.
+        command: the command that exported it, as a shell takes it; "" if the bundle does not name one.
         verify_file, bench_file: the names of the files that `repeated` and `speed` were read from.
     """
 
@@ -69,16 +69,17 @@ def gather(
     verify: Path | None = None,
     bench: Path | None = None,
 ) -> Facts:
-    """Everything that can be said of a bundle without running it.
+    """Gather everything known of a bundle without running it.
 
     Args:
-        described: what the family that exported it says of its architecture (`facts_of_bundle` of the exporter); this
+        described: the exporting family's facts about its architecture (`facts_of_bundle` of the exporter); this
             package imports no exporter.
+        name: the bundle's name; None for that of its folder.
         verify: a file that `txl-deploy verify --json` wrote.
         bench: a file that `txl-deploy bench --json` wrote.
 
     Raises:
-        UsageError: a file is not what it should be, or of another model.
+        UsageError: a file is not of this form, or is of a different model.
     """
     manifest = bundle.manifest
     return Facts(

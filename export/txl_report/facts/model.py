@@ -1,4 +1,4 @@
-"""What a manifest says of its model, in words: its kind, and how many tokens can influence a prediction."""
+"""Put a manifest's facts about its model into words: its kind, and how many tokens can influence a prediction."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ LENGTHS = {
 
 @dataclass(frozen=True)
 class Context:
-    """The context that the architecture allows, in tokens; how much of it is used can only be measured.
+    """The context that the architecture allows, in tokens; only a measurement shows how much of it is used.
 
     Attributes:
-        tokens: that can influence a prediction.
+        tokens: number of tokens that can influence a prediction.
         formula: how that number comes about, in words.
     """
 
@@ -34,7 +34,7 @@ class Context:
 
 
 def describe_bundle(manifest: Manifest) -> dict[str, Any]:
-    """The facts about a bundle that people ask for first, as plain data."""
+    """Return the facts about a bundle that people ask for first, as plain data."""
     return {
         "kind": "bundle",
         "model_id": manifest.model_id,
@@ -57,24 +57,24 @@ def describe_bundle(manifest: Manifest) -> dict[str, Any]:
 
 
 def family_of(manifest: Manifest) -> str:
-    """The code base that a model is of; where none is named, the kind of model."""
+    """Return the code base of a model; if none is named, the kind of model."""
     dialect = manifest.family.get("dialect")
     named = dialect.get("family") if isinstance(dialect, dict) else None
     return str(named or manifest.family_name)
 
 
 def memory_rows(manifest: Manifest) -> int | None:
-    """M, memory rows per layer; None for a model whose rows are not counted."""
+    """Return M, the memory rows per layer; None for a model whose rows are not counted."""
     return manifest.memory_length if manifest.counters else None
 
 
 def size_of_files(manifest: Manifest) -> int:
-    """Bytes of all files of a bundle but the manifest."""
+    """Sum the bytes of all files of a bundle but the manifest."""
     return sum(record.size for record in manifest.files.values())
 
 
 def context_of(manifest: Manifest) -> Context | Missing:
-    """How many tokens can influence a prediction, and by which formula."""
+    """Return the number of tokens that can influence a prediction, and its formula."""
     if manifest.reach is None:
         return Missing(
             "The bundle does not say how many tokens can influence a prediction: a state that a step replaces may "
@@ -87,11 +87,11 @@ def context_of(manifest: Manifest) -> Context | Missing:
         return Context(manifest.reach, "as the exporter says")
     layers, rows, longest = model.config.n_layer, manifest.memory_length, manifest.segment_lengths[0]
     window = model.dialect.window
-    if window is not None:  # `reach` counts a whole segment, as those need it who cut a text
+    if window is not None:  # `reach` counts a whole segment, as a text that is cut into segments needs it
         behind = min(rows, window - 1)
         return Context(layers * behind + 1, f"layers × tokens behind in the window + 1: {layers} × {behind} + 1")
     shown = f"{layers} × {rows} + {longest}"
-    if layers * rows + longest != manifest.reach:  # every layer but the first reaches back to the begin of a segment
+    if layers * rows + longest != manifest.reach:  # every layer but the first reaches back to the segment's beginning
         formula += ", each layer back to the beginning of a whole segment"
         shown = f"more than {shown}"
     return Context(manifest.reach, f"{formula}: {shown}")

@@ -1,4 +1,4 @@
-"""Values that pages show: texts, numbers, and what stands where there is nothing; and their bounds."""
+"""Values that pages show: texts, numbers, and the reason for a missing one; and their bounds."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from itertools import islice
 from typing import TypeVar
 
 MOST_ROWS = 400
-"""Rows of a table: a stranger's tables may have any number of them."""
+"""Most rows of a table: a stranger's tables may have any number of them."""
 
 Said = tuple[str, str]
-"""A name, and what is said of it."""
+"""A label and its text."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Missing:
-    """What stands where there is nothing to show.
+    """The reason why a fact does not exist.
 
     Attributes:
         reason: why there is nothing, as a whole sentence.
-        command: what to run to get it, for a shell; "" where nothing does.
+        command: the shell command that would provide it; "" if none does.
     """
 
     reason: str
@@ -31,10 +31,10 @@ class Missing:
 
 
 def quoted(name: str) -> str:
-    """The name of a file as one word of a command for a shell, whatever characters it has."""
-    return shlex.quote(f"./{name}" if name.startswith("-") else name)  # and no option
+    """Quote a file's name as one word of a shell command, e.g. -x as "./-x"."""
+    return shlex.quote(f"./{name}" if name.startswith("-") else name)  # so that it is no option
 
 
 def some(rows: Iterable[T], most: int = MOST_ROWS) -> tuple[T, ...]:
-    """The first rows of a table, `most` of them at the most."""
+    """Return the first rows of a table, at most `most`."""
     return tuple(islice(rows, most))

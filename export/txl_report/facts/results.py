@@ -1,4 +1,4 @@
-"""The verifications and the measurement that a page shows, read from the bundle or from files that are of it."""
+"""Read the verifications and the measurement that a page shows, from the bundle or from files made of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T", Verification, Measurement)
 
 
 def verification_of_bundle(bundle: Bundle) -> Verification | Missing:
-    """The verification that the export made; why there is none, where there is none."""
+    """Return the verification that the export made, or the reason why there is none."""
     again = "txl-deploy verify BUNDLE"
     record, manifest = bundle.manifest.files.get(REPORT), bundle.manifest
     if record is None:
@@ -36,19 +36,19 @@ def verification_of_bundle(bundle: Bundle) -> Verification | Missing:
 
 
 def verification_of_file(path: Path, bundle: Bundle) -> Verification:
-    """A verification that `verify --json` wrote, of this bundle.
+    """Read a verification of this bundle that `verify --json` wrote.
 
     Raises:
-        UsageError: the file is no such document, contradicts itself, or is of another model or precision.
+        UsageError: the file is no such document, contradicts itself, or is of a different model or precision.
     """
     return _of_file(path, bundle, "verify", "verification", decode_verification, check_verification)
 
 
 def measurement_of_file(path: Path, bundle: Bundle) -> Measurement:
-    """A measurement that `bench --json` wrote, of this bundle.
+    """Read a measurement of this bundle that `bench --json` wrote.
 
     Raises:
-        UsageError: the file is no such document, contradicts itself, or is of another model or precision.
+        UsageError: the file is no such document, contradicts itself, or is of a different model or precision.
     """
     return _of_file(path, bundle, "bench", "measurement", decode_measurement, check_measurement)
 
@@ -61,7 +61,7 @@ def _of_file(
     decode: Callable[[bytes], T],
     check: Callable[[T], None],
 ) -> T:
-    """What a command wrote of this bundle; `noun` is what that is called."""
+    """Read a document that a command wrote of this bundle; `noun` names it in messages."""
     expected = (
         f"expected what `txl-deploy {command} --json` writes; "
         f"write one with: txl-deploy {command} BUNDLE --json > {command}.json"
@@ -81,7 +81,7 @@ def _of_file(
 
 
 def _other(found: Verification | Measurement, manifest: Manifest) -> str:
-    """What tells that a document is of another bundle; of a version that does not name the model, its precision."""
+    """Describe how a document's model or precision differs from the bundle's; "" if not. Old ones name no model."""
     if found.model_id and found.model_id != manifest.model_id:
         return f"is of model {found.model_id[:12]}, the bundle is of {manifest.model_id[:12]}"
     if found.precision != manifest.precision:

@@ -1,4 +1,4 @@
-"""Where a bundle came from, and the versions that made it."""
+"""Name the source of a bundle, and the versions that made it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from txl_report.facts.plain import Missing, Said, some
 from txl_report.schema.reading import short
 
 MOST_WORDS = 200
-"""Words of the command that is shown: a stranger's manifest may have any number of them."""
+"""Most words of a command that are shown: a stranger's manifest may have any number of them."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """What a bundle was made from.
+    """The source that a bundle was made from.
 
     Attributes:
-        name: of the file, or how the module is called.
-        sha256: of the file; "" where there is none.
-        said: what else the exporter noted, such as the kind of container.
+        name: name of the file or of the module.
+        sha256: SHA-256 of the file; "" if there is none.
+        said: further notes of the exporter, such as the kind of container.
     """
 
     name: str
@@ -32,12 +32,12 @@ class Source:
 
 
 def versions_of(manifest: Manifest) -> tuple[Said, ...]:
-    """The versions with which the bundle was exported; none where the manifest does not say."""
+    """Return the versions with which the bundle was exported; empty if the manifest has none."""
     return _rows(manifest.provenance.get("versions"))
 
 
 def source_of(manifest: Manifest) -> Source | Missing:
-    """Where the bundle came from."""
+    """Return the source of the bundle."""
     source = manifest.provenance.get("source")
     if not isinstance(source, dict) or not isinstance(source.get("name"), str):
         return Missing("The bundle does not say what it was made from.")
@@ -47,7 +47,7 @@ def source_of(manifest: Manifest) -> Source | Missing:
 
 
 def command_of(manifest: Manifest) -> str:
-    """The command that exported the bundle, for a shell; "" where the model was in memory, or nothing was noted."""
+    """Return the shell command that exported the bundle; "" if the model was in memory, or no command was noted."""
     noted = manifest.provenance.get("command")
     words, in_memory = (noted.get("arguments"), noted.get("in_memory")) if isinstance(noted, dict) else (None, None)
     if not isinstance(words, list) or not isinstance(in_memory, list) or "source" in in_memory:

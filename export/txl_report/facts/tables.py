@@ -1,4 +1,4 @@
-"""A manifest's tables, a row for what looks alike: what a step reads, returns and carries, and its programs."""
+"""Turn a manifest into tables of inputs, outputs, states and programs; states of one form share a row."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class StateRow(NamedTuple):
     """States of one form, such as those of all layers.
 
     Attributes:
-        name: of the state, or of the first and the last of them and how many there are.
-        dtype, shape, update: of each.
-        starts: what a sequence begins with.
+        name: the state's name, or the first and the last name and the number of states.
+        dtype, shape, update: the form of each state.
+        starts: the value that a sequence begins with.
     """
 
     name: str
@@ -38,7 +38,7 @@ class StateRow(NamedTuple):
 
 
 class ProgramRow(NamedTuple):
-    """One graph; `segment_length` is 0 for the parts of the softmax."""
+    """A graph; `segment_length` is 0 for the parts of the softmax."""
 
     name: str
     kind: str
@@ -48,7 +48,7 @@ class ProgramRow(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """What a step reads, returns and carries, and the programs that run it."""
+    """The tensors that a step reads, returns and carries, and the programs that run it."""
 
     reads: tuple[TensorRow, ...]
     returns: tuple[TensorRow, ...]
@@ -57,7 +57,7 @@ class Tables(NamedTuple):
 
 
 def tables_of(manifest: Manifest) -> Tables:
-    """The tables of a manifest."""
+    """Make the tables of a manifest."""
     return Tables(
         reads=some(
             TensorRow(short(one.name), one.dtype, _sizes(one.shape), one.role, one.lookahead) for one in manifest.inputs

@@ -1,4 +1,4 @@
-"""Measures a bundle on a text: losses, what the memory gains, and how far the context reaches."""
+"""Measure a bundle on a text: losses, the gain from its memory, and the reach of its context."""
 
 from txl_report.measuring.context_length import measure_context
 from txl_report.measuring.results import ContextMeasure, TextMeasures

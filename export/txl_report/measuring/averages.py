@@ -1,4 +1,4 @@
-"""Means of losses, and how far they can be trusted: errors come from blocks of neighbouring tokens."""
+"""Average losses, and estimate the error of the mean from blocks of neighbouring tokens."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from numpy.typing import NDArray
 from txl_report.measuring.results import Loss
 
 BLOCK = 64
-"""Tokens of a block: tokens next to each other are alike, blocks hardly are."""
+"""Tokens of a block: neighbouring tokens are correlated, blocks hardly are."""
 FEWEST_BLOCKS = 8
-"""From fewer means no error is computed."""
+"""Fewest block means from which an error is computed."""
 
 Values: TypeAlias = NDArray[np.float64]
-"""Of tokens."""
+"""Values of tokens, e.g. their losses in nats."""
 
 
 def loss_of(values: Values, length: int | None = None) -> Loss:
-    """The loss over all values [sequences, segments, positions]; `length` as in `error_of`."""
+    """Return the loss over all values [sequences, segments, positions]; `length` as in `error_of`."""
     nll = float(values.mean())
     with np.errstate(over="ignore"):
         return Loss(values.size, nll, error_of(values, length), float(np.exp(nll)))
 
 
 def error_of(values: Values, length: int | None = None) -> float | None:
-    """The standard error of the mean of values [sequences, segments, positions]; None where they are too few.
+    """Return the standard error of the mean of values [sequences, segments, positions]; None if there are too few.
 
-    It is computed from means of blocks of neighbouring segments. Segments at the end of a sequence that fill no block
-    do not take part in it. `length` is that of a segment, where the values are those of some of its positions.
+    It is computed from means of blocks of neighbouring segments, without the segments at the end of a sequence that
+    fill no block. `length` is a whole segment's, if the values are those of some of its positions.
     """
     sequences, segments, positions = values.shape
     together = min(-(-BLOCK // (length or positions)), segments)

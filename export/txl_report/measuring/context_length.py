@@ -1,13 +1,13 @@
-"""How far back a model uses its context, measured on a text by the rule of Dai et al. 2019 (appendix C).
+"""Measure how far back a model uses its context, on a text and by the rule of Dai et al. 2019 (appendix C).
 
-Of a group of models, here of one, b(c, t) is the smallest loss of token t with a context of c tokens. Of two lengths
+For a group of models, here of one, b(c, t) is the smallest loss of token t with a context of c tokens. For two lengths
 c < c', a model's relative loss f(c, c') is the mean of min(b(c, t), l(c', t)) over the tenth of the tokens with the
 largest b(c, t), and its gain is (exp f(c, c) - exp f(c, c')) / exp f(c, c). The effective context is the first c, in
 steps of Δ, whose gain to c + Δ is below 1 %.
 
-A run starts at a multiple of Δ with an empty memory: a token that lies o tokens behind a multiple (1 ≤ o ≤ Δ) gets
-losses with o, Δ + o, 2Δ + o … tokens of context from the runs that start there, Δ earlier, 2Δ earlier …. Segments end
-at multiples of L of the text in every run, so a token's losses differ by the context alone.
+A run starts at a multiple of Δ with an empty memory: a token o positions behind a multiple (1 ≤ o ≤ Δ) has losses with
+o, Δ + o, 2Δ + o … tokens of context from the runs that start there, Δ earlier, 2Δ earlier …. Segments end at multiples
+of L of the text in every run, so a token's losses differ by the context alone.
 """
 
 from __future__ import annotations
@@ -31,27 +31,28 @@ if TYPE_CHECKING:
     from txl_runtime.streaming.stream import Stream
 
 MOST_COMPARED = 8_192
-"""Tokens; a large model's are `fewer`."""
+"""Tokens compared; for a large model see `fewer`."""
 FEWEST_COMPARED, FEWEST_BLOCKS = 1_000, 16
-"""Tokens and blocks of Δ tokens: from fewer no length is told. A tenth of the tokens is then still a hundred."""
+"""Fewest tokens, and fewest blocks of Δ tokens, that give a length. A tenth of the tokens is then still a hundred."""
 LENGTHS = 24
-"""How many lengths of context are compared, about."""
+"""Lengths of context that are compared, about."""
 SHARE, LEAST_GAIN = 0.1, 0.01
+"""The paper's share of hardest tokens, and the gain below which more context no longer helps."""
 
 
 def measure_context(model: Model, ids: ArrayLike, listener: Listener | None = None) -> ContextMeasure | Missing:
     """Measure the effective context; the same model and text always give the same numbers.
 
     Args:
-        model: of any bundle.
+        model: a model of any bundle.
         ids: int [T], the text as token ids; its start is used.
-        listener: hears how many runs were done.
+        listener: receives the number of runs done.
 
     Returns:
-        What was measured, or why nothing was.
+        The measurement, or the reason why there is none.
 
     Raises:
-        UsageError: the ids are not of this model.
+        UsageError: the ids do not fit this model.
     """
     given, manifest = checked_ids(model, ids), model.manifest
     step, lengths = lengths_of(model)
@@ -80,7 +81,7 @@ def measure_context(model: Model, ids: ArrayLike, listener: Listener | None = No
 
 
 def lengths_of(model: Model) -> tuple[int, int]:
-    """Δ, which is a part or a multiple of the longest segment, and how many lengths are compared."""
+    """Return Δ, which is a part or a multiple of the longest segment, and the number of lengths to compare."""
     length, rows, manifest = model.segment_lengths[0], model.memory_length, model.manifest
     longest = 3 * (rows + length) if rows else max(256, 4 * length)
     longest = min(longest, manifest.reach or longest)
@@ -92,12 +93,12 @@ def lengths_of(model: Model) -> tuple[int, int]:
 
 
 def losses_by_context(model: Model, ids: Ids, step: int, lengths: int, listener: Listener) -> Values:
-    """Losses float64 [lengths, compared tokens], of the tokens that have one at every length; shortest first."""
+    """Measure losses float64 [lengths, compared tokens], shortest length first."""
     targets, length = len(ids) - 1, model.segment_lengths[0]
     losses, starts = np.zeros((lengths, targets)), range(0, targets, step)
     stream = model.stream(min(model.batch_size, len(starts)))
     listener.stage("measuring the context", len(starts))
-    stride = max(1, length // step)  # so many starts lie in a segment; those at the same place of it run side by side
+    stride = max(1, length // step)  # starts per segment; those at the same offset in their segments run side by side
     for alike in (starts[place::stride] for place in range(stride)):
         for index in range(0, len(alike), stream.batch_size):
             group = alike[index : index + stream.batch_size]
@@ -109,11 +110,11 @@ def losses_by_context(model: Model, ids: Ids, step: int, lengths: int, listener:
 
 
 def _run(stream: Stream, ids: Ids, starts: Sequence[int], most: int, length: int) -> Values:
-    """Losses [starts, positions] of runs side by side, zeros behind the text's end."""
+    """Measure losses [starts, positions] of runs side by side, zeros behind the text's end."""
     positions = min(most, len(ids) - 1 - starts[0])
     tokens = np.zeros((stream.batch_size, positions + 1), np.int32)
     for row in range(stream.batch_size):
-        start = starts[row] if row < len(starts) else starts[0]  # rows that are left over do as the first one does
+        start = starts[row] if row < len(starts) else starts[0]  # spare rows of the batch repeat the first run
         found = ids[start : start + positions + 1]
         tokens[row, : len(found)] = found
     stream.reset()
@@ -126,7 +127,7 @@ def _run(stream: Stream, ids: Ids, starts: Sequence[int], most: int, length: int
 
 
 def gains_of(losses: Values) -> Values:
-    """Gains of every length but the longest by Δ more tokens: [lengths - 1]."""
+    """Compute the gain of each length but the longest from Δ more tokens: [lengths, tokens] → [lengths - 1]."""
     count = max(1, round(SHARE * losses.shape[1]))
     hardest = np.argsort(-losses[:-1], axis=1, kind="stable")[:, :count]
     before, after = (np.take_along_axis(part, hardest, axis=1) for part in (losses[:-1], losses[1:]))
@@ -135,6 +136,6 @@ def gains_of(losses: Values) -> Values:
 
 
 def first_small(gains: Values) -> int:
-    """The first length whose gain is small; the longest one where none is."""
+    """Return the index of the first gain below `LEAST_GAIN`, e.g. 1 for [0.2, 0.005, 0]; of the longest if none is."""
     small = np.flatnonzero(gains < LEAST_GAIN)
     return int(small[0]) if len(small) else len(gains)

@@ -1,4 +1,4 @@
-"""What the memory did for each token: its loss without memory less its loss with it."""
+"""Compute the gain from memory for each token: its loss without memory minus its loss with it."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
     from txl_runtime.bundle.vocabulary import Vocabulary
 
 PASSAGE = 256
-"""Tokens in a row of which each one's own gain is told."""
+"""Adjacent tokens whose own gains are listed."""
 
 
 def passage_of(
     pieces: TextPieces, ids: Ids, with_memory: Values, without: Values, vocabulary: Vocabulary | None
 ) -> tuple[TokenGain, ...]:
-    """The tokens in a row that gained most together, all of one piece, each with its losses.
+    """Find the run of tokens in one piece with the largest total gain, each with its losses.
 
     Args:
-        pieces: what was read.
+        pieces: the pieces that were read.
         ids: int32 [T], the text.
         with_memory, without: losses [sequences, segments, positions] of the same tokens, after the warm-up.
     """
     found = np.nan_to_num(without - with_memory, nan=0.0).reshape(len(without), -1)
-    gains = found.clip(-20, 20)  # one token that is impossible on one side alone does not decide where it is
+    gains = found.clip(-20, 20)  # else a token that is impossible on one side alone would decide where the run is
     size = min(PASSAGE, gains.shape[1])
     sums = np.cumsum(np.pad(gains, ((0, 0), (1, 0))), axis=1)
     sequence, first = divmod(int(np.argmax(sums[:, size:] - sums[:, :-size])), gains.shape[1] - size + 1)
     place = pieces.place(sequence, pieces.warm_up * pieces.length + first)
     losses = (each[sequence].ravel()[first : first + size].tolist() for each in (with_memory, without))
-    # Bytes that are no UTF-8 stay as Python holds them, U+DC80 …, so that neighbours can be put together.
+    # Bytes that are no UTF-8 stay as Python holds them, U+DC80 …, so that neighbours can be joined.
     return tuple(
         TokenGain(
             place + at,
@@ -48,7 +48,7 @@ def passage_of(
 
 
 def gain_of(with_memory: Values, without: Values) -> MemoryGain:
-    """What the memory did for all tokens."""
+    """Compute the gain from memory over all tokens; losses are [sequences, segments, positions]."""
     gains = without - with_memory
     return MemoryGain(
         count=gains.size,

@@ -1,8 +1,8 @@
-"""What was measured on a text, as plain values for the page.
+"""Measurements on a text, as plain values for the page.
 
-Losses are negative log-likelihoods in nats per token. A standard error is that of the mean. Tokens that stand near each
-other are not independent, so errors are computed from means of blocks of neighbouring tokens. Where nothing was
-measured, a `Missing` stands instead of these values: it says why, and what would make it measurable.
+Losses are negative log-likelihoods in nats per token. A standard error is that of the mean. Neighbouring tokens are not
+independent, so errors are computed from means of blocks of them. A `Missing` replaces these values if there is no
+measurement: it says why, and what would make one possible.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ class Loss:
     """The loss over some tokens.
 
     Attributes:
-        count: how many tokens.
+        count: number of tokens.
         nll: mean loss.
-        error: standard error of `nll`; None where the tokens are too few to tell.
-        perplexity: exp(nll); infinite where that is beyond the range of numbers.
+        error: standard error of `nll`; None if the tokens are too few.
+        perplexity: exp(nll); infinite beyond the range of float.
     """
 
     count: int
@@ -29,9 +29,9 @@ class Loss:
 
 @dataclass(frozen=True)
 class PositionLoss:
-    """The loss of tokens that stand at the same places within their segment: position 0 is predicted with the first
-    token of a segment as the last one seen. `last` is included. `without` is the loss of the same tokens with no memory
-    row, None where nothing can be left out.
+    """The loss of tokens at the same positions `first` … `last`, inclusive, of their segments. Position 0 is predicted
+    from a segment's first token as the newest one. `without` is the loss of the same tokens with no memory row, None if
+    memory cannot be left out.
     """
 
     first: int
@@ -42,12 +42,12 @@ class PositionLoss:
 
 @dataclass(frozen=True)
 class MemoryLoss:
-    """The loss with a memory that was capped at some rows, over the same tokens as with every other cap.
+    """The loss with a memory capped at a number of rows, over the same tokens as with every other cap.
 
     Attributes:
-        rows: the most memory rows that could be filled.
-        loss: over the tokens.
-        more: how much larger the loss is than with all M rows: the mean over tokens of the difference.
+        rows: the cap, in memory rows.
+        loss: the loss over the tokens.
+        more: mean over tokens of the loss minus that with all M rows.
         more_error: standard error of `more`, from the differences.
     """
 
@@ -59,12 +59,12 @@ class MemoryLoss:
 
 @dataclass(frozen=True)
 class TokenGain:
-    """One token, and what the memory did for it.
+    """A token, and its gain from memory.
 
     Attributes:
-        place: which token of the text, counted from 0.
+        place: index of the token in the text, from 0.
         token: its id.
-        text: its piece of the vocabulary; None where there is none. It can hold anything that a text can.
+        text: its piece of the vocabulary; None if there is no vocabulary. It may hold any character.
         with_memory, without_memory: the loss with M rows and with none.
     """
 
@@ -76,18 +76,18 @@ class TokenGain:
 
     @property
     def gain(self) -> float:
-        """By how many nats the memory lowered the loss; below zero where it raised it."""
+        """Return the nats by which the memory lowered the loss; negative if it raised it."""
         return self.without_memory - self.with_memory
 
 
 @dataclass(frozen=True)
 class MemoryGain:
-    """What the memory did for the text as a whole.
+    """The gain from memory over the text as a whole.
 
     Attributes:
-        count: tokens that were compared.
+        count: number of tokens compared.
         mean, error: mean gain per token and its standard error.
-        share_gained: of tokens whose loss the memory lowered, 0 … 1.
+        share_gained: share of tokens whose loss the memory lowered, 0 … 1.
         doubled: share of tokens whose probability the memory at least doubled.
     """
 
@@ -104,19 +104,19 @@ class TextMeasures:
 
     Attributes:
         given: tokens in the text.
-        used: tokens that the model was fed or asked for; the rest was cut off to bound the work.
-        warm_up: tokens at the start of each of `sequences` pieces that only filled the memory and count nowhere.
+        used: tokens that the model read or predicted; the rest was cut off to bound the work.
+        warm_up: tokens at the start of each of `sequences` pieces that only filled the memory and are not counted.
         sequences: pieces of the text that ran side by side.
         segment_length: L, the length of the segments that the text was cut into.
         memory_length: M; None for a model that counts no memory rows.
-        loss: over all tokens that count, with the whole memory.
-        by_position: within the segment, in order; single positions, or bins of them where L is large.
-        by_memory: by rows of memory, fewest first; None where the model counts none, or the text is too short.
-        passage: the tokens in a row that gained most together, each with its gain; None likewise.
+        loss: the loss over all counted tokens, with the whole memory.
+        by_position: losses within the segment, in order; single positions, or bins of them if L is large.
+        by_memory: losses by rows of memory, fewest first; None if the model counts none, or the text is too short.
+        passage: the run of tokens with the largest total gain, each with its gain; None likewise.
         gain: the same over the whole text; None likewise.
         reason: why those are None, as a sentence.
         notes: sentences that belong beside the numbers.
-        of_bytes: whether every token is a byte, so that bits per token are bits per byte.
+        of_bytes: True if every token is a byte, so that bits per token are bits per byte.
     """
 
     given: int
@@ -137,15 +137,15 @@ class TextMeasures:
 
 @dataclass(frozen=True)
 class ContextMeasure:
-    """How far back the model uses its context, by its hardest tenth of tokens. See `measure_context`.
+    """The length of context that the model uses, by its hardest tenth of tokens. See `measure_context`.
 
     Attributes:
-        given, used: tokens in the text, and from its start those that took part.
+        given, used: tokens in the text, and those from its start that were used.
         compared: tokens whose loss was measured at every length.
-        step: Δ, by how many tokens contexts differ: c means c + 1 … c + Δ tokens, each as often as any other.
+        step: Δ, the step between contexts, in tokens: c means c + 1 … c + Δ tokens, each equally often.
         length: the effective context, a multiple of Δ: the first c whose gain to c + Δ is below 1 %.
-        gains: the paper's relative gain of c + Δ over c, for c = 0, Δ …: how much smaller the perplexity is, as a
-            share. A token counts with the smaller of its two losses, so this is never below zero.
+        gains: the paper's relative gain of c + Δ over c, for c = 0, Δ …: the share by which perplexity falls. A token
+            counts with the smaller of its two losses, so this is never below zero.
     """
 
     given: int
@@ -157,5 +157,5 @@ class ContextMeasure:
 
     @property
     def longest(self) -> int:
-        """The longest context; an effective one that is as long is a lower bound."""
+        """Return the longest context compared; an effective one of this length is a lower bound."""
         return len(self.gains) * self.step

@@ -1,4 +1,4 @@
-"""Losses on a text: by the position in the segment, and by how much memory there was."""
+"""Measure losses on a text: by the position in the segment, and by the length of memory."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from txl_runtime.model import Model
 
 MOST_TOKENS = 16_384
-"""That are predicted, of a text that has so many; a large model's are `fewer`."""
+"""Tokens that are predicted at most; for a large model see `fewer`."""
 LEAST_SEGMENTS = 8
-"""That are read after those that fill the memory, however long it is."""
+"""Segments that are read after those that fill the memory, even of a long memory."""
 MOST_BINS = 64
-"""Of positions within a segment."""
+"""Bins of positions within a segment."""
 CAPPED = (
     "The weights were trained with one memory length. Here the same weights run with fewer memory rows, which is not "
     "the same as a model that was trained with so few."
@@ -50,19 +50,19 @@ def measure_text(
 
     The text is cut into whole segments of the largest length. With every memory length the same segments are read in
     the same order, one stream for each length, so that losses differ by the memory alone. Segments that only fill the
-    memory, M tokens at the start, count nowhere.
+    memory, M tokens at the start, are not counted.
 
     Args:
-        model: of any bundle.
+        model: a model of any bundle.
         ids: int [T], the text as token ids.
-        listener: hears how many segments were read.
-        most: tokens of the text that are used at most; `most_tokens` without it.
+        listener: receives the number of segments read.
+        most: tokens of the text that are used at most; None for `most_tokens`.
 
     Returns:
-        What was measured, or why nothing was.
+        The losses, or the reason why there are none.
 
     Raises:
-        UsageError: the ids are not of this model.
+        UsageError: the ids do not fit this model.
     """
     listener, given = listener or Silent(), checked_ids(model, ids)
     length, rows = model.segment_lengths[0], model.memory_length
@@ -106,7 +106,7 @@ def measure_text(
 
 
 def most_tokens(model: Model) -> int:
-    """How many tokens of a text are used at most, which follows from the model's sizes alone."""
+    """Return the number of tokens of a text that are used at most; it depends on the model's sizes alone."""
     length = model.segment_lengths[0]
     segments = -(-(model.memory_length or 0) // length) + LEAST_SEGMENTS
     least = segments * length * _together(model)
@@ -114,12 +114,12 @@ def most_tokens(model: Model) -> int:
 
 
 def _together(model: Model) -> int:
-    """How many sequences have to be read at once."""
+    """Return the number of sequences that have to be read at once."""
     return 1 if model.manifest.can.run_fewer else model.batch_size
 
 
 def _too_short(model: Model, given: int) -> str:
-    """Why nothing can be read of a text."""
+    """Explain why a text is too short to be read."""
     if model.manifest.can.run_ragged and model.manifest.can.run_fewer:
         return f"A loss needs a text of at least 2 tokens, this one has {given:,}."
     needed = model.segment_lengths[0] * _together(model) + 1
@@ -127,7 +127,7 @@ def _too_short(model: Model, given: int) -> str:
 
 
 def _unknown(vocabulary: Vocabulary | None, counting: Ids) -> list[str]:
-    """A note where some of the tokens that count are the one that stands for all unknown words."""
+    """Return a note if some of the counted tokens are the id of all unknown words."""
     word = vocabulary.unknown if isinstance(vocabulary, Words) else None
     found = 0 if word is None else int((counting == word).sum())
     if not found:
@@ -139,7 +139,7 @@ def _unknown(vocabulary: Vocabulary | None, counting: Ids) -> list[str]:
 
 
 def _memory_lengths(model: Model, pieces: TextPieces) -> tuple[list[int], str]:
-    """Memory lengths to compare, fewest rows first; the whole memory alone with the reason, where nothing compares."""
+    """List memory lengths to compare, fewest rows first; or the whole memory alone, and why there is no comparison."""
     rows = model.memory_length
     if rows is None:
         names = ", ".join(dict.fromkeys(state.name for state in model.manifest.states))
@@ -157,7 +157,7 @@ def _memory_lengths(model: Model, pieces: TextPieces) -> tuple[list[int], str]:
 
 
 def _read(model: Model, pieces: TextPieces, lengths: list[int], listener: Listener) -> list[Values]:
-    """Losses [sequences, segments after the warm-up, positions] with each memory length; the last one is the whole."""
+    """Measure losses [sequences, segments after warm-up, positions] for each memory length; the last is the whole."""
     sequences, size = len(pieces.tokens), pieces.length
     streams = [model.stream(sequences, memory_length=rows) for rows in lengths[:-1]] + [model.stream(sequences)]
     listener.stage("measuring losses", pieces.segments)

@@ -1,4 +1,4 @@
-"""A text as pieces that are read side by side, and how much of it is read."""
+"""Cut a text into pieces that are read side by side, and bound the part of it that is read."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 LARGE = 50_000_000
-"""Parameters: a model that has more takes so long for a token that a quarter of the tokens are measured."""
+"""Parameters: a larger model is so slow that only a quarter of the tokens are measured."""
 
 
 @dataclass(frozen=True)
 class TextPieces:
-    """A text that is cut into pieces of equal length, which follow each other and are read side by side.
+    """A text cut into consecutive pieces of equal length, which are read side by side.
 
     Attributes:
         tokens: int32 [sequences, segments × length + 1]; the last token of a piece is the first one of the next.
-        length: of a segment.
-        warm_up: segments at the start of each piece that only fill the memory.
+        length: length of a segment, in tokens.
+        warm_up: number of segments at the start of each piece that only fill the memory.
     """
 
     tokens: Ids
@@ -35,16 +35,16 @@ class TextPieces:
 
     @property
     def segments(self) -> int:
-        """How many there are in a piece."""
+        """Return the number of segments in a piece."""
         return int(self.tokens.shape[1] - 1) // self.length
 
     def place(self, sequence: int, position: int) -> int:
-        """Which token of the text the target of a piece's position is."""
+        """Return the index in the text of the token that a piece's position predicts."""
         return sequence * self.segments * self.length + position + 1
 
 
 def fewer(manifest: Manifest, most: int) -> int:
-    """How many tokens of `most` are measured: all of them, or a quarter where the model is a large one.
+    """Return the number of tokens to measure: `most`, or a quarter of it for a large model.
 
     It depends on the model alone and never on the time: a page has the same numbers on every machine, busy or not.
     """
@@ -52,7 +52,7 @@ def fewer(manifest: Manifest, most: int) -> int:
 
 
 def checked_ids(model: Model, ids: ArrayLike) -> Ids:
-    """Token ids int32 [T] of a text.
+    """Return the token ids of a text as int32 [T].
 
     Raises:
         UsageError: they are no row of ids of this model.
@@ -70,15 +70,15 @@ def checked_ids(model: Model, ids: ArrayLike) -> Ids:
 
 
 def cut_pieces(model: Model, ids: Ids, warm_up: int) -> TextPieces | None:
-    """A text as pieces: as many as the model reads side by side, as long as warming up takes less than half of each.
+    """Cut a text into B pieces, or into fewer so that warm-up takes less than half of each.
 
     Args:
         model: a model whose tokens have losses.
         ids: int32 [T].
-        warm_up: segments that each piece is warmed up with, if the text is long enough; else none are.
+        warm_up: segments that each piece is warmed up with; 0 are if the text is too short for that.
 
     Returns:
-        The pieces; None for a text that is shorter than a segment of a model that takes whole ones.
+        The pieces; None if the text is shorter than a segment and the model reads whole ones only.
     """
     length = model.segment_lengths[0]
     if len(ids) <= length and len(ids) > 1 and model.manifest.can.run_ragged and model.manifest.can.run_fewer:

@@ -1,6 +1,6 @@
-"""What commands write as JSON, as structs: whoever computes builds them, tables and pages read them.
+"""Structs of the JSON that commands write: the code that computes builds them, tables and pages read them.
 
 `verification` is report.json and the output of `verify --json`, `measurement` the output of `bench --json`; `reading`
-says how strictly a file is read that a stranger may have changed. What older versions wrote is read too, and has
-today's form once it is read.
+has the strictness with which a file is read that a stranger may have changed. Files of older versions are read too, and
+are converted to today's form.
 """

@@ -1,7 +1,7 @@
-"""How fast a bundle was measured to be, as `bench --json` writes it, of a Transformer-XL and of any other step.
+"""The speed of a bundle as `bench --json` writes it, for a Transformer-XL and for any other step.
 
-`Measurement` is the whole document: its fields stand there under the same names. Limits hold where a file is read
-(`decode_measurement`). What only some models have is None, "" or empty for the others.
+`Measurement` is the whole document: its fields have the same names there. Limits hold when a file is read
+(`decode_measurement`). A field that only some models have is None, "" or empty for the others.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from txl_runtime.bundle.tables import Sha256
 from txl_report.schema.reading import Amount, Word, decode_document, short
 
 BUNDLE = "bundle"
-"""The name of the bundle among its competitors."""
+"""Name of the bundle among its competitors."""
 BUSY = 0.05
-"""Where other processes used more of the machine than this share during a slice, a reader is told."""
+"""Share of the machine, 0 … 1, from which on a reader is warned of other processes during a slice."""
 
 Positive = Annotated[float, Meta(gt=0, le=1e15)]
 Size = Annotated[float, Meta(ge=0, le=1e18)]
@@ -35,23 +35,23 @@ class Percentiles(Struct, frozen=True, kw_only=True):
 
 
 class Row(Struct, frozen=True, kw_only=True):
-    """One competitor at one kind of work.
+    """A competitor at one kind of work.
 
     Attributes:
         task: what is asked for after each segment of `segment_length` tokens: "decode", "prefill" or "score" of a
             Transformer-XL, "step" of any other model.
-        description: what ran.
-        ms: of single calls.
+        description: the program that ran.
+        ms: times of single calls.
         rounds: the median of each round, ms.
-        tokens_per_second, positions_per_second: of all sequences together, at the median; a Transformer-XL's row has
-            the first, a step's the second.
-        ratio: this median divided by the bundle's: how many times as fast the bundle is.
-        bytes_per_token, bytes_per_step: what has to be read at least, per token of a call of a Transformer-XL, or per
-            step of another model.
+        tokens_per_second, positions_per_second: rate of all sequences together, at the median; a Transformer-XL's row
+            has the first, a step's the second.
+        ratio: this median divided by the bundle's: 2.0 if the bundle is twice as fast.
+        bytes_per_token, bytes_per_step: least bytes that are read, per token of a call of a Transformer-XL, or per step
+            of any other model.
         gb_per_second: those bytes divided by the median time.
-        of_bandwidth: gb_per_second divided by what its memory was measured to deliver in the same run; None where that
-            was not measured: a competitor's on the CPU, where the bundle runs on a device.
-        restless: how many slices began although the process had not come to rest.
+        of_bandwidth: gb_per_second divided by the speed measured of its memory in the same run; None if that was not
+            measured, as for a competitor on the CPU while the bundle runs on a device.
+        restless: number of slices that began before the process had come to rest.
         foreign: the largest share of the machine that other processes used during a slice, 0 … 1; None off Linux.
     """
 
@@ -73,17 +73,17 @@ class Row(Struct, frozen=True, kw_only=True):
 
     @property
     def unit(self) -> str:
-        """What `per_second` counts."""
+        """Return the unit of `per_second`."""
         return "positions" if self.tokens_per_second is None else "tokens"
 
     @property
     def per_second(self) -> float | None:
-        """Tokens or positions; None of a file alone that has neither."""
+        """Return tokens or positions per second; None only for a row in a file that has neither."""
         return self.positions_per_second if self.tokens_per_second is None else self.tokens_per_second
 
 
 class Machine(Struct, frozen=True, kw_only=True):
-    """Where it was measured; the speed is that of reading memory, its median and every measurement."""
+    """The machine of the measurement; the speed is that of reading memory, its median and every measurement."""
 
     cpu: Word
     cores: Annotated[int, Meta(ge=1, le=2**20)]
@@ -95,13 +95,13 @@ class Machine(Struct, frozen=True, kw_only=True):
 
 
 class Conditions(Struct, frozen=True, kw_only=True):
-    """How it was measured.
+    """The conditions of the measurement.
 
     Attributes:
-        memory_length, memory_rows: M, and how many rows of each sequence were full; of a Transformer-XL.
-        state: the shapes of what was carried along, by name; of any other step.
-        rest: when the process was taken to be at rest.
-        tokens, inputs: what was read; a Transformer-XL's conditions have the first, a step's the second.
+        memory_length, memory_rows: M, and the number of full rows of each sequence; for a Transformer-XL.
+        state: the shapes of the state that was carried along, by name; for any other step.
+        rest: the sign by which the process was taken to be at rest.
+        tokens, inputs: the input that was read; a Transformer-XL's conditions have the first, a step's the second.
     """
 
     threads: Annotated[int, Meta(ge=1, le=2**20)]
@@ -118,17 +118,17 @@ class Conditions(Struct, frozen=True, kw_only=True):
 
 
 class Agreement(Struct, frozen=True, kw_only=True):
-    """How far a competitor is from the bundle, over chained segments.
+    """The distance of a competitor from the bundle, over chained segments.
 
     Attributes:
-        segments: how many were compared; the first of them starts with the state of new streams.
-        max_abs, kl: of a Transformer-XL's log-probabilities: the largest difference and the mean Kullback-Leibler
+        segments: number of segments compared; the first one starts with the state of new streams.
+        max_abs, kl: for a Transformer-XL's log-probabilities: the largest difference and the mean Kullback-Leibler
             divergence, in nats.
-        found: of any other step, by output, what `measure` reached; of whole numbers and truths, how many differed.
-        limit: the largest value that `measure` may have; whole numbers may not differ.
-        measure: of log-probabilities "max_abs" where both compute in fp32, else "kl"; of outputs "max_abs" relative to
+        found: for any other step, by output, the value of `measure`; for integers and booleans, how many differed.
+        limit: the largest value that `measure` may have; integers may not differ.
+        measure: for log-probabilities "max_abs" if both compute in fp32, else "kl"; for outputs "max_abs" relative to
             max(1, largest value) in fp32, else "deviation".
-        seconds: that it took; of a competitor that compiles, nearly all of it is compiling.
+        seconds: time that the comparison took; for a competitor that compiles, nearly all of it is compiling.
     """
 
     segments: Counted
@@ -141,24 +141,24 @@ class Agreement(Struct, frozen=True, kw_only=True):
 
     @property
     def reached(self) -> dict[str, float]:
-        """All that was found, by what it is of."""
+        """Return everything that was found, by its name."""
         found = {"log-probs max abs": self.max_abs, "KL": self.kl} | self.found
         return {name: value for name, value in found.items() if value is not None}
 
 
 class Overhead(Struct, frozen=True, kw_only=True):
-    """What Python costs per step, in microseconds (medians).
+    """The cost of Python per step, in microseconds (medians).
 
     Attributes:
         in_step: time that the stream's method spends outside the engine's call. It is measured around real calls, so
             caches are as cold as the engine leaves them. On a device a call ends before its work, so this is
             `without_engine` there.
-        without_engine: a step whose engine does nothing: the same code with warm caches. On a device what remains is
+        without_engine: a step whose engine does nothing: the same code with warm caches. On a device the rest is
             Python, the driver's calls, and waiting for the copies of a step to and from the device.
         step: a whole step with its engine.
         share: in_step / step.
-        what: whose cost it is.
-        put: on a device, until all of a step stands in its queue, launches included; None of what was not measured.
+        what: the name of the measured part, e.g. "Python".
+        put: on a device, time until the whole step stands in its queue, launches included; None if not measured.
     """
 
     in_step: Size
@@ -174,11 +174,11 @@ class LoadTime(Struct, frozen=True, kw_only=True):
 
     Attributes:
         load: `txl_runtime.load`, which checks the SHA-256 of every file.
-        first_token: opening a stream, one prompt token, one greedy token; of other steps, one of the shortest segments.
+        first_token: opening a stream, one prompt token, one greedy token; for other steps, one shortest segment.
         total: load and first_token together.
         process: from starting Python to the result, imports included.
         without_hashes: as `total`, loaded with verify_files=False.
-        runs: how many processes of each kind were measured.
+        runs: number of processes of each kind that were measured.
     """
 
     load: float = 0.0
@@ -190,15 +190,15 @@ class LoadTime(Struct, frozen=True, kw_only=True):
 
 
 class Footprint(Struct, frozen=True, kw_only=True):
-    """Bytes of physical memory of a process that loads a bundle and runs segments; None where not measured.
+    """Bytes of physical memory of a process that loads a bundle and runs segments; None if not measured.
 
     From /proc/self/smaps. Private pages count, and so do shared pages of files (the mapped weights, libraries). A page
-    of a file counts once, however often it is mapped and whoever else maps it.
+    of a file counts once, even if it is mapped twice or by other processes too.
 
     Attributes:
-        before: when Python, numpy and the engine are imported and nothing is loaded.
+        before: after importing Python, numpy and the engine, before loading.
         peak: the largest of samples taken every 20 ms from loading to the end.
-        settled: after decode and prefill; of another step, after its longest and its shortest segments.
+        settled: after decode and prefill; for any other step, after its longest and its shortest segments.
         private: the part of `settled` that belongs to no file or was written to.
         high_water: the kernel's own mark (VmHWM). It misses no spike, but counts a page once per mapping.
         weights, state: sizes of the weight file and of one stream's memory, to compare the others with.
@@ -214,13 +214,13 @@ class Footprint(Struct, frozen=True, kw_only=True):
 
 
 class DeviceFloor(Struct, frozen=True, kw_only=True):
-    """How long a step on a device takes if it reads its bytes once, computed from the memory's speed.
+    """The least time of a step on a device that reads its bytes once, computed from the memory's speed.
 
     Attributes:
-        by: how the speed is known, or why it is not; what follows from it is None then.
+        by: the source of the speed, or why it is not known; then the values that follow from it are None.
         us, goal_us: microseconds of a step at that speed, and at the share of it that is the goal; `us_per_kernel`
-            shares out `goal_us`.
-        kernels: of the step, as its engine's sidecar counts them; None where nothing lists them.
+            is `goal_us` divided by `kernels`.
+        kernels: number of kernels of the step, from its engine's sidecar; None if no listing has them all.
     """
 
     by: Word
@@ -236,13 +236,13 @@ class Measurement(Struct, kw_only=True):
     """Everything that `bench` found; None for what was not measured.
 
     Attributes:
-        family: "transformer_xl", or that of any other step; "" of a Transformer-XL in files of version 0.8.
-        memory_form: of a Transformer-XL: "kv" or "hidden".
+        family: "transformer_xl", or the family of any other step; "" for a Transformer-XL in files of version 0.8.
+        memory_form: "kv" or "hidden", for a Transformer-XL.
         rows: every kind of work, the bundle before its competitors.
-        floor: by task: of the bundle, bytes that a step has to read at least, by what they are of.
+        floor: by task, the least bytes that a step of the bundle reads, by what they belong to.
         agreement: by competitor.
         left_out: competitors that could not run, and why.
-        device_floors: of the shortest step, by the speed measured and by the one stated; none on the CPU.
+        device_floors: for the shortest step, at the measured speed and at the stated one; empty on the CPU.
     """
 
     model_id: Sha256
@@ -262,7 +262,7 @@ class Measurement(Struct, kw_only=True):
 
     @property
     def works(self) -> list[list[Row]]:
-        """The rows of each kind of work at each length, the bundle's first."""
+        """Group the rows by kind of work and length, the bundle's first in each group."""
         alike: dict[tuple[str, int], list[Row]] = {}
         for row in self.rows:
             alike.setdefault((row.task, row.segment_length), []).append(row)
@@ -270,27 +270,27 @@ class Measurement(Struct, kw_only=True):
 
     @property
     def busy(self) -> float | None:
-        """The largest share of the machine that others used during a slice, where it was more than `BUSY`."""
+        """Return the largest share of the machine that others used during a slice, if it is more than `BUSY`."""
         most = max((row.foreign for row in self.rows if row.foreign is not None), default=0.0)
         return most if most > BUSY else None
 
     @property
     def restless(self) -> list[str]:
-        """Competitors that began a slice while thread pools of others were still spinning."""
+        """List competitors that began a slice while thread pools of others were still spinning."""
         return sorted({row.competitor for row in self.rows if row.restless})
 
 
 class _Read(Measurement, kw_only=True):
-    """A file's `floor` is not read: versions wrote it in two forms, and no reader of files shows it."""
+    """A measurement whose `floor` is ignored: versions wrote it in two forms, and no reader of files shows it."""
 
     floor: Any = None
 
 
 def decode_measurement(data: bytes) -> Measurement:
-    """A measurement of this or an older version, from its JSON.
+    """Decode a measurement of this or an older version from its JSON.
 
     Raises:
-        ValueError: it is too long, no JSON, or of another structure; the message is one line.
+        ValueError: it is too long, no JSON, or of a different structure; the message is one line.
     """
     read = decode_document(data, _Read)
     fields = {name: getattr(read, name) for name in Measurement.__struct_fields__}
@@ -298,10 +298,10 @@ def decode_measurement(data: bytes) -> Measurement:
 
 
 def check_measurement(found: Measurement) -> None:
-    """Refuse what contradicts itself.
+    """Refuse a measurement that contradicts itself.
 
     Raises:
-        ValueError: a kind of work has no row of the bundle or several, or a row has no rate or odd percentiles.
+        ValueError: a kind of work has no row of the bundle or several, or a row has no rate or unordered percentiles.
     """
     for rows in found.works:
         names = [row.competitor for row in rows]

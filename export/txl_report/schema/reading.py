@@ -1,4 +1,4 @@
-"""How strictly a file is read that a stranger may have changed: whole, bounded, and by the structure it has to have."""
+"""Read a file that a stranger may have changed: bounded, whole, and by the structure that it has to have."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from txl_runtime.errors import one_line
 from txl_runtime.files import open_plain
 
 MOST_BYTES = 1 << 24
-"""Of a document: a verification of 100,000 segments takes less."""
+"""Most bytes of a document: a verification of 100,000 segments is smaller."""
 
 MOST_TEXT = 400
-"""Characters of a text that a message or a terminal shows: names in a stranger's file may be of any length."""
+"""Most characters of a text in a message or a terminal: names in a stranger's file may be of any length."""
 
 Word = Annotated[str, Meta(max_length=100_000)]
 Number = Annotated[float, Meta(ge=0)]
-"""What is measured is not negative; what is infinite stands in JSON as null."""
+"""A measured value, never negative; infinity is null in JSON."""
 Amount = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 T = TypeVar("T")
 
 
 def short(value: object, most: int = MOST_TEXT) -> str:
-    """A text as it is, or its beginning and an ellipsis where it has more than `most` characters."""
+    """Return a text unchanged, or its beginning and an ellipsis if it has more than `most` characters."""
     text = value if isinstance(value, str) else str(value)
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def check_size(size: int) -> None:
-    """Refuse so many bytes, before they are read where that is known.
+    """Refuse a document of too many bytes, before it is read if its size is known.
 
     Raises:
-        ValueError: they are too many for a document.
+        ValueError: the size is more than `MOST_BYTES`.
     """
     if size > MOST_BYTES:
         raise ValueError(f"more than {MOST_BYTES} bytes")
 
 
 def decode_document(data: bytes, kind: type[T]) -> T:
-    """A document from its bytes.
+    """Decode a document from its bytes.
 
     Raises:
-        ValueError: it is too long, no JSON, or of another structure; the message is one line.
+        ValueError: it is too long, no JSON, or of a different structure; the message is one line.
     """
     check_size(len(data))
     try:
@@ -54,17 +54,17 @@ def decode_document(data: bytes, kind: type[T]) -> T:
 
 
 def read_plain(path: Path, most: int) -> bytes:
-    """At most so many bytes of a plain file; a pipe does not hang, and neither does what only looks like a file.
+    """Read at most `most` bytes of a plain file; a pipe or a device does not hang the reader.
 
     Raises:
-        OSError: there is none, or it is something else.
+        OSError: the file is missing, or is something else.
     """
     with open_plain(path) as (file, _):
-        return file.read(most) or b""  # None of a file of the system's that has nothing now, such as /proc/kmsg
+        return file.read(most) or b""  # None for a system file that has nothing now, such as /proc/kmsg
 
 
 def read_document(path: Path) -> bytes:
-    """A document's bytes; of one that is too long as many as tell that it is.
+    """Read a document's bytes, at most one more than the limit, which is enough to refuse it.
 
     Raises:
         OSError: there is no such plain file.

@@ -1,8 +1,8 @@
-"""What a verification found, as a bundle's report.json and the output of `verify --json` hold it.
+"""The result of a verification, as a bundle's report.json and the output of `verify --json` hold it.
 
 `Verification` is the whole document: its fields stand in the file under the same names and in the same order. A
-verification that is computed builds it; limits hold where a file is read (`decode_verification`). A number that is
-infinite or none is null in the file, and None once it was read.
+computed verification builds it; limits hold when a file is read (`decode_verification`). A number that is infinite or
+NaN is null in the file, and None once it is read.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from msgspec.structs import force_setattr
 from txl_report.schema.reading import Amount, Number, Word, decode_document, short
 
 Unit = Literal["nats", "relative", "values"]
-"""Of an error: nats; relative to max(1, largest value of the reference so far); values that differ, of exact ones."""
+"""Unit of an error: nats; relative to max(1, largest reference value so far); for exact values, how many differ."""
 Counts = Annotated[tuple[Amount, ...], Meta(max_length=64)]
-"""Of every bin of a histogram: below its first edge, between each two, and from its last edge on."""
+"""Count in every bin of a histogram: below its first edge, between each two, and from its last edge on."""
 Edges = Annotated[tuple[Number, ...], Meta(max_length=63)]
 Values = Annotated[list[Number | None], Meta(max_length=2_000_000)]
-"""Of every segment."""
+"""One value per segment."""
 Names = Annotated[tuple[Word, ...], Meta(max_length=100_000)]
 
 LOGPROBS, MEMORY = "logprobs", "memory"
-"""The output and the state of a Transformer-XL's chain; version 0.8 wrote them without names."""
+"""Names of the output and the state of a Transformer-XL's chain; version 0.8 wrote them without names."""
 
 VOCABULARY = "vocabulary differing"
-"""The gate on a bundle's words, its only one without numbers of the model."""
+"""Name of the gate on a bundle's words, the only one without numbers of the model."""
 
 
 def as_size(value: float | None) -> float:
-    """The size of an error; what a file has no number for was infinite or none."""
+    """Return the size of an error; None, which stands for infinity or NaN in a file, is infinite."""
     return math.inf if value is None else value
 
 
 class Gate(Struct, frozen=True):
-    """One judged number.
+    """A judged number.
 
     Attributes:
-        name: what was judged.
-        value: what was reached; None where nothing was measured or, of a gate that failed, where it was infinite.
-        limit: the largest value that passes; None where there is none.
-        passed: None where there was nothing to judge it on, or no limit to judge it by.
-        verdict: "passed", "FAILED" or "not judged", as `passed` says, whatever a file has there.
+        name: the quantity that was judged.
+        value: its value; None if nothing was measured or, for a gate that failed, if it was infinite.
+        limit: the largest value that passes; None if there is none.
+        passed: None if there was no value to judge, or no limit to judge it by.
+        verdict: "passed", "FAILED" or "not judged", derived from `passed`, even if a file has something else.
     """
 
     name: Word
@@ -58,18 +58,18 @@ class Gate(Struct, frozen=True):
 
 
 class Tensor(Struct):
-    """One output or state of a chain, compared with the reference's.
+    """An output or state of a chain, compared with the reference's.
 
     Attributes:
-        exact: whether its values are whole numbers or truths, which have to be equal.
-        nats: whether they are log-probabilities, whose differences are not relative to anything.
-        largest: largest |Δ| relative to max(1, largest |value| of the reference so far), of log-probabilities |Δ|; of
+        exact: True for integers and booleans, which have to be equal.
+        nats: True for log-probabilities, whose differences are absolute.
+        largest: largest |Δ| relative to max(1, largest |value| of the reference so far); for log-probabilities |Δ|; for
             exact values, how many differed.
-        mean: per segment that was compared, the mean of that: the drift curve.
-        most: per segment that was compared, the largest of that.
-        shapes: segments in which the tensor had another shape than the reference's.
-        scale: max(1, largest |value| of the reference); 1 of log-probabilities.
-        reached: the largest value of the reference, of whole numbers.
+        mean: the mean of that for each segment compared: the drift curve.
+        most: the largest of that for each segment compared.
+        shapes: number of segments in which the tensor's shape was not the reference's.
+        scale: max(1, largest |value| of the reference); 1 for log-probabilities.
+        reached: the largest value of the reference, for integers.
     """
 
     exact: bool = False
@@ -83,27 +83,27 @@ class Tensor(Struct):
 
     @property
     def unit(self) -> Unit:
-        """Of its errors."""
+        """Return the unit of its errors."""
         return "values" if self.exact else "nats" if self.nats else "relative"
 
 
 class Chain(Struct):
-    """One chain of segments.
+    """A chain of segments.
 
     Attributes:
-        name: what kind of segments.
-        streams: sequences side by side.
-        segments: segments run.
+        name: the kind of segments.
+        streams: number of sequences side by side.
+        segments: number of segments run.
         positions: rows compared, of all segments and sequences.
-        rows: per segment, rows compared.
-        full_from: the first segment that met a full memory or state; None where none did, or nobody looked.
-        agreeing, decided: positions where the best token agrees, of those that are no near-ties.
-        outputs, states: what was compared, by name.
-        every: states were compared after every segment, or after every so many and the last.
-        targets: tokens that followed one in the same segment, where the model reads nothing but tokens.
+        rows: rows compared in each segment.
+        full_from: the first segment that met a full memory or state; None if none did, or it was not checked.
+        agreeing, decided: positions where the best token agrees, and positions that are no near-ties.
+        outputs, states: the tensors compared, by name.
+        every: interval, in segments, of comparing states; those after the last segment are compared too.
+        targets: tokens that followed one in the same segment, if the model reads nothing but tokens.
         theirs, ours: the negative log-likelihood of those by the reference and by the bundle, in nats.
-        filling: states that were not full when the chain ended, or had not been for as long again.
-        counting: states of whole numbers that were still changing in one direction when the chain ended.
+        filling: states that were not full when the chain ended, or were full for less than half of it.
+        counting: integer states that were still changing in one direction when the chain ended.
     """
 
     name: Word
@@ -125,15 +125,15 @@ class Chain(Struct):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Everything that was compared."""
+        """Return every tensor that was compared."""
         return (*self.outputs.values(), *self.states.values())
 
 
 class Divergence(Struct, frozen=True):
-    """Kullback-Leibler divergence over all positions of all chains, in nats; None where it was infinite.
+    """Kullback-Leibler divergence over all positions of all chains, in nats; None if it was infinite.
 
     Attributes:
-        mean: of all positions.
+        mean: the mean over all positions.
         late: the 99.9 % quantile, "p99.9" in the file.
         most: the largest, "max" in the file.
     """
@@ -144,21 +144,21 @@ class Divergence(Struct, frozen=True):
 
 
 class Errors(Struct, frozen=True):
-    """How often a size of error occurred; the edges of its bins are those of the `Spread`."""
+    """A histogram of errors; the edges of its bins are those of the `Spread`."""
 
     unit: Unit
     counts: Counts
 
 
 class Ranks(Struct, frozen=True):
-    """Where the reference's best tokens stand in the bundle's order, near-ties included.
+    """The ranks of the reference's best tokens in the bundle's order, near-ties included.
 
     Attributes:
-        positions: how many were looked at.
-        within: by a number of best tokens, in digits: the positions at which the reference's best token is among so
-            many of the bundle's best.
-        best: how many best tokens are compared by `shared`: 10, or all of a smaller vocabulary.
-        shared: over all positions, how many of the reference's best tokens are among the bundle's.
+        positions: number of positions compared.
+        within: {"k": count}: the number of positions where the reference's best token is among the bundle's k best,
+            e.g. {"1": 980, "10": 1000}.
+        best: number of best tokens that `shared` compares: 10, or all of a smaller vocabulary.
+        shared: number of the reference's best tokens that are among the bundle's, summed over positions.
     """
 
     positions: Annotated[int, Meta(ge=1, le=2**53)]
@@ -168,14 +168,14 @@ class Ranks(Struct, frozen=True):
 
 
 class Spread(Struct, frozen=True):
-    """How errors, divergence and agreement are spread over all chains.
+    """The spread of errors, divergence and agreement over all chains.
 
     Attributes:
-        ran_on: what the chains read: "random tokens", "the text", "random inputs", "real inputs".
-        edges: between the bins of errors, one fewer than those.
-        errors: of what was compared, by its name; states may be taken together.
-        kl_edges: between the bins of `kl`.
-        kl: of divergence, in nats; None for a model without log-probabilities.
+        ran_on: the chains' input: "random tokens", "the text", "random inputs", "real inputs".
+        edges: bounds between the bins of errors, one fewer than the bins.
+        errors: a histogram by the name of what was compared; states may share one.
+        kl_edges: bounds between the bins of `kl`.
+        kl: histogram of divergence, in nats; None for a model without log-probabilities.
         ranks: None for a model without log-probabilities.
     """
 
@@ -188,12 +188,12 @@ class Spread(Struct, frozen=True):
 
 
 class Text(Struct, frozen=True, kw_only=True):
-    """One real text.
+    """The comparison on a real text.
 
     Attributes:
-        tokens: that were read.
+        tokens: number of tokens read.
         reference_nll, runtime_nll: mean negative log-likelihood per token, in nats.
-        errors: how many tokens had an error of each size, by the edges of the `Spread`; none in older files.
+        errors: histogram of the tokens' errors, by the edges of the `Spread`; empty in older files.
         relative: |Δ perplexity| / perplexity of the reference.
     """
 
@@ -205,20 +205,20 @@ class Text(Struct, frozen=True, kw_only=True):
 
 
 class Verification(Struct, kw_only=True):
-    """One verification.
+    """A verification of a bundle.
 
     Attributes:
-        passed: whether no gate failed.
-        model_id: of the bundle; "" in older files.
-        backend: what ran the bundle.
-        precision: it was judged by.
-        reference: what it was compared with.
-        gates: what was judged, in the order of the limits' table.
+        passed: True if no gate failed.
+        model_id: the bundle's model id; "" in older files.
+        backend: the backend that ran the bundle.
+        precision: the precision whose limits judged it.
+        reference: the reference that it was compared with.
+        gates: the judged numbers, in the order of the limits' table.
         kl: None for a model without log-probabilities.
-        spread: None where there are no chains, and in older files.
-        chains: what was run.
-        text: None where no text was given.
-        sensitivity: of quantised weights, the divergence in nats that each layer causes alone.
+        spread: None if there are no chains, and in older files.
+        chains: the chains that ran.
+        text: None if no text was read.
+        sensitivity: for quantised weights, the divergence in nats that each layer causes alone.
     """
 
     passed: bool
@@ -243,7 +243,7 @@ class _OlderChain(Chain):
     max_per_segment: Values | None = None
 
     def in_one_form(self) -> Chain:
-        """The chain of today."""
+        """Convert it to today's form."""
         chain = Chain(**{name: getattr(self, name) for name in Chain.__struct_fields__})
         if self.mean_logprobs is not None:
             most = self.max_per_segment or []
@@ -258,10 +258,10 @@ class _Read(Verification, kw_only=True):
 
 
 def decode_verification(data: bytes) -> Verification:
-    """A verification of this or an older version, from its JSON.
+    """Decode a verification of this or an older version from its JSON.
 
     Raises:
-        ValueError: it is too long, no JSON, of another structure, or contradicts itself; the message is one line.
+        ValueError: it is too long, no JSON, of a different structure, or contradicts itself; the message is one line.
     """
     read = decode_document(data, _Read)
     found = Verification(**{name: getattr(read, name) for name in Verification.__struct_fields__})
@@ -270,10 +270,10 @@ def decode_verification(data: bytes) -> Verification:
 
 
 def check_verification(found: Verification) -> None:
-    """Refuse what contradicts itself: a page must not say what its numbers do not.
+    """Refuse a verification that contradicts itself: a page must not state what its numbers do not show.
 
     Raises:
-        ValueError: some part does not follow from another.
+        ValueError: a part does not follow from the others.
     """
     for gate in found.gates:
         reached = gate.value is not None and gate.limit is not None and gate.value <= gate.limit

@@ -1,1 +1,1 @@
-"""The parts of the page, one module each: from facts and measurements to blocks."""
+"""Turn facts and measurements into blocks; one module for each section of the page."""

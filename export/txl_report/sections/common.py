@@ -1,4 +1,4 @@
-"""What several sections of the page say in the same way."""
+"""Helpers that several sections of the page share."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ NO_TOKENS = "The model reads no token ids, so a text has no losses that could be
 
 
 def gap(what: str, found: Missing, name: str = "BUNDLE") -> Gap:
-    """Why something is not there, and the command that would add it to a bundle of this name."""
+    """Make the block for a missing fact: the reason, and the command that would add it to a bundle of this name."""
     command = found.command.replace("BUNDLE", quoted(name))
     return Gap(what, found.reason, (command,) if command else ())
 
 
 def titled(name: str) -> str:
-    """A name as a heading begins: its first letter large, the others as they are."""
+    """Return a name with its first letter in upper case, as a heading begins."""
     return name[:1].upper() + name[1:]
 
 
 def height(nll: float, of_bytes: bool) -> float:
-    """A loss as a chart shows it: in bits per byte where every token is a byte, else as a perplexity."""
+    """Convert a loss in nats to a chart's unit: bits per byte if every token is a byte, else perplexity."""
     return nll / math.log(2) if of_bytes else math.exp(min(nll, 700.0))
 
 
 def unit_of(of_bytes: bool) -> str:
-    """What such a number is called."""
+    """Return the name of that unit."""
     return "bits per byte" if of_bytes else "perplexity"
 
 
 def loss_curve(
     name: str, losses: Sequence[tuple[float, Loss]], places: Sequence[str] = (), *, of_bytes: bool = False
 ) -> Series:
-    """Losses as a curve, with the ends of ± one standard error where all of those are known."""
+    """Turn losses into a curve, with the ends of ± one standard error if all errors are known."""
     known = all(loss.error is not None for _, loss in losses)
     ends = [(loss.nll - (loss.error or 0.0), loss.nll + (loss.error or 0.0)) for _, loss in losses if known]
     return Series(
@@ -49,18 +49,18 @@ def loss_curve(
 
 
 def spread_note(series: Series) -> str:
-    """What is drawn around a curve of losses, as a sentence after a space."""
+    """Describe the band or bars around a curve of losses, as a sentence after a space."""
     drawn = "bar at each point" if len(series.points) <= BARS else "band"
     return f" The {drawn} is ± one standard error." if series.ends else " The tokens are too few for a standard error."
 
 
 def report_command(name: str, *options: str) -> str:
-    """The command that makes the page of a bundle again, with options."""
+    """Return the command that makes the page of a bundle again, with options."""
     return " ".join(["txl-deploy report", quoted(name), *options])
 
 
 def table(
     caption: str, names: Sequence[str], numbers: Sequence[int], rows: Sequence[Sequence[Cell]], *, folded: bool = False
 ) -> Table:
-    """A table whose columns of these indices hold numbers."""
+    """Make a table; `numbers` are the indices of the columns that hold numbers."""
     return Table(caption, [Column(name, index in numbers) for index, name in enumerate(names)], rows, folded)

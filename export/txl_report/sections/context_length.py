@@ -1,4 +1,4 @@
-"""How far back the model looks: what its architecture allows, and what was measured."""
+"""Show how far back the model looks: the length that its architecture allows, and the measured one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RULE = (
 def context_section(
     name: str, allowed: Context | Missing, found: ContextMeasure | Missing | None, option: str | None
 ) -> Section:
-    """The theoretical context, and beside it the measured one."""
+    """Show the theoretical context, and the measured one beside it."""
     blocks: list[Block] = []
     if isinstance(allowed, Context):
         said = f"{counted(allowed.tokens, 'token')}: {allowed.formula}"
@@ -46,7 +46,7 @@ def context_section(
 
 
 def length_of(found: ContextMeasure, length: int) -> str:
-    """An effective context in tokens, as a lower bound where the measurement ended before it."""
+    """Write an effective context in tokens, as a lower bound if it is the longest one measured."""
     return f"{'at least ' if length == found.longest else ''}{whole(length)}"
 
 

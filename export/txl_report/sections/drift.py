@@ -1,4 +1,4 @@
-"""Does the error grow: drift curves of a verification's chains, each chart with a style of line for each chain."""
+"""Show if the error grows: drift curves of a verification's chains, each chain with its own line style."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from txl_report.schema.verification import LOGPROBS, MEMORY, Chain, Gate, Tensor
 from txl_report.sections.common import table
 
 POINTS = 240
-"""Of a curve at most; where there are more segments a point stands for several."""
+"""Most points of a curve; with more segments a point stands for several."""
 CURVES = 8
-"""Outputs of a chain whose curves are shown."""
+"""Most outputs of a chain whose curves are shown."""
 MOST_CHAINS = 4 * STYLES
-"""Chains that are drawn: four charts, each with one chain for each style of line. A stranger's file may list more."""
+"""Most chains that are drawn: four charts of one chain per line style. A stranger's file may list more."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Errors from segment to segment of one chain.
+    """The errors of one chain, segment by segment.
 
     Attributes:
-        name: what was compared.
-        unit: of the errors.
-        mean, most: by point, the mean and the largest error; None where it was infinite or no number.
-        segments: how many segments a point stands for; the last point may stand for fewer.
+        name: the name of the output or state.
+        unit: unit of the errors.
+        mean, most: for each point, the mean and the largest error; None if it was infinite or NaN.
+        segments: number of segments that a point stands for; the last point may stand for fewer.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Curve:
 
 
 def curves_of(chain: Chain) -> list[Curve]:
-    """Of log-probabilities where a Transformer-XL ran; else of every output and of the state that is furthest off."""
+    """Return the curve of a Transformer-XL's log-probabilities; else those of every output and of the worst state."""
     if set(chain.outputs) == {LOGPROBS} and set(chain.states) == {MEMORY}:
         return [_curve(LOGPROBS, chain.outputs[LOGPROBS])]
     outputs = [(f"output {name}", tensor) for name, tensor in chain.outputs.items() if not tensor.exact]
@@ -52,7 +52,7 @@ def curves_of(chain: Chain) -> list[Curve]:
 
 
 def _curve(name: str, tensor: Tensor) -> Curve:
-    """A curve of at most `POINTS` points: of several segments, the mean of their means and the largest error."""
+    """Make a curve of at most `POINTS` points: for several segments, the mean of their means and the largest error."""
     at_once = max(1, -(-max(len(tensor.mean), len(tensor.most)) // POINTS))
 
     def points(values: Sequence[float | None], largest: bool) -> Iterator[float | None]:
@@ -65,7 +65,7 @@ def _curve(name: str, tensor: Tensor) -> Curve:
 
 
 def drift(name: str, found: Verification) -> list[Block]:
-    """The first chain curve by curve, and every chain beside it."""
+    """Draw the first chain curve by curve, and then all chains side by side."""
     chains = some(found.chains)
     drawn = [curves_of(chain) for chain in chains]
     blocks: list[Block] = []
@@ -86,7 +86,7 @@ def drift(name: str, found: Verification) -> list[Block]:
 
 
 def _charts(curves: int) -> list[tuple[slice, str]]:
-    """Which curves stand in each chart, in as few as can tell them apart, and what tells the charts' titles apart."""
+    """Divide curves among the fewest charts with unique styles; return slices, and suffixes of the charts' titles."""
     charts = -(-curves // STYLES)
     size = -(-curves // charts)
     said = [f", chart {index + 1} of {charts}" if charts > 1 else "" for index in range(charts)]
@@ -94,7 +94,7 @@ def _charts(curves: int) -> list[tuple[slice, str]]:
 
 
 def _limit(gates: Sequence[Gate]) -> tuple[float, str] | None:
-    """The gate on single errors, which a drift curve is drawn below."""
+    """Return the gate on single errors, which a drift curve has to stay below."""
     named = (gate for gate in gates if gate.limit and "log-probs max abs" in gate.name)
     return next(((gate.limit, f"limit {number(gate.limit)}") for gate in named if gate.limit), None)
 
@@ -137,7 +137,7 @@ def _curves(
 def _chains_beside(
     name: str, chains: Sequence[tuple[str, Curve]], every: Sequence[tuple[str, Curve]], of: str
 ) -> Figure:
-    """Some chains in one chart, with the axes that all of them have; `of` tells the chart from the others."""
+    """Draw some chains in one chart, with axes that fit all of them; `of` is the suffix of the chart's title."""
     unit = every[0][1].unit
     series = [
         Series(called, [(1 + i * curve.segments, _placed(y)) for i, y in enumerate(curve.most)])

@@ -1,4 +1,4 @@
-"""The files of the bundle, what it was made from and by which command, and the versions that made it."""
+"""Show the bundle's files, its source, the command that exported it, and the versions that made it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from txl_report.sections.common import gap, table, titled
 
 
 def files_section(facts: Facts) -> Section:
-    """Every file with its size and hash."""
+    """List every file with its size and hash."""
     files = some((name, file) for name, file in sorted(facts.manifest.files.items()) if name != MANIFEST)
     rows: list[tuple[Cell, ...]] = [(name, whole(file.size), Code(file.sha256)) for name, file in files]
     source = facts.source
@@ -33,7 +33,7 @@ def files_section(facts: Facts) -> Section:
 
 
 def versions_section(facts: Facts) -> Section:
-    """What the bundle was exported with."""
+    """List the versions with which the bundle was exported."""
     blocks: list[Block]
     if facts.versions:
         blocks = [table("Versions at export", ("Package", "Version"), (), facts.versions)]

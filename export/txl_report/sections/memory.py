@@ -1,4 +1,4 @@
-"""What memory does: loss by position in the segment, loss by memory length, and the gain of single tokens."""
+"""Show the effect of memory: loss by position in the segment, loss by memory length, and the gain of single tokens."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ POSITIONS = (
 )
 ABOVE = "The picture at the top of the page shows the loss by position, and the passage that the memory helped most."
 SURE = 2
-"""Standard errors by which an effect has to differ from none to be told as one."""
+"""Standard errors by which a mean gain has to differ from 0 to be stated as an effect."""
 ALONE = "There is no second curve without memory to hold this one against, so a level line proves little."
 
 
 def memory_section(name: str, found: TextMeasures | Missing | None, source: str, option: str | None) -> Section:
-    """What was measured on a text, which is called `source`; `option` says how one is given, None if it cannot be."""
+    """Show the measurements on the text `source`; `option` is the option that passes a text, None if there is none."""
     blocks: list[Block]
     if found is None:
         why = "No text was given, so no loss was measured."
@@ -56,7 +56,7 @@ def memory_section(name: str, found: TextMeasures | Missing | None, source: str,
 
 
 def opening_of(found: TextMeasures | Missing | None) -> Opening | None:
-    """What a page opens with: the loss by position with and without memory, beside the passage that it helped most."""
+    """Make the page's opening: the loss by position with and without memory, beside the passage that it helped most."""
     if not isinstance(found, TextMeasures) or not found.passage or found.gain is None or not found.by_memory:
         return None
     gain, unit = found.gain, unit_of(found.of_bytes)
@@ -98,7 +98,7 @@ def _measured(found: TextMeasures, source: str) -> list[Block]:
 
 
 def _after(found: TextMeasures) -> str:
-    """What came before the tokens that count, in each piece of the text that was read."""
+    """Name the tokens that ran before the counted ones, in each piece of the text."""
     if not found.memory_length:
         return ""
     pieces = f" in each of {whole(found.sequences)} pieces" if found.sequences > 1 else ""
@@ -111,7 +111,7 @@ def _nll(loss: Loss) -> str:
 
 
 def bits_of(loss: Loss) -> str:
-    """A loss in bits per token, which are bits per byte where tokens are bytes."""
+    """Write a loss in bits per token, which are bits per byte if tokens are bytes."""
     error = "" if loss.error is None else f" ± {number(loss.error / math.log(2), 2)}"
     return f"{fixed(loss.nll / math.log(2), 3)}{error}"
 

@@ -1,4 +1,4 @@
-"""What the model is: architecture, shapes, parameters, bytes by part, tables."""
+"""Show the model: architecture, shapes, parameters, bytes by part, tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from txl_report.sections.common import gap, table, titled
 
 
 def model_section(facts: Facts) -> Section:
-    """What is known of the model without running it."""
+    """Show the facts about the model that are known without running it."""
     blocks: list[Block] = [Pairs(_rows(facts))]
     if isinstance(facts.parts, ByteShares):
         blocks.append(_parts(facts.parts))

@@ -1,4 +1,4 @@
-"""Running text whose tokens are marked by what the memory gained for them."""
+"""Show running text whose tokens are marked by their gain from memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from txl_report.numbers import fixed, share, signed
 from txl_report.sections.common import table
 
 LEVELS = (math.log(1.1), math.log(2), math.log(5))
-"""Gains in nats from which a token is marked, more strongly and most."""
+"""Gains in nats from which a token is marked weakly, more strongly, and most."""
 LEGEND = (
     (3, "memory makes it at least 5 times as likely"),
     (2, "2 to 5 times"),
@@ -24,7 +24,7 @@ LEGEND = (
 
 
 def passage_block(tokens: Sequence[TokenGain], whole: float) -> Passage:
-    """The passage, and the numbers of every token; `whole` is the mean gain over the whole text, to hold it against."""
+    """Show a passage and the numbers of every token; `whole` is the mean gain over the whole text, for comparison."""
     rows = [
         (
             str(token.place),
@@ -50,13 +50,13 @@ def passage_block(tokens: Sequence[TokenGain], whole: float) -> Passage:
 
 
 def level_of(gain: float) -> int:
-    """How strongly a gain is marked: 0 … 3, below zero for a loss."""
+    """Return the strength of a gain's mark: 0 … 3, negative for a loss, e.g. 2 for a gain of 1 nat."""
     strength = sum(abs(gain) >= least for least in LEVELS)
     return strength if gain > 0 else -strength
 
 
 def groups(tokens: Sequence[TokenGain]) -> Iterator[list[TokenGain]]:
-    """Tokens whose bytes make up one character together as one group; else each alone."""
+    """Group the tokens whose bytes make up one character; every other token is a group of its own."""
     decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
     group: list[TokenGain] = []
     for token in tokens:

@@ -1,4 +1,4 @@
-"""Is it the same model: gates with their limits, chains, how errors are spread, ranks, a text."""
+"""Show if it is the same model: gates with their limits, chains, histograms of errors, ranks, a text."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from txl_report.sections.common import gap, table
 from txl_report.sections.drift import drift
 
 MOST_SPREAD = 8
-"""Results whose errors are told."""
+"""Most results whose errors are shown."""
 STATES: dict[bool | None, tuple[State, str]] = {
     True: ("passed", "passed"),
     False: ("failed", "failed"),
     None: ("none", "not judged"),
 }
-"""What became of a gate: how it is drawn, and in words."""
+"""State of a gate (`passed`) → the style of its badge, and its words."""
 
 
 def sameness_section(facts: Facts) -> Section:
-    """What every verification found."""
+    """Show the result of every verification."""
     blocks: list[Block] = []
     again = f"Verified again: {facts.verify_file}"
     for name, found, title, missing in (
@@ -49,7 +49,7 @@ def sameness_section(facts: Facts) -> Section:
 
 
 def verdict_of(found: Verification | Missing) -> Badge:
-    """The answer in three words."""
+    """Return the answer in three words."""
     if isinstance(found, Missing):
         return Badge("none", "Not verified")
     if not found.passed:
@@ -58,7 +58,7 @@ def verdict_of(found: Verification | Missing) -> Badge:
 
 
 def verdict_by(found: Verification | Missing) -> str:
-    """By what, against what, and how many gates."""
+    """Name the backend, the reference, and the number of gates passed and failed."""
     if isinstance(found, Missing):
         return found.reason
     counts = Counter(gate.passed for gate in found.gates)
@@ -106,12 +106,12 @@ def _verification(name: str, found: Verification) -> list[Block]:
 
 
 def _reached(gate: Gate) -> str:
-    """What a gate was judged on; a failed one without a number was infinite or none."""
+    """Write the value that a gate judged; in a failed gate a missing number stands for infinity or NaN."""
     return "∞ or no number" if gate.value is None and gate.passed is False else number(gate.value)
 
 
 def _largest(chain: Chain) -> str:
-    """The largest error of a chain: of log-probabilities where there are any, else of everything relative."""
+    """Write the largest error of a chain: in nats if it has log-probabilities, else the largest relative one."""
     unit = "nats" if any(tensor.unit == "nats" for tensor in chain.tensors) else "relative"
     values = [tensor.largest for tensor in chain.tensors if tensor.unit == unit]
     if any(value is None for value in values):
@@ -136,7 +136,7 @@ def _chains(chains: Sequence[Chain]) -> Block:
 
 
 def _spread(spread: Spread, text: Text | None) -> Iterator[tuple[str, Unit, Edges, Counts]]:
-    """Of everything that was compared: its name, the unit of its errors, the edges between their sizes, how many."""
+    """Yield, for everything that was compared, its name, the unit of its errors, the bins' edges, and their counts."""
     for name, errors in spread.errors.items():
         yield name, errors.unit, spread.edges, errors.counts
     if spread.kl is not None:
@@ -146,7 +146,7 @@ def _spread(spread: Spread, text: Text | None) -> Iterator[tuple[str, Unit, Edge
 
 
 def _in_short(spread: Spread, text: Text | None) -> str:
-    """The largest errors and the best tokens of a verification that passed, in one line."""
+    """Summarise the largest errors and the best tokens of a verification that passed, in one line."""
     largest = [
         f"{what} {_powers(_labels(edges)[max(index for index, count in enumerate(counts) if count)])} {unit}"
         for what, unit, edges, counts in islice(_spread(spread, text), MOST_SPREAD)
@@ -159,7 +159,7 @@ def _in_short(spread: Spread, text: Text | None) -> str:
 
 
 def _labels(edges: Edges) -> list[str]:
-    """Of every bin: "< 1e-9", "1e-9 … 1e-8", …, "≥ 1"."""
+    """Name every bin: "< 1e-9", "1e-9 … 1e-8", …, "≥ 1"."""
     shown = [f"{edge:.0e}".replace("e-0", "e-").replace("1e+00", "1") for edge in edges]
     between = [f"{first} … {last}" for first, last in pairwise(shown)]
     return [f"< {shown[0]}", *between, f"≥ {shown[-1]}"] if shown else ["all"]
@@ -176,7 +176,7 @@ def _by_decades(what: str, unit: Unit, edges: Edges, counts: Counts) -> Block:
 
 
 def _powers(label: str) -> str:
-    """1e-9 as 10⁻⁹."""
+    """Replace 1e-9 by 10⁻⁹."""
     return re.sub(r"1e([+-]?\d{1,3})", lambda found: power_of_ten(int(found[1])), label)
 
 

@@ -1,4 +1,4 @@
-"""How fast it was measured to be, and what engines it has."""
+"""Show the measured speed, and the engines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TITLES = {
 
 
 def speed_section(name: str, found: Measurement | Missing, file: str = "") -> Section:
-    """What a file of `bench --json` says."""
+    """Show a measurement of `bench --json`."""
     blocks: list[Block]
     if isinstance(found, Missing):
         bench = f"txl-deploy bench {quoted(name)} --json > bench.json"
@@ -41,12 +41,12 @@ def speed_section(name: str, found: Measurement | Missing, file: str = "") -> Se
 
 
 def title_of(row: Row) -> str:
-    """What was done, and in segments of how many positions."""
+    """Name a row's task and its segment length."""
     return f"{titled(row.task)}, L {row.segment_length}: {TITLES.get(row.task, '')}"
 
 
 def rate(row: Row) -> str:
-    """Tokens or positions per second."""
+    """Write tokens or positions per second."""
     return NONE if row.per_second is None else whole(round(row.per_second))
 
 
@@ -78,7 +78,7 @@ def _cautions(found: Measurement) -> Iterator[str]:
 
 
 def _once(found: Measurement) -> Iterator[tuple[str, str]]:
-    """What is measured once, and whether competitors compute the same."""
+    """Yield the figures that are measured once, and the agreement of competitors."""
     if (python := found.overhead) is not None:
         yield (
             f"{python.what} per step",
@@ -105,7 +105,7 @@ def _once(found: Measurement) -> Iterator[tuple[str, str]]:
 
 
 def _work(index: int, rows: Sequence[Row]) -> Figure:
-    """One kind of work, the bundle first; ratios are computed, whatever the file says of them."""
+    """Show one kind of work, the bundle first; ratios are computed here, and the file's are ignored."""
     ours, title = rows[0], title_of(rows[0])
     bars = [Bar(row.competitor, row.ms.p50, f"{number(row.ms.p50)} ms", 1 if row is ours else 2) for row in some(rows)]
     seen = f"{ours.competitor} takes {number(ours.ms.p50)} ms."
@@ -141,7 +141,7 @@ def _work(index: int, rows: Sequence[Row]) -> Figure:
 
 
 def engines_section(name: str, found: Engines | Missing) -> Section:
-    """The engines of the bundle: kernels, fusion, what is in place, what was checked where."""
+    """Show the engines of the bundle: kernels, fusion, states in place, and the checks on each device."""
     blocks: list[Block]
     if isinstance(found, Missing):
         blocks = [gap("Engines", found, name)]

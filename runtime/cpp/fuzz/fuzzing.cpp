@@ -21,7 +21,7 @@ struct Tally {
     ~Tally() { std::fprintf(stderr, "accepted %zu of %zu\n", accepted, all); }
 } tally;
 
-// Bytes changed as libFuzzer does it.
+// Return the bytes after one of libFuzzer's own mutations.
 std::string bent(std::string bytes) {
     const auto size = bytes.size();
     bytes.resize(size + 16);
@@ -29,7 +29,7 @@ std::string bent(std::string bytes) {
     return bytes;
 }
 
-// Puts what was made where the input was, unless it is too long.
+// Write `made` over the input; if it is too long, let libFuzzer change the input instead.
 std::size_t put(const std::string &made, std::uint8_t *data, std::size_t size, std::size_t room) {
     if (made.size() > room) return LLVMFuzzerMutate(data, size, room);
     std::copy(made.begin(), made.end(), data);

@@ -1,5 +1,5 @@
-// What the fuzz targets share: which errors are documented, and changes to a file that keep its form, without which
-// libFuzzer seldom comes beyond the reader of the form. tests/helpers/fuzzing.py makes seeds and runs the targets.
+// Shared code of the fuzz targets: a check that only documented errors occur, and mutations that keep a file's format,
+// without which libFuzzer seldom passes its reader. tests/helpers/cpp_seeds.py has the seeds.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,11 +11,11 @@
 
 namespace fuzzing {
 
-// Ends the process, as libFuzzer wants it, where what has to hold does not.
+// Abort the process, which libFuzzer reports as a finding, if `holds` is false.
 void hold(bool holds, const char *what);
 
-// Whether the input is accepted. Refused it may be with this code alone; every other error escapes, and is a finding.
-// How many were accepted is told in the end.
+// Return true if `does` accepts the input. It may refuse with `code` only; every other error escapes and is a finding.
+// The number of accepted inputs is printed at the end.
 void count(bool accepted);
 template <typename Does>
 bool accepted(txl_code code, Does does) {
@@ -30,7 +30,8 @@ bool accepted(txl_code code, Does does) {
     }
 }
 
-// Each changes `size` bytes in place, which may become `room`; what is not of the form is changed byte by byte.
+// Change `size` bytes in place, up to `room` bytes, and return their number. Input of a different format is changed
+// byte by byte.
 std::size_t change_json(std::uint8_t *data, std::size_t size, std::size_t room, unsigned seed);
 std::size_t change_tensors(std::uint8_t *data, std::size_t size, std::size_t room, unsigned seed);  // safetensors
 

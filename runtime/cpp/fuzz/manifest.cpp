@@ -1,4 +1,4 @@
-// Manifests, of both formats: read, completed and checked, and then asked all that a model asks.
+// Fuzz target: manifests are read, completed and checked, then asked everything that a model asks.
 #include "manifest.hpp"
 
 #include "fuzzing.hpp"

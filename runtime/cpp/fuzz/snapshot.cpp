@@ -1,5 +1,5 @@
-// Snapshots, restored into streams of several models: what a stream takes it saves again as the same, and what it
-// refuses changes nothing. The engine is $TXL_ONNXRUNTIME.
+// Fuzz target: snapshots are restored into streams of several models. A stream saves an accepted one again as the same
+// bytes; a refused one changes nothing. The engine is $TXL_ONNXRUNTIME.
 #include <filesystem>
 #include <list>
 
@@ -33,7 +33,7 @@ extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t *data, std::size_t s
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t *data, std::size_t size) {
     const auto bytes = fuzzing::text_of(data, size);
     for (auto &stream : streams()) {
-        // One that names another model is refused early: one such stream is enough.
+        // A snapshot of a different model is refused early: one such stream is enough.
         if (bytes.find(stream.model().manifest.model_id) == std::string_view::npos && &stream != &streams().front())
             continue;
         const auto before = stream.save(-1);

@@ -1,4 +1,4 @@
-// Weight files: their headers, read as an initial state is looked for.
+// Fuzz target: headers of weight files, read as the loader does to find an initial state.
 #include "files.hpp"
 #include "fuzzing.hpp"
 #include "safetensors.hpp"

@@ -1,7 +1,7 @@
 // txl.hpp: bundles of txl-deploy from C++17, over txl.h. SPDX-License-Identifier: Apache-2.0
 //
-// A Model and a Stream free what they hold; what fails throws txl::Error, whose text says what was found, what was
-// expected and what to do. Arrays are in the tables' order, as txl.h has them.
+// Model, Sampler and Stream free what they hold. A call that fails throws txl::Error, whose text says what was found,
+// what was expected and what to do. Arrays stand in the tables' order, as in txl.h.
 #ifndef TXL_HPP
 #define TXL_HPP
 #include <cstdint>
@@ -24,7 +24,7 @@ public:
 
 namespace detail {
 
-// Calls end with the place for an error.
+// Call a function of txl.h, whose last argument is the txl_error; throw if it fails.
 template <typename Call, typename... Given>
 void checked(Call call, Given... given) {
     auto error = TXL_NEW(txl_error);
@@ -32,7 +32,7 @@ void checked(Call call, Given... given) {
     if (code != TXL_OK) throw Error(code, error.message);
 }
 
-// Asks twice: for the size, and for the result.
+// Call a function with `room` and `needed` twice: for the size, then for the result.
 template <typename Result, typename Call, typename... Given>
 Result sized(Call call, Given... given) {
     std::size_t needed = 0;
@@ -91,7 +91,7 @@ public:
         for (std::size_t i = 0; i < found.size(); ++i) detail::checked(txl_model_tensor, get(), which, i, &found[i]);
         return found;
     }
-    // Which row of a table has a name.
+    // Return the index of the row with this name, e.g. find(TXL_STATES, "memory").
     [[nodiscard]] std::size_t find(txl_table which, const std::string &name) const {
         std::size_t index = 0;
         detail::checked(txl_model_find, get(), which, name.c_str(), &index);
@@ -103,7 +103,7 @@ public:
     [[nodiscard]] std::string decode(const std::vector<std::int32_t> &tokens) const {
         return detail::sized<std::string>(txl_decode, get(), tokens.data(), tokens.size());
     }
-    // Throws, with TXL_CHECK, where it does not pass.
+    // Throw TXL_CHECK if the stored vectors differ by more than is allowed.
     void selftest() const { detail::checked(txl_model_selftest, get(), nullptr); }
 };
 
@@ -128,13 +128,13 @@ public:
               bool last = false) {
         detail::checked(txl_stream_feed, get(), T, inputs, counts, outputs, last);
     }
-    // Token ids of one sequence, or [b, T]; where a draw then goes on.
+    // Feed token ids, [T] for one sequence or flat [b, T]; the next draw continues after them.
     void feed(const std::vector<std::int32_t> &tokens) {
         if (tokens.empty()) return;
         const void *inputs[] = {tokens.data()};
         feed(positions(tokens), inputs, nullptr);
     }
-    // Nats that each token but the first of its sequence cost, [b, T - 1]; the last one is not fed.
+    // Return the cost in nats of each token but the first of its sequence, flat [b, T - 1]; the last one is not fed.
     [[nodiscard]] std::vector<float> score(const std::vector<std::int32_t> &tokens) {
         const auto T = positions(tokens);
         std::vector<float> nll(T > 1 ? tokens.size() - static_cast<std::size_t>(batch()) : 0);
@@ -146,7 +146,7 @@ public:
         detail::checked(txl_sampler_draw, sampler.get(), get(), tokens.data(), nullptr);
         return tokens;
     }
-    // One row's, by a sampler of one sequence.
+    // Draw for one row, with a sampler of one sequence.
     [[nodiscard]] std::int32_t draw(Sampler &sampler, std::int32_t row) {
         std::int32_t token = -1;
         detail::checked(txl_sampler_draw_row, sampler.get(), get(), row, &token, nullptr);
@@ -165,7 +165,7 @@ public:
 
 private:
     [[nodiscard]] std::int32_t positions(const std::vector<std::int32_t> &tokens) const {
-        // A stream that was moved away has none; the call that follows says so.
+        // A moved-from stream has no handle; the call that follows refuses it.
         const auto b = static_cast<std::size_t>(get() ? batch() : 1), T = tokens.size() / b;
         if (T * b != tokens.size())
             throw Error(TXL_USAGE,

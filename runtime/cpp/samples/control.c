@@ -1,12 +1,12 @@
-/* Runs a policy at 50 Hz in a thread of its own, as a robot's control loop would, and says how well it kept its times.
+/* Runs a policy at 50 Hz in its own thread, like a robot's control loop, and prints how late its steps were.
  *
  *     txl-control conformance/bundles/policy-1 500 100
  *
- * 500 observations, of which every hundredth begins an episode. The main thread stands for the rest of the robot: it
- * sends a slow wave in place of what sensors measure, and takes actions. It and the control thread share two rings of
- * messages and nothing else, so neither ever waits for the other. A policy with a memory has to see every observation
- * in its order: the control thread runs all that have come since its last period, and resets travel among them.
- * Everything is prepared before the loop, and the engine runs on the control thread alone. */
+ * There are 500 observations; every hundredth begins an episode. The main thread stands for the rest of the robot: it
+ * sends a slow wave in place of sensor values, and takes actions. It shares only two rings of messages with the control
+ * thread, so neither waits for the other. A policy with a memory has to see every observation in order: the control
+ * thread runs all that came since its last period, and resets are messages among them. Everything is prepared before
+ * the loop, and the engine runs only on the control thread. */
 #define _GNU_SOURCE
 #include <math.h>
 #include <pthread.h>
@@ -25,10 +25,11 @@ typedef struct {
     float numbers[NUMBERS];
 } message;
 
-/* One thread puts, one takes. Each writes its own count alone, and what it wrote before is seen with it. */
+/* A queue for one thread that puts and one that takes. Each writes only its own count, with release order, so the other
+ * sees the messages written before. */
 typedef struct {
     message messages[ROOM];
-    _Alignas(64) atomic_uint put; /* apart from each other, so that the threads do not share a line of a cache */
+    _Alignas(64) atomic_uint put; /* the counts lie in different cache lines, so the threads do not slow each other */
     _Alignas(64) atomic_uint taken;
 } ring;
 
@@ -54,7 +55,7 @@ typedef struct {
     size_t sees, acts; /* numbers of the first input and of the first output */
     ring observations, actions;
     atomic_int over;
-    /* Written by the control thread, read when it has ended. */
+    /* The control thread writes these; main reads them after its end. */
     int steps, resets, periods, missed, lost, failed;
     double late, latest, took, longest; /* microseconds: sums and maxima */
     txl_error error;
@@ -69,7 +70,7 @@ static void later(struct timespec *time, long nanoseconds) {
     if (time->tv_nsec >= 1000000000) time->tv_nsec -= 1000000000, ++time->tv_sec;
 }
 
-/* What is sent, one after the other; whether there may be more. */
+/* Run all messages that have come; return 0 after END or a failure, 1 if more may come. */
 static int run_all(control *self) {
     for (message seen; ring_take(&self->observations, &seen);) {
         if (seen.kind == END) return 0;
@@ -85,7 +86,7 @@ static int run_all(control *self) {
         self->took += took, self->longest = took > self->longest ? took : self->longest, ++self->steps;
         message action = {GO_ON, {0}};
         for (size_t i = 0; i < self->acts; ++i) action.numbers[i] = ((float *)self->returned[0])[i];
-        self->lost += !ring_put(&self->actions, &action); /* nobody takes them */
+        self->lost += !ring_put(&self->actions, &action); /* the ring is full: the main thread is too slow */
     }
     return 1;
 }
@@ -103,14 +104,14 @@ static void *run(void *argument) {
         more = run_all(self);
         clock_gettime(CLOCK_MONOTONIC, &now);
         if (microseconds(due, now) < PERIOD / 1e3) continue;
-        ++self->missed; /* what is due next is over: the periods go on from here */
+        ++self->missed; /* the step ended after the next one was due: periods are counted from now */
         due = now;
     }
     atomic_store(&self->over, 1);
     return NULL;
 }
 
-/* Arrays for a table; how many numbers the first one has, 0 where it holds something else or too many. */
+/* Allocate arrays for a table; return the numbers in the first one, 0 if it is not float32 or has more than NUMBERS. */
 static size_t make_arrays(const txl_model *model, txl_table table, void **arrays, txl_error *error) {
     size_t numbers = 0;
     for (size_t i = 0; i < txl_model_count(model, table) && i < MOST; ++i) {
@@ -130,10 +131,10 @@ static int failed(const char *said) {
 int main(int count, char **words) {
     if (count < 2) return fprintf(stderr, "usage: %s BUNDLE [OBSERVATIONS [PER EPISODE]]\n", words[0]), 2;
     const int observations = count > 2 ? atoi(words[2]) : 500, episode = count > 3 ? atoi(words[3]) : 100;
-    setenv("ORT_DISABLE_TELEMETRY", "1", 0); /* which newer builds of the engine look at when they are opened */
+    setenv("ORT_DISABLE_TELEMETRY", "1", 0); /* newer builds of the engine read it when they are opened */
     txl_load_options options = TXL_NEW(txl_load_options);
     options.threads = 1;
-    static txl_model *model; /* where something fails, the end of the process frees both */
+    static txl_model *model; /* after a failure the end of the process frees model and stream */
     static control self = {.error = TXL_NEW(txl_error)};
     if (txl_model_load(words[1], &options, &model, &self.error) ||
         txl_stream_open(model, 1, -1, &self.stream, &self.error))

@@ -1,9 +1,8 @@
-// Continues a text with a bundle, and remembers earlier runs; samples/embed.py in C++.
+// Continues a text with a bundle and remembers earlier runs, as samples/embed.py does in Python.
 //
 //     txl-generate demo/model.txl "def main(" 200 memory.safetensors
 //
-// Reads the text on through the memory of earlier runs, prints a continuation as it is drawn, and saves the memory
-// again.
+// Restores the memory of earlier runs, feeds the text, prints each token as it is drawn, and saves the memory again.
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
@@ -14,7 +13,7 @@
 namespace {
 
 void write(const std::string &path, const std::string &bytes) {
-    // Under another name first, so that a crash leaves the old memory whole.
+    // Write a second file and rename it, so that a crash leaves the old memory whole.
     std::ofstream file(path + ".part", std::ios::binary);
     file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
     file.close();
@@ -49,7 +48,7 @@ int main(int count, char **words) {
         std::cerr << "usage: " << words[0] << " BUNDLE TEXT [TOKENS] [MEMORY]\n";
         return 2;
     }
-    setenv("ORT_DISABLE_TELEMETRY", "1", 0);  // which newer builds of the engine look at when they are opened
+    setenv("ORT_DISABLE_TELEMETRY", "1", 0);  // newer builds of the engine read it when they are opened
     try {
         run(words[1], words[2], count > 3 ? std::atoi(words[3]) : 200, count > 4 ? words[4] : "");
     } catch (const std::exception &error) {

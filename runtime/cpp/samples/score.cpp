@@ -1,8 +1,8 @@
-// Says how well a model predicts a text, as `txl-deploy score` does: what its tokens cost, and what its bytes do.
+// Prints how well a model predicts a text, as `txl-deploy score` does: the mean cost of a token and of a byte.
 //
 //     txl-score demo/model.txl heldout.txt
 //
-// The text is read on from one piece to the next, so that what is held beside it does not grow with it.
+// The text is scored in pieces, with the state carried from one to the next, so that results in memory stay small.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -15,7 +15,7 @@
 
 namespace {
 
-// A piece is a whole number of the longest segments: cut in other places, a full memory would give other numbers.
+// Longest segments of one piece. Pieces of whole segments are cut as the whole text would be, so the numbers are equal.
 constexpr std::ptrdiff_t SEGMENTS = 16;
 
 std::string read(const std::string &path) {
@@ -38,12 +38,12 @@ void run(const std::string &bundle, const std::string &path) {
     for (auto first = tokens.begin(); tokens.end() - first > 1;) {
         const auto last = first + std::min(piece, tokens.end() - first - 1);
         for (const auto cost : stream.score({first, last + 1})) nats += cost;
-        first = last;  // the last token was a target alone
+        first = last;  // the last token was only a target
     }
     const auto mean = nats / static_cast<double>(tokens.size() - 1);
     std::cout << std::setprecision(12) << "tokens " << tokens.size() << "\nnll " << mean << "\nperplexity "
               << std::exp(mean) << "\nbits_per_token " << mean / std::log(2.0) << '\n';
-    // Ids that do not give the text back, as those of unknown words, say nothing of its bytes.
+    // Costs per byte are printed only if the ids decode to the text: unknown words do not.
     if (model.decode(tokens) == text) {
         const auto bytes = text.size() - model.decode({tokens.front()}).size();
         const auto each = nats / static_cast<double>(bytes);
@@ -58,7 +58,7 @@ int main(int count, char **words) {
         std::cerr << "usage: " << words[0] << " BUNDLE FILE\n";
         return 2;
     }
-    setenv("ORT_DISABLE_TELEMETRY", "1", 0);  // which newer builds of the engine look at when they are opened
+    setenv("ORT_DISABLE_TELEMETRY", "1", 0);  // newer builds of the engine read it when they are opened
     try {
         run(words[1], words[2]);
     } catch (const std::exception &error) {

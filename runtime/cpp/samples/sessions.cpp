@@ -1,10 +1,10 @@
-// Many users on the few sequences of one stream: who is served moves onto a row, and who was there is kept as bytes.
+// Many users on the few sequences of one stream: a served user moves onto a row, whose former user is saved as bytes.
 //
 //     txl-sessions samples/tiny.txl 12 8
 //
-// Each of 12 users begins with a text of their own and is answered 8 times, some words a time; who is served in a round
-// is drawn. A row without a user is idle. At the end each user is served once more, alone on a stream of their own, and
-// the program says whether the answers are the same.
+// Each of 12 users begins with a text of their own and is answered 8 times with 5 tokens; the users of a round are
+// drawn at random. A row without a user is idle. At the end each user is served again, alone on a stream, and the
+// program prints whether the answers are the same.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -18,21 +18,21 @@ namespace {
 constexpr int WORDS = 5;  // tokens of an answer
 
 struct User {
-    std::vector<std::int32_t> next;  // what was not fed yet: the text at first, then the token that was drawn last
-    std::vector<std::int32_t> said;  // all answers
-    std::vector<float> certain;      // the log-probability of each token of them
-    std::string kept;                // the state while the user is on no row
+    std::vector<std::int32_t> next;  // tokens not fed yet: the text at first, later the last answered token
+    std::vector<std::int32_t> said;  // tokens of all answers
+    std::vector<float> certain;      // log-probabilities of `said`
+    std::string kept;                // snapshot of the state while the user is on no row
     int answers = 0, row = -1;
 };
 
-// Feeds what is next for users on rows of their own, and lets each say the most probable token.
+// Feed `next` of the user on each row, and answer each with the most probable token.
 void feed(txl::Stream &stream, const std::vector<User *> &rows, std::int32_t vocab) {
     const auto b = static_cast<std::size_t>(stream.batch()), V = static_cast<std::size_t>(vocab);
     std::size_t T = 0;
     for (const auto *user : rows) T = std::max(T, user ? user->next.size() : 0);
     std::vector<std::int32_t> tokens(b * T), counts(b);
     for (std::size_t row = 0; row < b; ++row) {
-        if (!rows[row]) continue;  // a count of 0: idle
+        if (!rows[row]) continue;  // the count stays 0: the row is idle
         counts[row] = static_cast<std::int32_t>(rows[row]->next.size());
         std::copy(rows[row]->next.begin(), rows[row]->next.end(),
                   tokens.begin() + static_cast<std::ptrdiff_t>(row * T));
@@ -49,7 +49,7 @@ void feed(txl::Stream &stream, const std::vector<User *> &rows, std::int32_t voc
     }
 }
 
-// The rows of one stream, and who is on them.
+// The rows of one stream and the users on them.
 class Rows {
 public:
     Rows(const txl::Model &model, std::int32_t b)
@@ -65,7 +65,7 @@ public:
     [[nodiscard]] int moves() const { return moves_; }
 
 private:
-    // A user stays on a row until it is needed, because saving costs a copy of the state.
+    // A user stays on a row until a different user needs it, because saving copies the state.
     void put(User &user, const std::vector<User *> &served) {
         const auto free = std::find_if(on_.begin(), on_.end(), [&](User *there) {
             return std::find(served.begin(), served.end(), there) == served.end();
@@ -136,7 +136,7 @@ int main(int count, char **words) {
         std::cerr << "usage: " << words[0] << " BUNDLE [USERS] [ANSWERS]\n";
         return 2;
     }
-    setenv("ORT_DISABLE_TELEMETRY", "1", 0);  // which newer builds of the engine look at when they are opened
+    setenv("ORT_DISABLE_TELEMETRY", "1", 0);  // newer builds of the engine read it when they are opened
     try {
         run(words[1], count > 2 ? std::strtoul(words[2], nullptr, 10) : 12, count > 3 ? std::atoi(words[3]) : 8);
     } catch (const std::exception &error) {

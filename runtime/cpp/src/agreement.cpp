@@ -1,5 +1,4 @@
-// What the tables of a bundle have to agree on (§ 11), so that whoever runs it can believe them without opening a
-// graph.
+// The check that a bundle's tables agree (§ 11), so that the rest of the library trusts them without opening a graph.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -11,8 +10,8 @@
 namespace txl_runtime {
 namespace {
 
-constexpr double MOST_VALUES = 1099511627776.0;  // of one tensor; more is no model but a mistake
-constexpr std::int64_t MOST_UNSEEN = 4096;       // sequences that no tensor has
+constexpr double MOST_VALUES = 1099511627776.0;  // 2^40 values of one tensor; no model has more
+constexpr std::int64_t MOST_UNSEEN = 4096;       // largest B that no tensor's shape confirms
 
 std::string lowered(std::string text) {
     for (auto &sign : text)
@@ -20,7 +19,7 @@ std::string lowered(std::string text) {
     return text;
 }
 
-// Whether every system can have a file of this name (§ 1).
+// Return true if every operating system allows this part of a file name (§ 1).
 bool portable(const std::string &part) {
     const auto bad = [](unsigned char sign) {
         return sign < 0x20 || sign == 0x7f || std::string("<>:\"|?*\\/").find(sign) != std::string::npos;
@@ -32,7 +31,7 @@ bool portable(const std::string &part) {
     return !port && stem != "con" && stem != "prn" && stem != "aux" && stem != "nul";
 }
 
-// Whether a program's tensor is the state, or one of the sizes that a growing state has.
+// Return true if a program's tensor has the state's dtype and shape, or, if the state grows, an allowed number of rows.
 bool takes(const Spec &spec, const State &state) {
     if (spec.dtype != state.dtype || spec.shape.size() != state.shape.size()) return false;
     for (int axis = 0; axis < std::ptrdiff_t(spec.shape.size()); ++axis) {
@@ -45,7 +44,7 @@ bool takes(const Spec &spec, const State &state) {
     return true;
 }
 
-// A tensor of a table, as a program of b sequences and segments of a length has it.
+// Return a table's tensor as a program has it: [B, L, 3] with b 2 and length 4 is [2, 4, 3].
 template <typename Row>
 Spec spec_of(const Row &row, std::int64_t b, std::int64_t length) {
     Spec found{row.name, row.dtype, row.axes.shape};
@@ -74,7 +73,7 @@ public:
     }
 
 private:
-    // What is said begins with what was found.
+    // `said` begins with what was found.
     template <typename... Parts>
     void must(bool holds, const Parts &...said) const {
         need(holds, TXL_BUNDLE, where_, ": ", said..., "; export the model again");
@@ -197,7 +196,7 @@ private:
         fits(state.update == Rule::ring || !state.slots, " with slots, expected them of a ring alone");
     }
 
-    // All rules keep the same memory rows, and all of a rule's tensors are of one shape.
+    // All rules keep the same memory tensors, and those of one rule share one shape.
     void memory() const {
         using Kept = std::map<std::string, std::pair<Sizes, txl_dtype>>;
         Kept rows;
@@ -210,7 +209,7 @@ private:
             must(initial.emplace(state.name, state.initial).first->second == state.initial, brief(state.name),
                  " starts as two things, expected the same in all rules");
         }
-        if (!runs.empty() && !runs.count(Rule::replace)) held.erase(Rule::replace);  // may stand beside memory rows
+        if (!runs.empty() && !runs.count(Rule::replace)) held.erase(Rule::replace);  // such states may accompany memory
         must(m.states.empty() || held == runs,
              "the state table does not fit: a rule has states or programs, expected both");
         must(!m.counts_rows() || m.states.empty() || !rows.empty(),
@@ -238,7 +237,7 @@ private:
         for (auto rule : runs) names(rule);
     }
 
-    // Inputs and outputs sort alike, and none begins as another.
+    // Sorted inputs pair with sorted outputs, and no name is a prefix of a different one.
     void names(Rule rule) const {
         std::vector<std::pair<std::string, std::string>> sides;
         for (const auto *state : m.states_of(rule)) sides.emplace_back(state->input, state->output);
@@ -292,7 +291,7 @@ private:
         auto taken = by_name(program.inputs), given = by_name(program.outputs);
         for (const auto *state : m.states_of(program.update)) {
             const auto *input = taken[state->input], *output = given[state->output];
-            // A program need not read what there is not yet.
+            // A program for the first step need not read a state that is absent or has no rows yet.
             fits = fits && (input ? takes(*input, *state) : state->absent || (state->rows && state->rows->first == 0));
             whole = whole && output && takes(*output, *state);
             if (input) read.push_back(*input);
@@ -342,7 +341,7 @@ private:
 
     const Manifest &m;
     const std::string &where_;
-    const Sizes lengths_;  // the largest first
+    const Sizes lengths_;  // segment lengths, the largest first
     std::set<std::string> roles_;
 };
 

@@ -10,7 +10,7 @@
 namespace txl_runtime {
 namespace {
 
-constexpr std::size_t ALIGNED = 64;
+constexpr std::size_t ALIGNED = 64;  // bytes: a cache line
 
 template <typename T>
 T at(const void *from) {
@@ -74,8 +74,7 @@ void write(std::byte *to, txl_dtype dtype, double number) {
     }
 }
 
-// Copies, or writes zeros where there is nothing to copy from. What lies behind axis `dense` lies together on both
-// sides.
+// Copy, or write zeros if `from` is null. From axis `dense` on, both arrays are contiguous.
 void move_axes(std::byte *to, const View &a, const std::byte *from, const View &b, int axis, int dense) {
     if (axis == dense) {
         std::size_t bytes = size_of(a.dtype);
@@ -88,7 +87,7 @@ void move_axes(std::byte *to, const View &a, const std::byte *from, const View &
         move_axes(to + i * a.strides[axis], a, from ? from + i * b.strides[axis] : nullptr, b, axis + 1, dense);
 }
 
-// The first axis from which on the elements lie together.
+// Return the first axis from which on the elements are contiguous; 0 if all are.
 int dense_from(const View &view) {
     std::int64_t stride = size_of(view.dtype);
     int axis = view.shape.rank();

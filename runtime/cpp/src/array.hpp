@@ -1,4 +1,4 @@
-// Arrays: shapes that take no memory, views with strides, and the copies between them.
+// Arrays: shapes without memory of their own on the heap, views with strides, and copies between views.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -13,13 +13,13 @@
 
 namespace txl_runtime {
 
-using Sizes = std::vector<std::int64_t>;  // TXL_SIZE_B, TXL_SIZE_L and TXL_SIZE_ROWS stand for what is open
+using Sizes = std::vector<std::int64_t>;  // an open size is TXL_SIZE_B, TXL_SIZE_L or TXL_SIZE_ROWS
 
 std::size_t size_of(txl_dtype dtype);
 const char *name_of(txl_dtype dtype);
 double number_at(const void *from, txl_dtype dtype);
 
-// Up to TXL_AXES numbers: sizes, or strides.
+// A list of up to TXL_AXES sizes or strides.
 class Shape {
 public:
     Shape() = default;
@@ -42,7 +42,7 @@ private:
     int rank_ = 0;
 };
 
-// Somebody else's memory as an array.
+// An array in memory that it does not own.
 struct View {
     std::byte *data = nullptr;
     txl_dtype dtype = TXL_FLOAT32;
@@ -52,18 +52,18 @@ struct View {
     View(void *memory, txl_dtype type, const Shape &sizes);
     View(const void *memory, txl_dtype type, const Shape &sizes) : View(const_cast<void *>(memory), type, sizes) {}
     [[nodiscard]] View narrow(int axis, std::int64_t first, std::int64_t count) const;
-    [[nodiscard]] View at(int axis, std::int64_t index) const;  // without the axis
-    [[nodiscard]] View moved(int from, int to) const;           // an axis stands elsewhere
-    [[nodiscard]] View broadcast(const Shape &over) const;      // as NumPy does
-    [[nodiscard]] bool together() const;                        // whether it is row-major without gaps
+    [[nodiscard]] View at(int axis, std::int64_t index) const;  // without the axis: at(1, 0) of [2, 3, 4] is [2, 4]
+    [[nodiscard]] View moved(int from, int to) const;           // moved(2, 0) of [2, 3, 4] is [4, 2, 3]
+    [[nodiscard]] View broadcast(const Shape &over) const;      // as NumPy does: [3] over [2, 3] is [2, 3]
+    [[nodiscard]] bool together() const;                        // true: row-major without gaps
     [[nodiscard]] std::size_t bytes() const { return shape.product() * size_of(dtype); }
 };
 
-// Both have one shape; numbers are converted, and rounded to even, where the types differ.
+// Copy between views of one shape. Numbers are converted if the types differ, with ties rounded to even.
 void copy(const View &to, const View &from);
 void zero(const View &to);
 
-// An array that owns its memory, which begins as zeros.
+// An array that owns its memory, filled with 0 at first.
 class Array {
 public:
     Array() = default;
@@ -75,7 +75,7 @@ public:
         return reinterpret_cast<T *>(memory_.get());
     }
     txl_dtype dtype = TXL_FLOAT32;
-    Shape shape;  // may be made smaller: the memory stays
+    Shape shape;  // callers may make it smaller; the memory stays
 
 private:
     struct Free {

@@ -1,4 +1,4 @@
-// The C functions: here exceptions end, and arguments are looked at before anything else.
+// The C functions of txl.h: they check arguments first, and turn exceptions into codes.
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -30,7 +30,7 @@ using txl_runtime::brief;
 using txl_runtime::need;
 using txl_runtime::refuse;
 
-// What is told of a call that failed: into as much of the caller's struct as there is.
+// Fill the caller's txl_error, as far as its size goes, and return the code.
 txl_code tell(txl_error *error, txl_code code, const std::string &said) {
     constexpr auto BEFORE = offsetof(txl_error, message);
     if (error && error->size > BEFORE) {
@@ -58,7 +58,7 @@ txl_code guarded(txl_error *error, Does does) noexcept {
                         std::string("something unforeseen: ") + other.what() + "; export the model again");
         }
     } catch (...) {
-        return TXL_MEMORY;  // not even the message found room
+        return TXL_MEMORY;  // making the message failed, too
     }
 }
 
@@ -66,7 +66,8 @@ void given(const void *pointer, const char *what) {
     need(pointer != nullptr, TXL_USAGE, what, " is NULL, expected one; give it");
 }
 
-// A struct of the caller's may be older or newer: as much of it as both know. Without a size nothing of it would count.
+// Return the bytes of a caller's struct that both sides know: it may be of an older or newer txl.h. Size 0, where
+// TXL_NEW was forgotten, is refused: all fields would be ignored.
 template <typename T>
 std::size_t known(const T *caller) {
     need(caller->size >= sizeof caller->size, TXL_USAGE, "the struct's size is ", caller->size,
@@ -90,7 +91,7 @@ void hand_out(T made, T *to) {
     to->size = size;
 }
 
-// Two calls for a result of unknown size: what would be needed is always told.
+// Copy a result of unknown size to the caller; set `needed` even if `room` is too small.
 void fill(const void *from, std::size_t bytes, std::size_t count, void *to, std::size_t room, std::size_t *needed) {
     given(needed, "needed");
     *needed = count;
@@ -100,13 +101,13 @@ void fill(const void *from, std::size_t bytes, std::size_t count, void *to, std:
     if (bytes) std::memcpy(to, from, bytes);
 }
 
-// A call of something that was opened.
+// Call `does` with the object of a handle; refuse NULL.
 template <typename Handle, typename Does>
 txl_code with(Handle *handle, txl_error *error, Does does) {
     return guarded(error, [&] { given(handle, Handle::NAME), does(handle->own); });
 }
 
-// A call that opens something.
+// Set `made` to a new handle, or to NULL if `makes` throws.
 template <typename Handle, typename Makes>
 txl_code opened(Handle **made, txl_error *error, Makes makes) {
     return guarded(error, [&] {

@@ -13,25 +13,25 @@
 namespace txl_runtime {
 namespace {
 
-constexpr std::int32_t MOST_THREADS = 1024;
+constexpr std::int32_t MOST_THREADS = 1024;  // as in Python; a larger number is a mistake
 constexpr const char *WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path";
 
-constexpr ONNXTensorElementDataType ELEMENTS[] = {  // by txl_dtype
+constexpr ONNXTensorElementDataType ELEMENTS[] = {  // indexed by txl_dtype
     ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED, ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL,
     ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,     ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,
     ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16,   ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16};
 
-// What the engine has made, freed by its own function.
+// An object of the engine, freed by the engine's own function.
 template <typename T>
 using Owned = std::unique_ptr<T, void (*)(T *)>;
 
-// 0 where there is none.
+// Return the txl_dtype of an element type; 0 if it has none.
 txl_dtype dtype_of(ONNXTensorElementDataType element) {
     const auto found = ranges::find(ELEMENTS, element);
     return found == std::end(ELEMENTS) ? txl_dtype{} : txl_dtype(found - ELEMENTS);
 }
 
-// The library stays open until the process ends: ONNX Runtime has threads and cannot be closed safely.
+// Open the library and never close it: ONNX Runtime's threads may still run.
 const OrtApiBase *open_library(const char *asked) {
 #ifdef __APPLE__
     std::vector<std::string> names = {"libonnxruntime.dylib"};
@@ -51,7 +51,7 @@ const OrtApiBase *open_library(const char *asked) {
         }
         const std::string why = ::dlerror();
         said += (said.empty() ? "" : "; ") + why;
-        // The loader says so of a library for another processor, too.
+        // The loader also says "No such file" of a library for a different processor.
         if (why.find("No such file") != std::string::npos && name.find('/') != std::string::npos &&
             ::access(name.c_str(), F_OK) == 0)
             said += ", but there is such a file: it may be for another processor";
@@ -60,7 +60,7 @@ const OrtApiBase *open_library(const char *asked) {
            "), expected its library; name it in options.engine or $TXL_ONNXRUNTIME");
 }
 
-// The engine would print otherwise; an application that wants to read it gives an OrtEnv of its own.
+// Without this logger the engine prints. An application that wants its log gives an OrtEnv of its own.
 void stay_silent(void *, OrtLoggingLevel, const char *, const char *, const char *, const char *) {}
 
 }  // namespace
@@ -156,9 +156,9 @@ Session::Session(const Engine &engine, const std::string &graph, const std::stri
     set(api.SetInterOpNumThreads(made, 1));
     if (options.threads) set(api.SetIntraOpNumThreads(made, options.threads));
     set(options.arena ? api.EnableCpuMemArena(made) : api.DisableCpuMemArena(made));
-    // Shapes in the file have to be the ones that inference finds; without this a wrong declaration only warns.
+    // Refuse a graph whose declared shapes differ from those that inference finds; by default the engine only warns.
     set(api.AddSessionConfigEntry(made, "session.strict_shape_type_inference", "1"));
-    // On x86 without VNNI pairs of int8 products are summed in 16 bits, where 2 * 255 * 127 has no place.
+    // On x86 without VNNI pairs of int8 products are summed in 16 bits, which 2 * 255 * 127 = 64,770 overflows.
     set(api.AddSessionConfigEntry(made, "session.x64quantprecision", "1"));
     if (!options.spin) set(api.AddSessionConfigEntry(made, "session.force_spinning_stop", "1"));
     if (options.lean) {
@@ -203,7 +203,7 @@ std::vector<Session::Binding> Session::bindings(bool outputs) const {
         const Owned<OrtTypeInfo> held(type, api.ReleaseTypeInfo);
         const OrtTensorTypeAndShapeInfo *info = nullptr;
         ask(api.CastTypeInfoToTensorInfo(type, &info));
-        if (!info) continue;  // no tensor: it has no dtype, and is refused
+        if (!info) continue;  // a sequence or map: its empty dtype is refused later
         ONNXTensorElementDataType element{};
         std::size_t rank = 0;
         ask(api.GetTensorElementType(info, &element));
@@ -219,7 +219,7 @@ std::vector<Session::Binding> Session::bindings(bool outputs) const {
 }
 
 void Session::hold_against(const Program &program, const Manifest &manifest, const std::string &where) const {
-    // The axis of sequences, which a graph with an open number of them calls "batch", by the tensors' names.
+    // The axis of sequences by tensor name. A graph with an open B calls its size "batch".
     std::map<std::string, int> batch;
     for (const auto &entry : manifest.inputs) batch[entry.name] = entry.axes.batch;
     for (const auto &output : manifest.outputs) batch[output.name] = output.axes.batch;

@@ -1,5 +1,4 @@
-// ONNX Runtime, opened at run time through its C API: the library is not linked, so that any version from 1.21 on will
-// do.
+// ONNX Runtime, opened at run time through its C API. It is not linked, so any version from 1.21 on works.
 #pragma once
 #include <memory>
 #include <string>
@@ -24,11 +23,11 @@ public:
     [[nodiscard]] const OrtMemoryInfo *memory() const { return memory_; }
     [[nodiscard]] const std::string &version() const { return version_; }
     [[nodiscard]] bool runs_opset(std::int64_t opset) const { return wanted_for(opset).empty(); }
-    // The first version that runs an opset, where this one is older; else empty.
+    // Return the first version that runs an opset, e.g. "1.25" for 24; "" if this one does.
     [[nodiscard]] std::string wanted_for(std::int64_t opset) const;
-    // Frees a status; its text is empty where all is well.
+    // Free a status and return its text, "" if the call succeeded.
     std::string said(OrtStatus *status) const;
-    void check(OrtStatus *status, const std::string &where) const;  // refuses, as TXL_BACKEND, what failed
+    void check(OrtStatus *status, const std::string &where) const;  // throws TXL_BACKEND if the call failed
 
 private:
     const OrtApi *api_ = nullptr;
@@ -39,7 +38,7 @@ private:
     std::pair<int, int> numbers_{};
 };
 
-// An array as the engine sees it; its memory has to outlive this.
+// An OrtValue. One made of a view does not own the view's memory, which has to outlive it.
 class Value {
 public:
     Value() = default;
@@ -49,7 +48,7 @@ public:
     Value &operator=(Value &&other) noexcept;
     ~Value();
     [[nodiscard]] OrtValue *get() const { return value_; }
-    [[nodiscard]] View view() const;  // of a value that the engine made
+    [[nodiscard]] View view() const;  // the array of a value that the engine made
 
 private:
     const Engine *engine_ = nullptr;
@@ -57,11 +56,11 @@ private:
 };
 
 struct SessionOptions {
-    int threads;  // 0: one per core
+    int threads;  // 0: one per physical core
     bool arena, lean, spin;
-    std::string folder;        // where weights lie; or
-    std::string name;          // the file's name and
-    std::string_view weights;  // its bytes in memory
+    std::string folder;        // folder of the weight file; "": it is in memory
+    std::string name;          // name of the weight file
+    std::string_view weights;  // its bytes, if it is in memory
 };
 
 class Session {
@@ -70,9 +69,9 @@ public:
     ~Session();
     Session(const Session &) = delete;
     Session &operator=(const Session &) = delete;
-    // Refuses a graph that has other inputs and outputs than a program promises.
+    // Throw TXL_BUNDLE unless the graph has exactly the inputs and outputs that the program's table lists.
     void hold_against(const Program &program, const Manifest &manifest, const std::string &where) const;
-    // Outputs that are null are made by the engine; refused as TXL_BACKEND is what it cannot run.
+    // Run the graph. The engine makes the outputs that are null. Throws TXL_BACKEND if the engine fails.
     void run(const std::vector<const char *> &input_names, const std::vector<const OrtValue *> &inputs,
              const std::vector<const char *> &output_names, std::vector<OrtValue *> &outputs,
              const std::string &program) const;
@@ -82,7 +81,7 @@ private:
         std::string name;
         std::string dtype;
         Sizes shape;
-        std::vector<std::string> names;  // of sizes that are open
+        std::vector<std::string> names;  // per axis: the name of an open size, else ""
     };
     [[nodiscard]] std::vector<Binding> bindings(bool outputs) const;
     const Engine &engine_;

@@ -1,6 +1,6 @@
-// What is refused, and whose fault it is. Exceptions end at the C functions, in c_api.cpp.
+// The one exception of the library, with the code that says whose fault it is. c_api.cpp catches all exceptions.
 //
-// The library's own names are in a namespace that txl.hpp has not: both may stand in one program.
+// The namespace is not txl, which is that of txl.hpp: one program may contain both.
 #pragma once
 #include <sstream>
 #include <stdexcept>
@@ -16,7 +16,7 @@ struct Refused : std::runtime_error {
     txl_code code;
 };
 
-// Joins what is given to one sentence.
+// Join the parts to one sentence, e.g. join("b is ", 3) is "b is 3".
 template <typename... Parts>
 std::string join(const Parts &...parts) {
     std::ostringstream text;
@@ -25,7 +25,7 @@ std::string join(const Parts &...parts) {
     return text.str();
 }
 
-// A sentence says what was found, what was expected and what to do.
+// Throw a sentence that says what was found, what was expected and what to do.
 template <typename... Parts>
 [[noreturn]] void refuse(txl_code code, const Parts &...parts) {
     throw Refused(code, join(parts...));
@@ -36,7 +36,7 @@ void need(bool holds, txl_code code, const Parts &...parts) {
     if (!holds) refuse(code, parts...);
 }
 
-// Sizes as a message shows them.
+// Return numbers as a message shows them, e.g. "[2, 3]".
 template <typename Numbers>
 std::string listed(const Numbers &numbers) {
     std::string text = "[";
@@ -44,7 +44,7 @@ std::string listed(const Numbers &numbers) {
     return text + "]";
 }
 
-// The same, written out only where a message is made: steps take no memory for what is not said.
+// The same text, made only when a message is: a step that is not refused allocates nothing for it.
 template <typename Numbers>
 struct Listed {
     const Numbers &numbers;
@@ -53,10 +53,11 @@ struct Listed {
 template <typename Numbers>
 Listed(const Numbers &) -> Listed<Numbers>;
 
-// A name that may be of any length and hold anything.
+// Cut a name to 80 bytes: a hostile bundle may hold names of any length.
 inline std::string brief(const std::string &name) { return name.size() > 80 ? name.substr(0, 80) + "..." : name; }
 
-// One line that any terminal can show, and that fits: what is neither ASCII nor a letter of Latin-1 is escaped.
+// Return one line of at most `most` bytes that any terminal can show. Bytes that are neither printable ASCII nor of a
+// character of Latin-1 in UTF-8 are escaped, e.g. a line end as \x0a.
 std::string printable(const std::string &text, std::size_t most);
 
 }  // namespace txl_runtime

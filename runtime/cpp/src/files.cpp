@@ -31,7 +31,7 @@ public:
              "), expected a file; copy the bundle again");
         need(starts_with(real.native(), (root / "").native()), TXL_BUNDLE, where,
              ": a link that leaves the bundle, expected a plain file in it; copy the bundle again");
-        // Nonblocking, so that opening a pipe does not wait for who writes to it.
+        // Without O_NONBLOCK opening a pipe waits for a writer.
         handle_ = ::open(real.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
         struct stat facts {};
         if (handle_ < 0 || ::fstat(handle_, &facts) || !S_ISREG(facts.st_mode)) {
@@ -72,7 +72,7 @@ public:
         root_ = real.native();
     }
     [[nodiscard]] std::string folder() const override { return root_; }
-    // Folders may be exchanged there and back: then the time of change alone tells it.
+    // With the time of change: when a folder was replaced and moved back, device, inode and size are the same again.
     [[nodiscard]] std::string identity(const std::set<std::string> &names) const override {
         std::string found = identity_of(root_);
         for (const auto &name : names) found += identity_of(fs::path(root_) / name);

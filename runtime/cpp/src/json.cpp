@@ -10,7 +10,7 @@
 namespace txl_runtime {
 namespace {
 
-constexpr int DEPTH = 64;
+constexpr int DEPTH = 64;  // most nested brackets: hold() recurses, and a deeper document could use up the stack
 
 struct Unfit {
     std::string said;
@@ -23,7 +23,8 @@ bool is(const Json &value, const Json &type) {
     return value.type_name() == type;
 }
 
-// The schema's patterns are POSIX's extended ones as well; to these a text ends at a zero.
+// Match a pattern of the schema, which is also a POSIX extended one. Texts with a zero byte, where regexec would stop,
+// do not match.
 bool matches(const std::string &text, const std::string &pattern) {
     regex_t made;
     if (regcomp(&made, pattern.c_str(), REG_EXTENDED | REG_NOSUB))
@@ -33,7 +34,7 @@ bool matches(const std::string &text, const std::string &pattern) {
     return found;
 }
 
-// Holds a value against a schema, of which words that are about values of another type say nothing.
+// Check a value against a schema; keywords for other types of values are ignored, as JSON Schema says.
 void hold(Json &value, const Json &schema, const Json &root, const std::string &path) {
     const auto must = [&](bool holds, const char *before, const Json &expected) {
         if (holds) return;
@@ -106,8 +107,8 @@ void hold(Json &value, const Json &schema, const Json &root, const std::string &
     }
 }
 
-// How deep brackets stand in one another, outside of strings. With a callback of ours to tell it, the parser would look
-// through the whole list around an object at the end of each.
+// Return the depth of nested brackets outside of strings. The parser's callback could count them, but with a callback
+// the parser searches the whole surrounding list at the end of each object.
 int depth_of(std::string_view text) {
     int depth = 0, most = 0;
     bool inside = false;

@@ -1,4 +1,4 @@
-// JSON, read with bounds, and held against a JSON schema, which also says what a missing field is.
+// A reader of JSON with bounds, and a check against a JSON schema, which also fills in defaults.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
@@ -8,14 +8,14 @@ namespace txl_runtime {
 
 using Json = nlohmann::json;
 
-// Nested at most 64 deep, in UTF-8; `where` begins the message of what is refused, as TXL_BUNDLE.
+// Parse UTF-8 that is nested at most 64 deep; throw TXL_BUNDLE otherwise. `where` begins the message.
 Json parse_json(std::string_view text, const std::string &where);
 
-// Refuses, as TXL_BUNDLE, what the schema does not allow, and adds the defaults of what is missing. It knows the words
-// that bundle-format.schema.json uses, and refuses a schema with others by std::logic_error.
+// Add the schema's defaults for missing fields; throw TXL_BUNDLE for a document that the schema does not allow. Only
+// keywords that bundle-format.schema.json uses are known: a schema with others throws std::logic_error.
 void hold_against(Json &document, const Json &schema, const std::string &where);
 
-// docs/bundle-format.schema.json and bundle-cases.json, which the build puts into the library.
+// The texts of docs/bundle-format.schema.json and docs/bundle-cases.json, which the build puts into the library.
 std::string_view published_schema();
 std::string_view published_cases();
 

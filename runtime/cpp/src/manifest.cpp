@@ -8,7 +8,7 @@
 namespace txl_runtime {
 namespace {
 
-// What the schema has allowed, taken out of a document.
+// take() reads a field of a document that the schema has allowed.
 void take(const Json &name, txl_dtype &to) {
     for (auto dtype : {TXL_BOOL, TXL_INT32, TXL_FLOAT32, TXL_FLOAT16, TXL_BFLOAT16})
         if (name == name_of(dtype)) to = dtype;
@@ -35,7 +35,7 @@ void take(const Json &value, std::optional<T> &to) {
     to = value.get<T>();
 }
 
-// Fields by name; what is null stays as it was.
+// Read fields by name; a null field leaves `to` unchanged.
 template <typename T, typename... More>
 void take(const Json &row, const char *name, T &to, More &&...more) {
     if (const auto &value = row[name]; !value.is_null()) take(value, to);
@@ -44,7 +44,7 @@ void take(const Json &row, const char *name, T &to, More &&...more) {
 
 }  // namespace
 
-// By these names the reader of JSON finds how rows are read.
+// nlohmann's reader finds these functions by their name, from_json.
 void from_json(const Json &row, Counting &to) {
     take(row, "start", to.start, "most", to.most);
     if (row.contains("over")) take(row, "over", to.over);
@@ -81,7 +81,7 @@ void from_json(const Json &row, Program &to) {
 
 namespace {
 
-// Refuses what is no manifest of format 2.
+// Throw TXL_BUNDLE unless the document is a manifest of format 2.
 void check_version(const Json &document, const std::string &where) {
     const auto said = [&](const char *name) {
         const bool there = document.is_object() && document.contains(name) && document[name].is_string();
@@ -103,7 +103,7 @@ Sizes without(Sizes shape, int first, int second) {
     return shape;
 }
 
-// Whether no field says what came with 2.1.
+// Return true if the manifest has none of the fields that format 2.1 added.
 bool says_nothing(const Manifest &m) {
     return ranges::all_of(m.inputs, [](auto &entry) { return !entry.counter && entry.beyond.empty(); }) &&
            ranges::all_of(m.outputs, [](auto &output) { return output.columns.empty(); }) &&
@@ -236,7 +236,7 @@ Manifest read_manifest(const std::string &text, const std::string &where) {
          "selftest", m.selftest, "batch_size", m.B, "boundary_token", m.boundary, "batch_sizes", m.batch_sizes, "joint",
          m.joint, "inputs", m.inputs, "outputs", m.outputs, "states", m.states, "programs", m.programs, "counters",
          m.counters, "files", m.files);
-    // Bundles of 0.8 may have a program of this kind beside the others: nothing runs it.
+    // Only bundles of 0.8 have programs of this kind; nothing runs them.
     ranges::erase_if(m.programs, [](const Program &program) { return program.kind == "attention"; });
     for (const auto &program : m.programs)
         if (program.update != Rule::none) m.updates.insert(program.update);

@@ -1,4 +1,4 @@
-// The manifest: the tables that say what graphs read, return and carry. "§" are sections of docs/bundle-format.md.
+// The manifest: tables of the tensors that graphs read, return and carry. "§" are sections of docs/bundle-format.md.
 #pragma once
 #include <map>
 #include <optional>
@@ -13,10 +13,10 @@
 
 namespace txl_runtime {
 
-enum class Rule { ring, rolled, replace, none };  // in the order in which they are preferred
+enum class Rule { ring, rolled, replace, none };  // the preferred one first
 const char *name_of(Rule rule);
 
-// Rows of a table are equal where all their fields are.
+// Compare rows of a table field by field.
 template <typename Row>
 auto operator==(const Row &one, const Row &other) -> decltype(one.fields() == other.fields()) {
     return one.fields() == other.fields();
@@ -32,17 +32,17 @@ auto operator<(const Row &one, const Row &other) -> decltype(one.fields() < othe
     return one.fields() < other.fields();
 }
 
-// Where sequences and positions stand in a tensor.
+// The shape of a tensor, with the places of its axes of sequences and positions: [B, L, 3] has batch 0, positions {1}.
 struct Axes {
     Sizes shape;
-    std::int64_t ahead = 0;      // positions behind a segment
-    int batch = -1;              // the axis of sequences
+    std::int64_t ahead = 0;      // positions that it has beyond a segment's length
+    int batch = -1;              // the axis of sequences; -1: none
     std::vector<int> positions;  // the axes of positions
     Axes() = default;
     explicit Axes(const Sizes &shape, std::int64_t ahead = 0);
     [[nodiscard]] auto fields() const { return std::tie(shape, ahead, batch, positions); }
     [[nodiscard]] Shape sizes(std::int64_t b, std::int64_t length) const;
-    [[nodiscard]] Axes still() const;  // of one position, without an axis for it
+    [[nodiscard]] Axes still() const;  // without axes of positions: [B, L, 3] becomes [B, 3]
 };
 
 struct Counting {
@@ -52,7 +52,7 @@ struct Counting {
 };
 
 struct Input {
-    std::string name, role, beyond;  // beyond: empty where it does not say
+    std::string name, role, beyond;  // beyond: "" if the table does not say
     txl_dtype dtype{};
     Axes axes;
     std::int64_t vocab = 0;  // 0: none
@@ -63,7 +63,7 @@ struct Input {
 struct Output {
     std::string name, role;
     txl_dtype dtype{};
-    Axes axes, still;  // still: of one position
+    Axes axes, still;  // still: axes.still()
     std::vector<std::pair<std::int64_t, std::int64_t>> clusters;
     Sizes columns;
     std::int64_t width = 0;  // 0: none
@@ -85,8 +85,8 @@ struct State {
                         update, slots, spill);
     }
     [[nodiscard]] bool counted() const { return update != Rule::replace; }
-    [[nodiscard]] Sizes row_shape() const;       // of one row of one sequence
-    [[nodiscard]] Sizes sequence_shape() const;  // of one sequence's part
+    [[nodiscard]] Sizes row_shape() const;       // one row of one sequence: [B, rows, 8] gives [8]
+    [[nodiscard]] Sizes sequence_shape() const;  // one sequence: [B, rows, 8] gives [rows, 8]
 };
 
 struct Spec {
@@ -122,29 +122,29 @@ struct Manifest {
     std::vector<Output> outputs;
     std::vector<State> states;
     std::vector<Program> programs;
-    std::set<Rule> updates;  // those that there are programs of
+    std::set<Rule> updates;  // the rules that have programs
     std::map<std::string, Counting> counters;
     std::map<std::string, Record> files;
 
-    [[nodiscard]] Sizes lengths() const;  // the largest first
+    [[nodiscard]] Sizes lengths() const;  // segment lengths, the largest first
     [[nodiscard]] std::vector<const State *> states_of(Rule update) const;
-    [[nodiscard]] std::vector<const Input *> given() const;  // those that the caller gives
-    [[nodiscard]] const Input *tokens() const;               // where it is all that the caller gives
+    [[nodiscard]] std::vector<const Input *> given() const;  // the caller's inputs: tokens and features
+    [[nodiscard]] const Input *tokens() const;               // the caller's only input, if it is tokens; else null
     [[nodiscard]] const Output *logprobs() const;
     [[nodiscard]] std::int64_t vocab_size() const;
     [[nodiscard]] std::int64_t memory_length() const { return counts_rows() ? counters.at("fill").most : 0; }
     [[nodiscard]] std::int64_t fresh_fill() const { return counts_rows() ? counters.at("fill").start : 0; }
     [[nodiscard]] bool counts_rows() const { return counters.count("fill"); }
-    [[nodiscard]] bool reads_text() const;  // ids [b, T] in, log-probabilities [b, T, V] out, in some order of axes
+    [[nodiscard]] bool reads_text() const;  // ids [b, T], [T, b] or [b] in, log-probabilities [..., V] out
     [[nodiscard]] std::set<std::string> used_files() const;
 };
 
-// Reads, completes and checks a manifest; refuses it as TXL_BUNDLE.
+// Read, complete and check a manifest; throw TXL_BUNDLE if it is none.
 Manifest read_manifest(const std::string &text, const std::string &where);
 
-// What the tables imply and say since format 2.1 (§ 10); they may be wrong yet.
+// Return the manifest with the fields that format 2.1 added (§ 10), computed from the others, not checked yet.
 Manifest implied(Manifest manifest);
-// agreement.cpp: refuses tables that contradict one another (§ 11).
+// Throw TXL_BUNDLE if tables contradict one another (§ 11); in agreement.cpp.
 void check_agreement(const Manifest &manifest, const std::string &where);
 
 }  // namespace txl_runtime

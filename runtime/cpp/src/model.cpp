@@ -10,8 +10,8 @@
 namespace txl_runtime {
 namespace {
 
-constexpr std::uint64_t MOST_MANIFEST = 1U << 24;
-constexpr std::int64_t SMALL_SOFTMAX = 1 << 18;  // products per row up to which it is one thread's
+constexpr std::uint64_t MOST_MANIFEST = 1U << 24;  // bytes, 16 MiB: a hundred times a large model's
+constexpr std::int64_t SMALL_SOFTMAX = 1 << 18;    // products per row, F * V, up to which one thread is used
 constexpr const char *MANIFEST = "manifest.json";
 
 Array number(double value, txl_dtype dtype) {
@@ -37,10 +37,11 @@ Model::Model(std::unique_ptr<Files> from, const txl_load_options &options) : fil
          files->where(MANIFEST),
          ": its SHA-256 is not the one that options.manifest_sha256 has; load the bundle that was meant");
     manifest = read_manifest(document, files->where(MANIFEST));
-    // The engine opens the weights by their path, so that a hash alone does not tell that it got what was hashed.
+    // The engine opens the weights by path, after we hashed them. So the identity of the files is compared at the end:
+    // a bundle that was replaced between the two is refused.
     const auto used = manifest.used_files();
     const auto of_files = files->identity(used);
-    for (const auto &entry : manifest.inputs) Shape{entry.axes.shape};  // refuses more axes than txl_tensor has
+    for (const auto &entry : manifest.inputs) Shape{entry.axes.shape};  // throws if txl_tensor has too few axes for it
     for (const auto &output : manifest.outputs) Shape{output.axes.shape};
     for (const auto &state : manifest.states) Shape{state.shape};
     check_files();
@@ -59,14 +60,14 @@ Model::Model(std::unique_ptr<Files> from, const txl_load_options &options) : fil
     read_initial();
     need(files->identity({MANIFEST}) == of_manifest && files->identity(used) == of_files, TXL_BUNDLE,
          files->where(MANIFEST), ": the bundle was replaced while it was loaded, expected it to stay; load it again");
-    options_ = {};  // what it pointed to is the caller's
+    options_ = {};  // its pointers are the caller's, and may end after this call
     options_.flags = options.flags;
 }
 
 void Model::check_files() const {
     const auto used = manifest.used_files();
     for (const auto &[name, record] : manifest.files) {
-        // The loss of an engine must not cost the model.
+        // A bundle stays usable when an engine is lost.
         if (starts_with(name, "engines/") && !used.count(name)) continue;
         const auto size = files->size(name);
         need(size == record.size, TXL_BUNDLE, files->where(name), ": ", size, " bytes, expected ", record.size,
@@ -136,7 +137,7 @@ void Model::open_sessions() {
             SessionOptions options{options_.threads, false, lean, !lean && small, files->folder(),
                                    manifest.weights, {}};
             options.threads = small && program->softmax() ? 1 : options_.threads;
-            // An arena holds on to the peak of a segment: worth it for layers, and too much for whole vocabularies.
+            // An arena never frees the peak of a segment: worth it for layers, too much for log-probabilities [L, V].
             options.arena = !lean && (program->kind == "hidden" || program->kind == "step");
             if (options.folder.empty()) options.weights = files->held(manifest.weights);
             sessions_[program->file] = std::make_unique<Session>(*engine_, graph, where, options);

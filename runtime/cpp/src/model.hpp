@@ -1,5 +1,5 @@
-// A loaded bundle: its manifest, its checked files and the sessions of one update rule. It never changes, so that
-// threads and streams share it.
+// A loaded bundle: its manifest, its checked files and the sessions of one update rule. It never changes, so threads
+// and streams share it.
 #pragma once
 #include <map>
 #include <memory>
@@ -19,23 +19,23 @@ struct Model {
     std::unique_ptr<Files> files;
     Manifest manifest;
     Rule update{};
-    std::vector<std::int64_t> lengths;      // the largest first
-    std::vector<const Input *> given;       // in the table's order
-    std::vector<const State *> states;      // those of the rule, in the table's order
-    std::vector<const Program *> programs;  // those of the rule, the shortest first, those with open rows last
-    std::vector<const Program *> softmax;   // head, tail.1, ...; empty where programs return log-probabilities
-    std::map<std::string, Array> initial;   // by a state's name: of one sequence, or of one memory row
-    bool leading = false;                   // whether sequences behind the last one that runs need not be computed
-    bool growing = false;                   // whether a state has other shapes from step to step
-    bool text = false;                      // whether it reads token ids alone, and returns log-probabilities
-    bool scoring = false;                   // whether there is a state after each token of a text
+    std::vector<std::int64_t> lengths;      // segment lengths, the largest first
+    std::vector<const Input *> given;       // the caller's inputs, in the table's order
+    std::vector<const State *> states;      // states of the rule, in the table's order
+    std::vector<const Program *> programs;  // programs of the rule, the shortest first; of equal ones open rows last
+    std::vector<const Program *> softmax;   // head, tail.1, ...; empty if programs return log-probabilities
+    std::map<std::string, Array> initial;   // initial value by a state's name: one sequence's, or one memory row
+    bool leading = false;                   // true: a step computes only the sequences up to the last that runs
+    bool growing = false;                   // true: the shape of a state changes from step to step
+    bool text = false;                      // true: it reads only token ids and returns log-probabilities
+    bool scoring = false;                   // true: `text`, and it has a state after each token
     std::unique_ptr<Vocabulary> vocabulary;
     std::string engine_name;
 
     [[nodiscard]] const Engine &engine() const { return *engine_; }
     [[nodiscard]] const Session &session(const Program &program) const { return *sessions_.at(program.file); }
     [[nodiscard]] std::uint64_t state_bytes() const;
-    [[nodiscard]] std::string read(const std::string &name) const;  // checked again
+    [[nodiscard]] std::string read(const std::string &name) const;  // compares the hash again
 
 private:
     void check_files() const;
@@ -47,7 +47,7 @@ private:
     std::map<std::string, std::unique_ptr<Session>> sessions_;
 };
 
-// selftest.cpp: replays the stored vectors; the largest difference, where 1 is what is allowed.
+// Replay the stored vectors; return the largest difference divided by the allowed one. In selftest.cpp.
 double run_selftest(const std::shared_ptr<const Model> &model);
 
 }  // namespace txl_runtime

@@ -19,14 +19,14 @@ Array array_of(const Spec &spec) {
 
 }  // namespace
 
-// One way to run a program.
+// The arguments of one engine call: a program with one number of sequences, on one side of the states.
 struct Route {
     std::vector<const char *> input_names, output_names;
     std::vector<Value> values;
     std::vector<const OrtValue *> inputs;
     std::vector<OrtValue *> outputs;
-    std::vector<Array> apart;                          // of sequences that do not lie together
-    std::vector<std::pair<View, View>> before, after;  // copies to and from those
+    std::vector<Array> apart;                          // contiguous copies of views with gaps, e.g. 2 rows of [M, B, 8]
+    std::vector<std::pair<View, View>> before, after;  // (to, from): copies into `apart`, and out of it
 };
 
 Runner::Runner(const Model &model, States &states) : model_(model), states_(states) {
@@ -140,7 +140,7 @@ Route &Runner::bind(Bound &bound, std::int64_t rows, int side) {
 void Runner::run(Bound &bound, std::int64_t rows) {
     const auto side = states_.side(0);
     std::unique_ptr<Route> once;
-    if (model_.growing) once = route(bound, rows, side);  // shapes are others from step to step
+    if (model_.growing) once = route(bound, rows, side);  // shapes change from step to step: bind each time
     auto &way = once ? *once : bind(bound, rows, side);
     for (const auto &[to, from] : way.before) copy(to, from);
     model_.session(*bound.program).run(way.input_names, way.inputs, way.output_names, way.outputs, bound.program->name);
@@ -148,7 +148,7 @@ void Runner::run(Bound &bound, std::int64_t rows) {
     if (bound.program->rows_open()) collect(bound, way);
 }
 
-// What the engine made where a program leaves sizes open.
+// Copy the outputs that the engine allocated, because the program leaves rows open, to ours; check their shapes.
 void Runner::collect(Bound &bound, Route &route) {
     std::vector<Value> made;
     for (auto *value : route.outputs) made.emplace_back(model_.engine(), value);

@@ -1,4 +1,4 @@
-// The programs of a stream: arrays for what they read and return, bound to sessions once for each number of sequences.
+// The programs of a stream, with arrays for their inputs and outputs, bound once for each number of sequences.
 #pragma once
 #include <map>
 #include <memory>
@@ -14,18 +14,19 @@ class Runner {
 public:
     Runner(const Model &model, States &states);
 
-    // A program with its arrays; `inputs` as the model's `given`, `outputs` as the table or, of kind hidden, one.
+    // A program with its arrays: `inputs` as the model's `given`; `outputs` as the table, or one for kind "hidden".
     struct Bound {
         const Program *program;
         std::vector<Array> inputs, outputs;
         std::map<std::pair<std::int64_t, int>, std::unique_ptr<Route>>
-            routes;  // by the number of sequences and their side
+            routes;  // by the number of sequences and the side that they are on
     };
-    // The smallest program that holds a segment and takes the states as they are; refuses where there is none.
+    // Return the shortest program that holds the segment and takes the present states; throw TXL_USAGE if none does.
     Bound &find(std::int64_t length);
-    // Binds it once and for all, where shapes do not change: then a run takes no memory.
+    // Return the arrays of a run, bound at the first call, so that later runs allocate nothing; not for growing states.
     Route &bind(Bound &bound, std::int64_t rows, int side);
-    // Runs it on the first `rows` sequences; states are written behind, and become so by States::advance.
+    // Run it on the first `rows` sequences. New states go to the other side (of a ring: beyond the rows that count) and
+    // become valid by States::advance.
     void run(Bound &bound, std::int64_t rows);
     [[nodiscard]] std::vector<Bound> &all() { return bound_; }
     ~Runner();

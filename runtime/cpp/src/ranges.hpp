@@ -1,4 +1,4 @@
-// Algorithms over whole ranges, and the ends of texts: what C++20's library has of them and is used here.
+// Algorithms over whole ranges, starts_with and ends_with: those of C++20 that this C++17 library uses.
 #pragma once
 #include <algorithm>
 #include <iterator>
@@ -45,7 +45,7 @@ auto count(const Range &range, const Value &value) {
 }
 
 template <typename Range>
-auto max(const Range &range) {  // of a range that is not empty
+auto max(const Range &range) {  // the range is not empty
     return *std::max_element(std::begin(range), std::end(range));
 }
 

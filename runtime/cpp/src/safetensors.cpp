@@ -10,8 +10,8 @@
 namespace txl_runtime {
 namespace {
 
-constexpr std::uint64_t MOST_HEADER = 100000000;  // as safetensors itself allows
-constexpr std::uint64_t FAR = 1ULL << 62;
+constexpr std::uint64_t MOST_HEADER = 100000000;  // bytes; the limit of safetensors' own reader
+constexpr std::uint64_t FAR = 1ULL << 62;         // sizes and offsets lie below it, so that sums of two fit 64 bits
 
 std::uint64_t header_length(std::string_view head, std::uint64_t size, std::uint64_t most, txl_code code,
                             const std::string &where) {
@@ -21,7 +21,7 @@ std::uint64_t header_length(std::string_view head, std::uint64_t size, std::uint
     return length;
 }
 
-// The header at the begin of a file of `size` bytes.
+// Read the header at the beginning of a file of `size` bytes.
 Tensors header_of(std::string_view head, std::uint64_t size, std::uint64_t most, txl_code code,
                   const std::string &where) {
     const auto length = header_length(head, size, most, code, where), start = 8 + length;

@@ -12,7 +12,7 @@ namespace txl_runtime {
 
 namespace {
 
-constexpr std::int64_t CHUNK = 1 << 22;  // log-probabilities computed at a time: 16 MiB
+constexpr std::int64_t CHUNK = 1 << 22;  // most log-probabilities computed at once: 16 MiB of float32
 
 }  // namespace
 
@@ -80,7 +80,7 @@ std::int32_t Sampler::draw(std::size_t row, const float *logprobs, std::int64_t 
     const auto *end = logprobs + words;
     need(std::none_of(logprobs, end, [](float one) { return std::isnan(one); }), TXL_BACKEND, "sequence ", row,
          " produced NaN, expected log-probabilities; reset the stream");
-    const auto *best = std::max_element(logprobs, end);  // of equal ones the first
+    const auto *best = std::max_element(logprobs, end);  // the first of equal ones
     if (temperature_ == 0) return std::int32_t(best - logprobs);
     const auto uniform = numbers_[row].random(), highest = double(*best);
     ids_.resize(std::size_t(words));
@@ -93,7 +93,7 @@ std::int32_t Sampler::draw(std::size_t row, const float *logprobs, std::int64_t 
         std::partial_sort(ids_.begin(), ids_.begin() + count, ids_.end(), before);
         ids_.resize(std::size_t(count));
     }
-    // Cumulative sums of the weights, in this order.
+    // Cumulative sums of the weights, in the order of ids_.
     weights_.resize(ids_.size());
     double sum = 0;
     for (std::size_t i = 0; i < ids_.size(); ++i) {

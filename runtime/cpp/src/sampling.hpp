@@ -22,7 +22,7 @@ class Sampler {
 public:
     Sampler(const txl_sampling &sampling, std::int32_t b);
     [[nodiscard]] std::size_t batch() const { return numbers_.size(); }
-    // The next token of a sequence, from its V log-probabilities.
+    // Draw the next token of a sequence from its V = `words` log-probabilities.
     std::int32_t draw(std::size_t row, const float *logprobs, std::int64_t words);
 
 private:
@@ -33,22 +33,22 @@ private:
     std::vector<std::int32_t> ids_;
 };
 
-// Log-probabilities from what the softmax takes: the head, and a tail for each further cluster (§ 6).
+// The softmax, which turns rows of F numbers into V log-probabilities by a head and a tail per further cluster (§ 6).
 class Softmax {
 public:
     explicit Softmax(const Model &model);
-    // Rows [n, F] or, without programs of a softmax, [n, V], one behind the other; into [n, V], rows of which lie
-    // `stride` numbers apart.
+    // Compute `into` [n, V], whose rows begin `stride` numbers apart, from `rows` [n, F]. Without softmax programs
+    // `rows` are [n, V] log-probabilities already, and are copied.
     void logprobs(const float *rows, std::int64_t n, float *into, std::int64_t stride);
-    [[nodiscard]] std::int64_t width() const { return width_; }  // F, or V
+    [[nodiscard]] std::int64_t width() const { return width_; }  // F; V without softmax programs
     [[nodiscard]] std::int64_t words() const { return words_; }  // V
-    [[nodiscard]] std::int64_t chunk() const { return chunk_; }  // rows at a time
+    [[nodiscard]] std::int64_t chunk() const { return chunk_; }  // most rows computed at once
 
 private:
     void part(std::size_t cluster, const float *rows, std::int64_t n);
     const Model &model_;
     std::int64_t width_, words_, chunk_;
-    std::vector<Array> results_;  // of each part, for some rows
+    std::vector<Array> results_;  // per cluster, for up to `chunk_` rows
     std::vector<const char *> input_names_, output_names_;
     std::vector<const OrtValue *> inputs_;
     std::vector<OrtValue *> outputs_;

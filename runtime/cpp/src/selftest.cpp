@@ -1,4 +1,4 @@
-// Replaying stored vectors (§ 9): does this bundle, on this machine, still compute what the original model computed?
+// The self-test, which replays stored vectors (§ 9): does this bundle, on this machine, compute what the original did?
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -11,16 +11,17 @@
 namespace txl_runtime {
 namespace {
 
-constexpr double ROUNDING = 1e-4, FURTHER = 2, MASK = 1e3;
+constexpr double ROUNDING = 1e-4, FURTHER = 2, MASK = 1e3;  // § 9; MASK: larger values stand for "never", e.g. -1e4
 constexpr double FAR = std::numeric_limits<double>::infinity();
 
-// What came and what was stored, of one tensor.
+// Pairs of computed and stored values of one tensor.
 struct Pairs {
     std::vector<double> found, wanted;
     bool floating = true, nats = false;
 
     void add(double ours, double theirs) { found.push_back(ours), wanted.push_back(theirs); }
-    // The largest difference: in nats, or relative to the largest value, or of large values to themselves.
+    // Return the largest difference: absolute for nats, else divided by max(1, largest value below MASK). A difference
+    // of values from MASK on is divided by the value. Integers have to be equal.
     [[nodiscard]] double apart() const {
         double scale = 1, worst = 0;
         for (auto value : wanted)
@@ -35,7 +36,7 @@ struct Pairs {
     }
 };
 
-// Values of one sequence's own array, in its order.
+// Return the value at a flat row-major place of one sequence's array: place 5 of [2, 4] is [1, 1].
 double at(const View &own, std::int64_t place) {
     need(place >= 0 && place < own.shape.product(), TXL_BUNDLE,
          "stored vectors name a place outside of an array; export the model again");
@@ -60,7 +61,7 @@ public:
         fits(array("length").size() == steps_ && (text_ || array("reset").shape == counts.shape), "length or reset");
     }
 
-    // The largest difference, where 1 is what is allowed.
+    // Replay with b sequences; return the largest difference divided by the allowed one.
     double run(std::int64_t b) {
         Stream stream(model_, b, -1);
         std::map<std::string, Pairs> outputs;
@@ -87,7 +88,8 @@ private:
         return *found;
     }
 
-    // How far the bundle was off where it was made. More than the largest stored value would let anything pass.
+    // Return the difference that the bundle had where it was made (0: outputs, 1: states), which widens the allowed
+    // one. A difference above the largest stored value would let any result pass: it is refused.
     [[nodiscard]] double reached(int side) const {
         double most = ROUNDING;
         const auto take = [&](const Stored *stored, bool nats) {
@@ -223,7 +225,7 @@ double run_selftest(const std::shared_ptr<const Model> &model) {
         const bool alone = !model->manifest.lockstep && model->manifest.B > 1;
         return alone ? std::max(worst, replay.run(1)) : worst;
     } catch (const Refused &refused) {
-        // What the model does not allow is the fault of what was stored.
+        // The stored vectors chose the call, so a call that the model does not allow is the bundle's fault.
         refuse(refused.code == TXL_USAGE ? TXL_BUNDLE : refused.code, where, ": ", refused.what());
     }
 }

@@ -1,4 +1,4 @@
-// SHA-256: OpenSSL's where the library was built with it, which is quick; else one of its own.
+// SHA-256: OpenSSL's, which is faster, if the library was built with it; else our own.
 #pragma once
 #include <cstddef>
 #include <memory>
@@ -13,7 +13,7 @@ public:
     Sha256(const Sha256 &) = delete;
     Sha256 &operator=(const Sha256 &) = delete;
     void add(const void *bytes, std::size_t count);
-    std::string hex();  // once, at the end
+    std::string hex();  // ends the hash: call it once
 
 private:
     struct Inside;

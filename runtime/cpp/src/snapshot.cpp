@@ -1,4 +1,4 @@
-// Snapshots: the state of sequences as a safetensors file, saved and held against a stream (§ 5).
+// Snapshots: the state of sequences as a safetensors file, saved from a stream and restored into one (§ 5).
 #include <algorithm>
 #include <cstring>
 
@@ -10,10 +10,10 @@
 namespace txl_runtime {
 namespace {
 
-constexpr std::uint64_t MOST_HEADER = 1U << 20;
-constexpr const char *WHOLE = "whole/";
+constexpr std::uint64_t MOST_HEADER = 1U << 20;  // bytes, 1 MiB: enough for ten thousand tensors
+constexpr const char *WHOLE = "whole/";          // prefix of replaced tensors in a snapshot that also has memory rows
 
-// Whether a snapshot has memory rows, and whether it has whole tensors.
+// Return (a snapshot has memory rows, it has tensors that each step replaces).
 std::pair<bool, bool> parts_of(const Model &model) {
     const auto whole = ranges::any_of(model.states, [](const State *state) { return !state->counted(); });
     return {model.manifest.counts_rows(), whole || !model.manifest.counts_rows()};
@@ -28,7 +28,7 @@ std::string label_of(const Model &model, const State &state) {
     return state.counted() || !model.manifest.counts_rows() ? state.name : WHOLE + state.name;
 }
 
-// A growing state has a number of rows that some program takes or returns.
+// Return true if some program takes or returns the growing state with this number of rows, or it is 0.
 bool reached(const Model &model, const State &state, std::int64_t rows) {
     if (rows == 0) return true;
     for (const auto &program : model.manifest.programs)

@@ -44,7 +44,7 @@ void States::reset(std::int64_t row) {
         if (held.state->batch_axis >= 0) start(held, row);
 }
 
-// Writes what a sequence starts as; of a shared tensor, all of it.
+// Write a sequence's initial value; row -1 writes a whole tensor that sequences share.
 void States::start(Held &held, std::int64_t row) {
     const auto first = model_.initial.at(held.state->name).view();
     const auto view = held.state->counted() ? rows_of(held, row) : row < 0 ? held.sides[0].view() : own(held, row);

@@ -8,7 +8,7 @@
 namespace txl_runtime {
 namespace {
 
-// [b, T, ...]: the sequences first, then the positions; T is 1 where there are none.
+// Return a view [b, T, ...], e.g. of [T, b, V]. A tensor without axis of positions has T 1: [b, V] becomes [b, 1, V].
 View rows_first(const View &view, const Axes &axes) {
     auto found = view.moved(axes.batch, 0);
     if (axes.positions.empty()) {
@@ -18,7 +18,7 @@ View rows_first(const View &view, const Axes &axes) {
     return found.moved(axes.positions[0] + (axes.positions[0] < axes.batch), 1);
 }
 
-// The same view with fewer positions, along each axis of them.
+// Return `count` positions from `first` on, along each axis of positions.
 View positions(View view, const Axes &axes, std::int64_t first, std::int64_t count) {
     for (auto axis : axes.positions) view = view.narrow(axis, first, count);
     return view;
@@ -79,7 +79,7 @@ void Stream::set_batch(std::int64_t b) {
 void Stream::prepare() {
     states_->reset();
     for (auto &bound : runner_->all()) {
-        if (model_->growing) break;  // their programs follow from the state
+        if (model_->growing) break;  // the state chooses the program of each step, so none can be bound before
         const auto rows = model_->leading ? b_ : model_->manifest.B;
         for (auto some = model_->leading ? 1 : rows; some <= rows; ++some)
             for (int side = 0; side < 2; ++side) runner_->bind(bound, some, side);
@@ -100,7 +100,7 @@ void Stream::prepare() {
     if (last_.shape.rank()) zero(last_.view());
 }
 
-// Takes the caller's arrays, and refuses, before anything runs, what does not fit the tables.
+// Keep views of the caller's arrays; throw TXL_USAGE before anything runs if an array, T, count or id does not fit.
 void Stream::read(std::int64_t length, const void *const *inputs, const std::int32_t *counts) {
     read_counts(length, counts);
     bool timed = false;
@@ -136,7 +136,7 @@ void Stream::read_tokens(std::int64_t length, const std::int32_t *tokens, const 
              vocab - 1, " in sequence ", row, "; check the vocabulary that they come from");
 }
 
-// As the table has them: positions may stand first, and a step of one position has no axis for it.
+// Step over ids_ [b, T] in the table's order of axes: [T, b], [b, T], or [b] for one position.
 bool Stream::step_tokens(std::int64_t first, std::int64_t length) {
     const auto &axes = model_->given[0]->axes;
     inputs_[0] = axes.positions.empty() ? ids_.at(1, first) : axes.batch == 1 ? ids_.moved(0, 1) : ids_;
@@ -176,7 +176,8 @@ void Stream::check_segment(std::int64_t length, const std::vector<std::int32_t> 
          ", expected all sequences to run or none, because this model's run in lockstep; give all the same count");
 }
 
-// Cuts what is given into segments: the next one, or false where there is none. inside_ then says what counts in it.
+// Move to the next segment and set inside_; return false at the end. T 10 is cut into 4, 4, 2 for lengths 4 and 1, or,
+// if segments have exact lengths, into 4, 4, 1, 1.
 bool Stream::next(Segment &segment, std::int64_t length) {
     const auto &known = model_->lengths;
     segment.first += segment.size;
@@ -197,7 +198,7 @@ bool Stream::next(Segment &segment, std::int64_t length) {
     return true;
 }
 
-// All of it is refused before anything runs.
+// Check all segments of a feed before the first one runs.
 void Stream::check_feed(std::int64_t length) {
     int segments = 0;
     for (Segment segment; next(segment, length); segments += segment.any) check_segment(segment.size, inside_);
@@ -241,7 +242,7 @@ bool Stream::step(std::int64_t first, std::int64_t length, bool commit) {
     return true;
 }
 
-// Of a position of the segment that ran: what the softmax takes, or the log-probabilities.
+// Return a position's input of the softmax [F], or its log-probabilities [V], in the segment that ran last.
 View Stream::before_softmax(std::int64_t row, std::int64_t position) const {
     const auto &axes = model_->manifest.logprobs()->axes;
     const bool parts = ran_->program->kind == "hidden";
@@ -249,7 +250,7 @@ View Stream::before_softmax(std::int64_t row, std::int64_t position) const {
     return (parts ? all : rows_first(all, axes)).at(0, row).at(0, axes.positions.empty() ? 0 : position);
 }
 
-// A draw may come later, when the program's arrays are another segment's.
+// Copy what a draw needs of the last position: the draw may come when the program's arrays hold a different segment.
 void Stream::keep_last() {
     if (last_.shape.rank() == 0) return;
     for (std::int64_t row = 0; row < b_; ++row) {
@@ -270,7 +271,7 @@ void Stream::clear_outputs(std::int64_t length, void *const *outputs, bool last)
     }
 }
 
-// Hands out what counts of a segment that ran; the rest is zero already.
+// Copy the counted positions of the segment that ran to the caller's outputs, which were zeroed before.
 void Stream::give(void *const *outputs, std::int64_t first, std::int64_t length, bool last) {
     const auto most = ranges::max(inside_);
     for (std::size_t i = 0; outputs && i < outputs_.size(); ++i) {

@@ -1,4 +1,4 @@
-// b sequences of a model: segments run, positions fed, and what is made of token ids (§ 4, § 5).
+// A stream: b sequences of a model, with the calls of txl.h that run, feed, score, generate and snapshot (§ 4, § 5).
 #pragma once
 #include <memory>
 #include <string>
@@ -22,7 +22,7 @@ public:
     void score(const std::int32_t *tokens, std::int64_t length, const std::int32_t *counts, float *nll);
     void generate(const txl_sampling &sampling, const std::int32_t *tokens, std::int64_t length,
                   const std::int32_t *counts, std::int32_t count, std::int32_t *drawn, float *logprobs);
-    void draw(Sampler &sampler, std::int32_t row, std::int32_t *tokens, float *logprobs);  // row -1: all
+    void draw(Sampler &sampler, std::int32_t row, std::int32_t *tokens, float *logprobs);  // row -1: all rows
 
     void reset(const std::uint8_t *which);
     void select(const std::int32_t *rows, std::int64_t count);
@@ -36,7 +36,7 @@ public:
 private:
     struct Segment {
         std::int64_t first = 0, size = 0;
-        bool any = false;  // whether something counts in it
+        bool any = false;  // true: a position of some sequence counts in it
     };
     bool next(Segment &segment, std::int64_t length);
     void set_batch(std::int64_t b);
@@ -48,8 +48,8 @@ private:
     void check_ids() const;
     void check_segment(std::int64_t length, const std::vector<std::int32_t> &counts) const;
     void check_feed(std::int64_t length);
-    bool step_tokens(std::int64_t first, std::int64_t length);        // of ids_
-    bool step(std::int64_t first, std::int64_t length, bool commit);  // of inputs_, the positions that inside_ counts
+    bool step_tokens(std::int64_t first, std::int64_t length);        // steps over ids_
+    bool step(std::int64_t first, std::int64_t length, bool commit);  // over inputs_; false: inside_ counts nothing
     void clear_outputs(std::int64_t length, void *const *outputs, bool last);
     void give(void *const *outputs, std::int64_t first, std::int64_t length, bool last);
     [[nodiscard]] View before_softmax(std::int64_t row, std::int64_t position) const;
@@ -59,16 +59,16 @@ private:
 
     std::shared_ptr<const Model> model_;
     std::int64_t b_ = 0, given_length_ = 0;
-    std::size_t logprobs_ = 0;  // which output they are
+    std::size_t logprobs_ = 0;  // index of the output with log-probabilities
     std::unique_ptr<States> states_;
     std::unique_ptr<Runner> runner_;
-    std::unique_ptr<Softmax> softmax_;           // of a model with log-probabilities
+    std::unique_ptr<Softmax> softmax_;           // null if the model returns no log-probabilities
     Runner::Bound *ran_ = nullptr;               // the program that ran last
-    std::vector<View> inputs_, outputs_;         // the caller's
+    std::vector<View> inputs_, outputs_;         // the caller's arrays
     View ids_;                                   // the caller's tokens [b, T]
-    std::vector<std::int32_t> counts_, inside_;  // of all that was given, and of the segment
-    Array last_, row_;       // what the softmax takes of each sequence's last position; log-probabilities
-    std::vector<char> fed_;  // of each sequence: since it was new, reset or restored
+    std::vector<std::int32_t> counts_, inside_;  // [b] positions that count: in the call, in the present segment
+    Array last_, row_;       // [B, F] softmax inputs of each sequence's last position; [V] log-probabilities
+    std::vector<char> fed_;  // [b] true: fed since it was opened, reset or restored
 };
 
 }  // namespace txl_runtime

@@ -1,4 +1,4 @@
-// What a stream does with token ids: what they cost, and which come next (§ 5, § 7).
+// A stream's calls for token ids: score them, draw the next ones, generate (§ 5, § 7).
 #include <algorithm>
 
 #include "error.hpp"
@@ -21,7 +21,7 @@ void Stream::score(const std::int32_t *tokens, std::int64_t length, const std::i
     read_tokens(length, tokens, counts);
     const auto columns = length - 1;
     std::fill_n(nll, b_ * columns, 0.0F);
-    for (auto &count : counts_) count = std::max(count - 1, 0);  // the last token is a target alone
+    for (auto &count : counts_) count = std::max(count - 1, 0);  // the last token is only a target
     check_feed(columns);
     for (Segment segment; next(segment, columns);) {
         if (!step_tokens(segment.first, segment.size)) continue;

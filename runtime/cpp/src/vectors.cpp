@@ -1,4 +1,4 @@
-// Stored vectors of bundles before 2.1: a zip of NumPy's arrays.
+// A reader of stored vectors; those of bundles before 2.1 are a zip of NumPy's arrays.
 #include <algorithm>
 
 #include "error.hpp"
@@ -13,11 +13,11 @@ namespace txl_runtime {
 namespace {
 
 constexpr std::uint64_t EXPANDED = 64,
-                        SMALL = 1U << 26;  // what packed vectors may take: so many times the file, or bytes
+                        SMALL = 1U << 26;  // unpacked vectors have at most 64 times the file's bytes, or 64 MiB
 
 #ifdef TXL_ZLIB
 
-// Inflates exactly so many bytes.
+// Inflate `packed`; return true if it fills `into` exactly.
 bool inflated(std::string_view packed, std::string &into) {
     z_stream stream{};
     if (inflateInit2(&stream, -MAX_WBITS) != Z_OK) return false;
@@ -33,7 +33,7 @@ bool inflated(std::string_view packed, std::string &into) {
 
 #endif
 
-// An array of NumPy's format 1.0: plain numbers, as many as its header says.
+// Read an array in NumPy's format 1.0: plain numbers, exactly as many as its header says.
 Stored array_of(std::string &content) {
     static const std::map<std::string, std::string> TYPES = {
         {"|b1", "BOOL"}, {"|i1", "I8"},  {"|u1", "U8"},  {"<i2", "I16"}, {"<u2", "U16"}, {"<i4", "I32"},
@@ -66,7 +66,7 @@ Stored array_of(std::string &content) {
     for (auto size : found.shape) wanted *= double(size);
     sound(wanted == double(found.bytes.size()));
     if (header.find("'fortran_order': True") == std::string::npos || found.shape.size() < 2) return found;
-    std::string ordered;  // the first axis runs fastest
+    std::string ordered;  // the file is in Fortran order: make it row-major
     for (std::int64_t i = 0; i < found.size(); ++i) {
         std::int64_t left = i, behind = found.size(), at = 0;
         for (auto axis = found.shape.rbegin(); axis != found.shape.rend(); ++axis) {
@@ -79,7 +79,7 @@ Stored array_of(std::string &content) {
     return found;
 }
 
-// The central directory of a zip names its members; of each the local header says where its bytes begin.
+// Read the arrays of a zip. Its central directory names the members; a local header before each has its place.
 Tensors unpacked(const std::string &file) {
     const auto sound = [](bool holds, const char *what) { need(holds, TXL_BUNDLE, what); };
     const std::string_view all = file;

@@ -9,7 +9,7 @@
 namespace txl_runtime {
 namespace {
 
-// The length of the UTF-8 character at a place, and its number; 0 where there is none.
+// Return the bytes of the UTF-8 character at a place, 0 if it is invalid, and set its code point.
 std::size_t character(std::string_view text, std::size_t at, std::uint32_t &code) {
     const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[at + i]); };
     const auto first = byte(0);
@@ -29,7 +29,7 @@ std::size_t character(std::string_view text, std::size_t at, std::uint32_t &code
     return sound ? length : 0;
 }
 
-// What Python's str.isspace says.
+// Return what Python's str.isspace does for one character.
 bool is_white(std::uint32_t code) {
     return (code >= 9 && code <= 13) || (code >= 28 && code <= 32) || code == 0x85 || code == 0xa0 || code == 0x1680 ||
            (code >= 0x2000 && code <= 0x200a) || code == 0x2028 || code == 0x2029 || code == 0x202f || code == 0x205f ||
@@ -42,10 +42,10 @@ void write(std::string &text, std::uint32_t code) {
     for (int i = more; i-- > 0;) text += char(0x80U | (code >> 6 * i & 0x3fU));
 }
 
-// What Python's str.lower does with single characters: rows are in order, and begin with their first and last one.
+// The table of Python's str.lower for single characters: sorted rows that begin with their first and last code.
 struct Cases {
-    std::vector<std::array<std::int32_t, 4>> lower;  // each how many-th one changes, and by how much
-    std::vector<std::array<std::int32_t, 3>> kinds;  // CASED, or IGNORABLE beside a sigma
+    std::vector<std::array<std::int32_t, 4>> lower;  // every n-th code of the row changes, by how much
+    std::vector<std::array<std::int32_t, 3>> kinds;  // CASED, or IGNORABLE next to a sigma
 };
 constexpr int CASED = 1, IGNORABLE = 2;
 
@@ -57,7 +57,7 @@ const Cases &cases() {
     return found;
 }
 
-// The row of a character; null where there is none.
+// Return the row of a character; null if it has none.
 template <typename Row>
 const Row *row_of(const std::vector<Row> &rows, std::uint32_t code) {
     const auto number = std::int32_t(code);
@@ -71,7 +71,7 @@ int kind_of(std::uint32_t code) {
     return row ? (*row)[2] : 0;
 }
 
-// A sigma has another form at the end of a word.
+// Return true if a sigma ends a word: there it becomes U+03C2, elsewhere U+03C3.
 bool is_final(const std::vector<std::uint32_t> &codes, std::size_t at) {
     auto before = at, behind = at + 1;
     while (before > 0 && kind_of(codes[before - 1]) == IGNORABLE) --before;
@@ -114,7 +114,7 @@ Vocabulary::Vocabulary(const std::string &text, std::int64_t vocab_size, const s
     sound(found["kind"] == "words" && found.contains("symbols") && found["symbols"].is_array(), "is of no known kind");
     for (const auto &symbol : found["symbols"]) {
         sound(symbol.is_string(), "has a symbol that is no text");
-        ids_[symbol] = std::int32_t(symbols_.size());  // of symbols that are alike the last
+        ids_[symbol] = std::int32_t(symbols_.size());  // of equal symbols the last id wins
         symbols_.push_back(symbol);
     }
     sound(!symbols_.empty() && std::int64_t(symbols_.size()) <= vocab_size,
@@ -161,7 +161,7 @@ std::vector<std::int32_t> Vocabulary::encode(std::string_view text) const {
 void Vocabulary::split(std::string_view line, std::vector<std::int32_t> &ids) const {
     const auto lowered = lower_case_ ? lower_case(line) : std::string();
     if (lower_case_) line = lowered;
-    std::vector<std::pair<std::size_t, std::size_t>> words;  // between white space: where they begin and end
+    std::vector<std::pair<std::size_t, std::size_t>> words;  // [begin, end) of each word between white space
     for (std::size_t at = 0, end = line.size(); at < line.size();) {
         std::uint32_t code = 0;
         const auto length = character(line, at, code);

@@ -1,4 +1,4 @@
-// Text to token ids and back (§ 8).
+// The vocabulary, which turns text into token ids and back (§ 8).
 #pragma once
 #include <map>
 #include <memory>
@@ -12,7 +12,7 @@ namespace txl_runtime {
 
 class Vocabulary {
 public:
-    // Refuses, as TXL_BUNDLE, what is no vocabulary of so many ids.
+    // Read a vocabulary from its file's text; throw TXL_BUNDLE unless it fits `vocab_size` ids.
     Vocabulary(const std::string &text, std::int64_t vocab_size, const std::string &where);
     [[nodiscard]] std::vector<std::int32_t> encode(std::string_view text) const;
     [[nodiscard]] std::string decode(const std::int32_t *tokens, std::size_t count) const;
@@ -20,7 +20,7 @@ public:
 private:
     void split(std::string_view line, std::vector<std::int32_t> &ids) const;
     [[nodiscard]] std::int32_t id(std::string_view word) const;
-    bool bytes_ = false, lower_case_ = false, white_ = true;  // white_: words stand between white space
+    bool bytes_ = false, lower_case_ = false, white_ = true;  // white_: white space separates words
     std::vector<std::string> symbols_;
     std::map<std::string, std::int32_t, std::less<>> ids_;
     std::int64_t unknown_ = -1, line_start_ = -1, line_end_ = -1;

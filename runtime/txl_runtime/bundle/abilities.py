@@ -1,27 +1,27 @@
-"""What a model may be asked for, worked out once from the tables of its bundle."""
+"""The operations that a model supports, e.g. scoring or ragged segments, derived once from its bundle's tables."""
 
 from __future__ import annotations
 
 from txl_runtime.bundle.tables import Tables
 
 ORDERS = (("B", "L"), ("L", "B"), ("B",))
-"""How tokens may be declared where streams speak [b, T]; log-probabilities have one axis more."""
+"""Declared axes of tokens that a stream can feed from ids [b, T]; log-probabilities have one more axis, V."""
 
 
 class Abilities:
-    """What the tables allow. `streaming.inputs.refusal` says in words why a model of no such tokens is refused.
+    """The flags of operations that the tables allow. `streaming.inputs.refusal` puts a missing one into words.
 
     Attributes:
         run_apart: each sequence can be idle, reset and moved alone; otherwise all of them run in lockstep.
         run_fewer: a stream may have fewer than B sequences; otherwise they influence one another.
-        run_ragged: a segment may hold fewer positions than its program has, and others for each sequence.
+        run_ragged: each sequence may have its own number of valid positions in a segment, from 0 to the program's L.
         run_single: a segment of one position can be run.
-        count_rows: memory rows are counted, so that their number can be asked for and limited.
-        read_text: it reads token ids and nothing else, and returns log-probabilities, whatever the shapes.
+        count_rows: the runtime counts memory rows, so that callers can read their number and limit it.
+        read_text: it reads token ids and nothing else, and returns log-probabilities, in any shapes.
         pair_tokens: it declares ids as ["B", "L"] and log-probabilities as ["B", "L", V].
         feed_tokens: it reads and returns one token after the other, so that a stream takes ids [b, T].
-        score: besides, there is a state after every token, which scoring and generating need.
-        feed_freely: any number of any sequence's tokens [b, T] can be run in any segment, as they are given.
+        score: `feed_tokens`, and there is a state after every token, which scoring and generating need.
+        feed_freely: ids [b, T] run in segments of any split, with a different number of tokens for each sequence.
     """
 
     def __init__(self, tables: Tables) -> None:

@@ -1,7 +1,7 @@
-"""What the tables of a bundle have to agree on, so that whoever runs it can believe them without opening a graph.
+"""Checks that a bundle's tables do not contradict each other, so that readers can trust them without opening a graph.
 
-Ranges, uniqueness and sizes are checked here, and that every program has exactly the inputs and outputs that follow
-from the tables. That a graph is what its program says is checked when it is opened (`bindings`).
+This module checks ranges, uniqueness and sizes, and that every program has exactly the inputs and outputs that follow
+from the tables. `bindings` compares a graph with its program's row when the graph is opened.
 """
 
 from __future__ import annotations
@@ -26,18 +26,22 @@ from txl_runtime.bundle.tables import (
 SEGMENT_KINDS = ("step", "logprobs", "hidden")
 """Kinds of programs that run segments in a bundle; engines have further ones."""
 MOST_VALUES = 2**40
-"""Of one tensor; more is no model but a mistake."""
+"""Most values of one state tensor, 4 TiB as float32: a larger shape is a mistake in the file."""
 MOST_UNSEEN = 2**12
-"""Sequences that no tensor has: nothing else bounds them, and a stream counts each of them."""
+"""Largest B where no tensor has a batch axis: no shape bounds B then, and a stream keeps a count per sequence."""
 _OUT = r'<>:"|?*\\/\x00-\x1f\x7f'
 PART = re.compile(rf"(?!(con|prn|aux|nul|com\d|lpt\d)(\.|$))[^{_OUT}]*[^{_OUT} .]", re.IGNORECASE)
-"""One part of a file's name that every system can have: no device of Windows, no end in a dot or a space."""
+"""One part of a path that every system allows: no device name of Windows such as "con", no final dot or space."""
 
 
 def contradictions(tables: Tables, used: Sequence[str], files: Collection[str]) -> Iterator[str]:
-    """What in a manifest cannot be true, one sentence each; nothing when all is well.
+    """Yield one sentence per contradiction in a manifest; none if it is sound.
 
-    The time that it takes grows as the manifest does, whatever stands in it.
+    Args:
+        used: paths that the manifest names.
+        files: paths in its list of files.
+
+    The time is about linear in the manifest's length, even for a hostile one.
     """
     yield from (f"{path} is used but not in the list of files" for path in used if path not in files)
     alike = Counter(path.casefold() for path in files)
@@ -55,7 +59,7 @@ def contradictions(tables: Tables, used: Sequence[str], files: Collection[str]) 
 
 
 def _rules(m: Tables) -> Iterator[str]:
-    """Update rules and kinds that this version knows."""
+    """Check that every update rule and program kind is one that this version knows."""
     known = ", ".join(UPDATE_RULES)
     for state in m.states:
         if state.update not in UPDATE_RULES:
@@ -75,7 +79,7 @@ def _rules(m: Tables) -> Iterator[str]:
 
 
 def _interface(m: Tables) -> Iterator[str]:
-    """Names, roles, counters, and the columns of log-probabilities."""
+    """Check names, roles, counters, batch sizes, and the columns of log-probabilities."""
     names = [("input", [entry.name for entry in m.inputs]), ("output", [entry.name for entry in m.outputs])]
     names += [("program", [program.name for program in m.programs])]
     names += [(f"state|of rule {rule}", [state.name for state in m.states_of(rule)]) for rule in UPDATE_RULES]
@@ -125,7 +129,7 @@ def _interface(m: Tables) -> Iterator[str]:
 
 
 def _columns(output: Output, vocab_size: int) -> Iterator[str]:
-    """The vocabulary of log-probabilities, and its clusters."""
+    """Check that log-probabilities have V columns and that their clusters are consecutive ranges that end at V."""
     columns = output.shape[-1] if output.shape else "no"
     if vocab_size and columns != vocab_size:
         yield f"{output.name} has {columns} columns, expected the {vocab_size} of the vocabulary"
@@ -140,7 +144,7 @@ def _columns(output: Output, vocab_size: int) -> Iterator[str]:
 
 
 def _state(m: Tables, state: StateTensor) -> Iterator[str]:
-    """One row of the state table."""
+    """Check one row of the state table."""
     where, axes = f"the state table does not fit: {state.name}", range(len(state.shape))
     if state.batch_axis is not None and (state.batch_axis not in axes or state.shape[state.batch_axis] != m.batch_size):
         yield f"{where} is {list(state.shape)} with batch axis {state.batch_axis}, expected B {m.batch_size} there"
@@ -161,7 +165,7 @@ def _state(m: Tables, state: StateTensor) -> Iterator[str]:
 
 
 def _memory(m: Tables) -> Iterator[str]:
-    """The memory rows that the runtime moves: all tensors of a rule are alike, and all rules keep the same rows."""
+    """Check the memory rows that the runtime moves: equal shapes within a rule, the same tensors in every rule."""
     rows = {state.name: (state.row_shape, state.dtype) for state in m.states if state.counted}
     initial = {state.name: state.initial for state in m.states}
     for state in m.states:
@@ -169,7 +173,7 @@ def _memory(m: Tables) -> Iterator[str]:
             yield f"{state.name} starts as {state.initial} and as {initial[state.name]}, expected the same in all rules"
     held, run = {state.update for state in m.states}, set(m.updates)
     if run and "replace" not in run:
-        held.discard("replace")  # whole states may stand beside memory rows
+        held.discard("replace")  # "replace" states may accompany memory rows
     for rule in sorted(held ^ run if m.states else ()):
         yield f"the state table does not fit: rule {rule} has states or programs, expected both"
     if "fill" in m.counters and m.states and not rows:
@@ -203,7 +207,7 @@ def _memory(m: Tables) -> Iterator[str]:
 
 
 def _programs(m: Tables) -> Iterator[str]:
-    """Every program that the tables need is there, and reads and returns what they say."""
+    """Check that no program is missing and that each reads and returns what the tables say."""
     lengths, states = m.segment_lengths, {rule: m.states_of(rule) for rule in UPDATE_RULES}
     for rule in m.updates:
         mine = [program for program in m.programs if program.update == rule]
@@ -236,7 +240,7 @@ def _programs(m: Tables) -> Iterator[str]:
 
 
 def _segment_program(m: Tables, program: Program, states: Sequence[StateTensor], width: int | None) -> Iterator[str]:
-    """What a program of segments reads and returns."""
+    """Check the inputs and outputs of one program of segments."""
     length = program.segment_length
     read = [
         TensorSpec(name=entry.name, dtype=entry.dtype, shape=entry.sizes(m.batch_size, length))
@@ -265,7 +269,7 @@ def _segment_program(m: Tables, program: Program, states: Sequence[StateTensor],
 
 
 def _takes(spec: TensorSpec, state: StateTensor) -> bool:
-    """Whether a program's tensor is the state, or one of the sizes that a growing state has."""
+    """Return whether a program's tensor has the state's type and shape; a growing axis may have any size in `rows`."""
     if spec.dtype != state.dtype or len(spec.shape) != len(state.shape):
         return False
     for axis, (size, most) in enumerate(zip(spec.shape, state.shape, strict=True)):
@@ -278,7 +282,7 @@ def _takes(spec: TensorSpec, state: StateTensor) -> bool:
 
 
 def _softmax(output: Output | None) -> dict[str, tuple[tuple[TensorSpec, ...], ...]]:
-    """What the head and each tail read and return; the head's last columns are the further clusters."""
+    """Return (inputs, outputs) of "head" and each "tail.<c>"; the head has one last column for each further cluster."""
     found: dict[str, tuple[tuple[TensorSpec, ...], ...]] = {}
     for cluster, (first, last) in enumerate(() if output is None else output.clusters):
         assert output is not None

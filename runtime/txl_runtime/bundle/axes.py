@@ -1,4 +1,4 @@
-"""Where sequences and positions stand in the shape of a tensor: the one place that looks for "B" and "L"."""
+"""The axes of sequences and positions in a tensor's shape; only this module looks for "B" and "L"."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ T = TypeVar("T")
 
 
 class Axes:
-    """The axes of a tensor. An array may be NumPy's or torch's wherever it is only indexed.
+    """The axes of a tensor, e.g. ("B", "L", 3). Methods that only index an array take NumPy's or torch's.
 
     Args:
         shape: a number, "B" or "L" for each axis. "B" stands at most once.
-        ahead: positions behind a segment that the tensor has besides.
+        ahead: positions that the tensor has after the segment's own: for L = 8 and ahead = 2 the axis has 10.
 
     Attributes:
-        shape, ahead: as they were given.
-        plain: whether there is nothing but sequences and positions, [b, T].
+        shape, ahead: the arguments.
+        plain: whether the shape is ("B", "L").
         batch: the axis of sequences; None where all sequences share the tensor.
-        positions: the axes of positions; mostly one or none. Of a state that keeps memory rows, the axis of those rows.
+        positions: the axes of positions; mostly one or none. For a state with memory rows, the axis of those rows.
     """
 
     def __init__(self, shape: Sequence[int | str], ahead: int = 0) -> None:
@@ -36,26 +36,26 @@ class Axes:
 
     @cached_property
     def alone(self) -> Axes:
-        """The axes of one sequence's part, which has no axis of sequences."""
+        """The same axes without "B", those of one sequence's part."""
         return Axes([size for size in self.shape if size != "B"], self.ahead)
 
     @cached_property
     def still(self) -> Axes:
-        """The axes of what there is of one position, which has no axis of positions."""
+        """The same axes without "L", those of one position."""
         return Axes([size for size in self.shape if size != "L"])
 
     def filled(self, batch: T, positions: T) -> tuple[T | int, ...]:
-        """The shape with something else in place of "B" and "L"."""
+        """Return the shape with `batch` for "B" and `positions` for "L": (2, 8, 3) of ("B", "L", 3)."""
         known = {"B": batch, "L": positions}
         return tuple(known[size] if isinstance(size, str) else size for size in self.shape)
 
     def sizes(self, batch_size: int, length: int) -> tuple[int, ...]:
-        """The shape for segments of `length` positions, with what lies ahead of them."""
+        """Return the shape for segments of `length` positions; the axis of positions has length + ahead."""
         return self.filled(batch_size, length + self.ahead)
 
     def at(self, rows: Any = ALL, positions: Any = ALL) -> tuple[Any, ...]:
-        """The index of some sequences and some positions; an axis that the tensor lacks is ignored."""
-        key = [*[ALL] * len(self.shape), ...]  # with the dots a single value is an array, too
+        """Return the index of these sequences and positions, ignoring an axis that the tensor lacks."""
+        key = [*[ALL] * len(self.shape), ...]  # "...": indexing a tensor of one value gives an array, no scalar
         if self.batch is not None:
             key[self.batch] = rows
         for axis in self.positions:
@@ -63,24 +63,24 @@ class Axes:
         return tuple(key)
 
     def window(self, first: int, end: int, rows: Any = ALL) -> tuple[Any, ...]:
-        """The index of the positions first … end - 1, with what lies ahead of them."""
+        """Return the index of the positions first … end + ahead - 1."""
         return self.at(rows, slice(first, end + self.ahead))
 
     def length(self, array: Any) -> int:
-        """T, the positions of an array without what lies ahead of them; 1 where the tensor has no positions."""
+        """Return T, the size of the axis of positions less `ahead`; 1 if the tensor has no such axis."""
         return int(array.shape[self.positions[0]]) - self.ahead if self.positions else 1
 
     def one(self, array: Any, row: int) -> Any:
-        """One sequence's part of an array, a view; the array itself where it is shared."""
+        """Return a view of one sequence's part of an array; the array itself if all sequences share it."""
         return array if self.batch is None else array[self.at(row)]
 
     def sequences(self, array: Array) -> Array:
-        """A view with the sequences first and all other axes as they were; [1, ...] where the array is shared."""
+        """Return a view with "B" first and all other axes in order; [1, ...] if all sequences share the array."""
         return array[None] if self.batch is None else np.moveaxis(array, self.batch, 0)
 
     def rows(self, array: Array) -> Array:
-        """A view [b, T, ...]: the sequences first, then the positions; T is 1 where the tensor has no positions."""
-        if self.batch == 0 and self.positions == (1,):  # nothing moves, and this is asked in every step
+        """Return a view [b, T, ...], e.g. of [L, B, 3]; T is 1 if the tensor has no positions."""
+        if self.batch == 0 and self.positions == (1,):  # a shortcut: every step comes here, mostly with this layout
             return array
         whole = self.sequences(array)
         if not self.positions:
@@ -89,23 +89,23 @@ class Axes:
         return np.moveaxis(whole, first + (self.batch is None or first < self.batch), 1)
 
     def from_rows(self, rows: Array) -> Array:
-        """A view of [b, T, ...] in the tensor's own order of axes; of its first position where it has no positions."""
+        """Return a view of [b, T, ...] in the tensor's order of axes; of position 0 if the tensor has no positions."""
         if not self.positions:
             return np.moveaxis(rows[:, 0], 0, self.batch or 0)
         return np.moveaxis(rows, (0, 1), (self.batch or 0, self.positions[0]))
 
     def joined(self, parts: Sequence[Array]) -> Array:
-        """The array that several sequences have together, of one part for each; the first part where it is shared."""
+        """Return one array from single sequences' parts, e.g. [2, T, 3] of two [T, 3]; the first part without "B"."""
         if len(parts) == 1 and self.batch is not None:
-            return np.expand_dims(parts[0], self.batch)  # a view: one sequence is not copied
+            return np.expand_dims(parts[0], self.batch)  # one sequence: a view, not a copy
         return parts[0] if self.batch is None else np.stack(parts, self.batch)
 
     def concatenated(self, parts: Sequence[Array]) -> Array:
-        """The array that groups of sequences have together; that of the first group where it is shared."""
+        """Return one array from groups of sequences, e.g. [5, T] of [2, T] and [3, T]; the first without "B"."""
         return parts[0] if self.batch is None else np.concatenate(parts, self.batch)
 
     def clear_uncounted(self, array: Array, counts: Ids, value: Any = 0) -> None:
-        """Write `value` where nothing counts: in idle sequences, and beyond a sequence's length and what is ahead."""
+        """Write `value` behind each sequence's count + ahead positions: counts [2, 0] keep array[0, :2] alone."""
         if self.batch is None:
             return
         if not self.positions:

@@ -1,4 +1,4 @@
-"""The inputs and outputs of a graph or an engine, held against those that its program promises."""
+"""A comparison of a graph's or an engine's inputs and outputs with those in its program's row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from txl_runtime.errors import BundleError
 
 
 class Binding(NamedTuple):
-    """An input or output as a library or a file tells it; a size that is left open has a name."""
+    """An input or output as a library or a file describes it; an open size is a name, e.g. ("batch", 8)."""
 
     name: str
     dtype: str
@@ -29,11 +29,11 @@ def check_bindings(
     order: bool = False,
     open_size: str | None = None,
 ) -> None:
-    """Hold what was found against a program.
+    """Compare the inputs and outputs that were found with a program's.
 
     Args:
-        order: whether the order has to be the program's; libraries tell their tensors in an order of their own.
-        open_size: the name of a size that a graph may leave open though the program says a number.
+        order: whether the order has to be the program's; engine libraries list tensors in an order of their own.
+        open_size: the name of a size, e.g. "batch", that a graph may leave open although the program has a number.
 
     Raises:
         BundleError: they differ; the first difference is named.
@@ -63,10 +63,10 @@ def check_bindings(
 
 
 def _fits(has: Binding, wants: Binding, open_size: str | None, returned: bool) -> bool:
-    """Whether a tensor of the graph is the one of the table.
+    """Return whether a tensor of the graph is the one in the table.
 
-    A table says "rows" for a number of rows that changes. Where a result always has the same number, as a cache has
-    that is full, an engine's library says that number.
+    The table says "rows" for a number of rows that changes. An engine's library may say a number for a result whose
+    rows are constant, such as a full cache.
     """
     same = has[:2] == wants[:2] and len(has.shape) == len(wants.shape)
     return same and all(

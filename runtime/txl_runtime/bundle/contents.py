@@ -1,7 +1,7 @@
-"""What some files of a bundle hold: stored vectors, the report, tensors of the weight file.
+"""Decoders for a bundle's stored vectors, its report, and tensors of its weight file.
 
-Nothing here is needed to load and stream most models. All of it may be damaged on purpose: what is read takes at most a
-stated multiple of the file's size.
+Most models load and stream without them. A file may be damaged on purpose: decoding takes at most a stated multiple of
+its size.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from txl_runtime.bundle.tensor_file import read_whole
 from txl_runtime.errors import BundleError, one_line
 
 EXPANDED, SMALL = 64, 1 << 26
-"""Packed vectors have at most so many times the size of their file, or so many bytes: inputs may be zeros alone."""
+"""Most bytes of unpacked vectors: 64 times their file or 64 MiB, the larger; zeros pack well, so small files may."""
 
 
 def decode_vectors(data: bytes, source: str) -> dict[str, NDArray[Any]]:
-    """Arrays by name from a safetensors file, or from an .npz file, as bundles of format 2.0 have it.
+    """Return arrays by name, e.g. {"length": [steps]}, from a safetensors file, or an .npz file of format 2.0.
 
     Args:
-        source: its path; the ending says which of the two it is.
+        source: the file's path; the ending .npz selects the second.
 
     Raises:
-        BundleError: it is no such file, holds something else than plain numbers, or more than `EXPANDED` allows.
+        BundleError: the file is of no such kind, holds other values than plain numbers, or more than `EXPANDED` allows.
     """
     try:
         return _unpacked(data) if source.endswith(".npz") else read_whole(io.BytesIO(data), *(len(data),) * 2)[1]
@@ -41,7 +41,7 @@ def decode_vectors(data: bytes, source: str) -> dict[str, NDArray[Any]]:
 
 
 def _unpacked(data: bytes) -> dict[str, NDArray[Any]]:
-    """The arrays of an .npz file.
+    """Return the arrays of an .npz file.
 
     Raises:
         ValueError, or what zipfile and zlib raise: see `decode_vectors`.
@@ -55,8 +55,8 @@ def _unpacked(data: bytes) -> dict[str, NDArray[Any]]:
 
 
 def _array(stored: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
-    """One array, of exactly the bytes that its header declares: nothing is allocated that is not there."""
-    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others expand without a bound
+    """Return one array; its header has to declare exactly the bytes that follow, so that it cannot ask for more."""
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # bzip2 and LZMA expand without a bound
         raise ValueError(f"{member.filename} is compressed in way {member.compress_type}")
     content = io.BytesIO(stored.read(member))
     if np.lib.format.read_magic(content) != (1, 0):  # later versions have longer headers, for names of fields
@@ -69,10 +69,10 @@ def _array(stored: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
 
 
 def decode_report(data: bytes, source: str) -> dict[str, Any]:
-    """The verification report.
+    """Return the verification report.
 
     Raises:
-        BundleError: it is no JSON.
+        BundleError: the bytes are no JSON.
     """
     try:
         found = msgspec.json.decode(data)
@@ -82,10 +82,10 @@ def decode_report(data: bytes, source: str) -> dict[str, Any]:
 
 
 def read_tensors(path: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Tensors of a safetensors file by name.
+    """Return tensors of a safetensors file by name, e.g. {"embedding": [V, D]}.
 
     Raises:
-        BundleError: the file is not safetensors, lacks a name, or holds what NumPy has no type for.
+        BundleError: the file is not safetensors, lacks a name, or NumPy lacks the type of a tensor (bfloat16).
     """
     from safetensors import SafetensorError, safe_open
 

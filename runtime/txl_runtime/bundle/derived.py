@@ -1,7 +1,7 @@
-"""What the tables of a bundle imply, spelled out in their rows since format 2.1, so that readers guess nothing.
+"""Fields that a bundle's other fields imply, written into the tables since format 2.1, so that readers guess nothing.
 
-Every rule stands here once. Exporters write what it gives, a manifest that says nothing of it (as those of format 2.0
-do) is completed when it is read, and one that says something is held against it.
+Every rule stands here once. Exporters write the fields, a manifest without them (format 2.0) is completed when it is
+read, and a manifest that has them is compared with the rules.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ import msgspec
 from txl_runtime.bundle.tables import Counting, Input, Output, StateTensor, Tables
 
 DERIVED = {"inputs": ("counter", "beyond"), "outputs": ("cluster_columns",), "states": ("spill", "in_place")}
-"""The fields of each table's rows that are derived; what they are where a manifest does not say them is false."""
+"""The derived fields of each table's rows; their defaults (None, (), 0, False) are falsy, so a set one is truthy."""
 MOST_SHOWN = 80
-"""Characters of a value in a message."""
+"""Most characters of a value in a message; a hostile manifest may hold longer ones."""
 
 
 def completed(tables: Tables) -> Any:
-    """The same manifest with all that its tables imply; a table may be wrong here, since `agreement` comes later."""
+    """Return the manifest with its derived fields set; its tables may still be wrong, `agreement` checks them later."""
     manifest: Any = tables
     return msgspec.structs.replace(manifest, **_implied(tables))
 
 
 def says_nothing(tables: Tables) -> bool:
-    """Whether a manifest has none of the derived fields."""
+    """Return whether a manifest has none of the derived fields."""
     rows = ((row, names) for side, names in DERIVED.items() for row in getattr(tables, side))
     return not any(getattr(row, name) for row, names in rows for name in names)
 
 
 def differences(tables: Tables) -> Iterator[str]:
-    """Where a manifest says something else than its tables imply, one sentence each; none where it says nothing."""
+    """Yield one sentence per derived field that differs from what the tables imply; none if no such field is set."""
     for side, rows in ({} if says_nothing(tables) else _implied(tables)).items():
         for found, expected in zip(getattr(tables, side), rows, strict=True):
             for name in DERIVED[side]:

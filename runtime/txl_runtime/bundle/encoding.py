@@ -1,4 +1,4 @@
-"""JSON and hashes, each written in one way."""
+"""JSON, hashes and escapes, each in the one form that all bundles use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def canonical_json(value: Any, drop: Sequence[str] = ()) -> bytes:
-    """JSON with sorted keys and no spaces, so that equal values give equal bytes; `drop` leaves out keys anywhere."""
+    """Return JSON with sorted keys and no spaces, so that equal values give equal bytes, without the keys in `drop`."""
 
     def without(node: Any) -> Any:
         if isinstance(node, dict):
@@ -26,7 +26,7 @@ def canonical_json(value: Any, drop: Sequence[str] = ()) -> bytes:
 
 
 def file_sha256(path: Path) -> str:
-    """Hexadecimal SHA-256 of a file, read in pieces."""
+    """Return the hexadecimal SHA-256 of a file, read 1 MiB at a time."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while piece := stream.read(1 << 20):
@@ -35,7 +35,7 @@ def file_sha256(path: Path) -> str:
 
 
 def utf8(value: Any) -> Any:
-    """Plain data with every text as JSON can have it: bytes of files' names that are no UTF-8 are escaped."""
+    r"""Return plain data with texts that JSON can hold: a byte of a file's name that is no UTF-8 becomes e.g. \xff."""
     if isinstance(value, dict):
         return {utf8(name): utf8(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -44,6 +44,6 @@ def utf8(value: Any) -> Any:
 
 
 def escaped(character: str) -> str:
-    """A character that cannot be shown as Python writes it; a byte of a name that is no UTF-8 as that byte."""
+    r"""Return a character as Python escapes it, e.g. \u2028; a byte of a name that is no UTF-8 as that byte, \xff."""
     code = ord(character)
     return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else character.encode("unicode_escape").decode()

@@ -1,8 +1,8 @@
-"""The folder of a bundle: files opened so that they cannot hang or lead elsewhere, and whether they are still those.
+"""The folder of a bundle: it opens files that cannot hang or lead elsewhere, and notices when one was replaced.
 
-An engine opens some files by their paths, so that a hash alone does not tell that the engine got what was hashed. A
-file is therefore remembered by its identity, of the descriptor that it was read from, and looked at again when all is
-open. So is the folder itself: `export --force` exchanges folders, perhaps there and back.
+An engine opens some files by path, so a matching hash does not prove that the engine read the hashed bytes. The folder
+therefore notes each file's identity from the descriptor that it read, and compares again when everything is open. It
+does the same with itself: `export --force` exchanges folders, perhaps there and back.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from txl_runtime.errors import BundleError, TxlError
 from txl_runtime.files import open_plain
 
 Identity = tuple[int, int, int, int, int]
-"""Device, number, size, time of writing, time of change."""
+"""Device, inode, size in bytes, times of last write and last change in nanoseconds."""
 Made = TypeVar("Made")
 
 
 class Folder:
-    """A folder whose files are opened here; it remembers the identity of each file that it opened.
+    """A folder that opens its files and remembers the identity of each.
 
     Attributes:
-        path: as it was given, for people.
-        place: where that led when the folder was opened; a link that is switched later does not matter.
+        path: the path as given, for messages.
+        place: the real path when the folder was opened; a link that is switched later does not matter.
 
     Raises:
-        OSError: there is none.
+        OSError: there is no folder at the path.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,10 +39,10 @@ class Folder:
 
     @contextmanager
     def open(self, name: str) -> Iterator[tuple[BinaryIO, bool]]:
-        """A plain file in the folder, for reading, and whether it is the one that was opened under this name first.
+        """Open a plain file for reading; yield it and whether it is the one that was first opened under this name.
 
         Raises:
-            OSError: it cannot be opened, is no plain file, or a link leads out of the folder.
+            OSError: the file cannot be opened, is no plain file, or a link leads out of the folder.
         """
         self._seen.setdefault(name, None)
         real = os.path.realpath(self.place / name)
@@ -54,7 +54,7 @@ class Folder:
             yield file, self._seen[name] == _identity(os.fstat(file.fileno()))
 
     def holds(self, name: str) -> bool:
-        """Whether a file is the one that was opened under this name first."""
+        """Return whether the file is still the one that was first opened under this name."""
         try:
             with self.open(name) as (_, same):
                 return same
@@ -63,7 +63,7 @@ class Folder:
 
     @property
     def replaced(self) -> bool:
-        """Whether the folder or a file that was opened is another one now, or has changed since."""
+        """True if the folder, or a file that it opened, was replaced or changed since."""
         with suppress(OSError):
             if _identity(self.place.stat()) == self._before:
                 return any((identity is not None) != self.holds(name) for name, identity in tuple(self._seen.items()))
@@ -75,11 +75,11 @@ def _identity(found: os.stat_result) -> Identity:
 
 
 def undisturbed(path: Path, make: Callable[[Folder], Made]) -> Made:
-    """Make something of a bundle's folder, and refuse it where the folder was replaced meanwhile.
+    """Return what `make` makes of a bundle's folder, and raise an error if the folder was replaced meanwhile.
 
     Raises:
         BundleError: there is no such folder, or it was replaced or removed meanwhile.
-        TxlError: what `make` raises of a folder that was not replaced.
+        TxlError: `make` raised it, and the folder was not replaced.
     """
     try:
         folder = Folder(path)
@@ -100,13 +100,13 @@ def undisturbed(path: Path, make: Callable[[Folder], Made]) -> Made:
 
 
 ASIDE = ".replaced-"
-"""In hidden names beside a name: of a bundle that stepped aside for a new one."""
+"""Part of a hidden name such as `.demo.txl.replaced-1a2b`: an old bundle that was moved to make room for a new one."""
 
 
 def stepped_aside(path: Path) -> str:
-    """What to say of a bundle that is not there because a replacement was cut short; nothing where none was.
+    """Return advice for a missing bundle whose replacement was cut short; "" if none was.
 
-    Where two folders cannot be exchanged in one step, the old one steps aside before the new one gets its name.
+    If the system cannot exchange two folders in one step, the old one is renamed before the new one gets its name.
     """
     try:
         found = sorted(name for name in os.listdir(path.parent) if name.startswith(f".{path.name}{ASIDE}"))  # noqa: PTH208

@@ -1,9 +1,8 @@
-"""The manifest: what a bundle says of itself.
+"""The manifest: the description of a bundle, `manifest.json`, and its decoder.
 
-`manifest.json` is one JSON object of format 2, whose tables say everything that a reader needs, whatever the model is.
-Unknown fields are ignored, so that a newer minor version still loads; every other major version is refused by name. A
-manifest that says nothing of what its tables imply is completed (`derived`). What the tables have to agree on is
-checked by `agreement`.
+It is one JSON object of format 2, whose tables hold everything that a reader needs, for any kind of model. Unknown
+fields are ignored, so that a newer minor version still loads; every other major version is refused by name. `derived`
+adds fields that the tables imply and an older manifest lacks. `agreement` checks the tables against each other.
 """
 
 from __future__ import annotations
@@ -40,40 +39,40 @@ if TYPE_CHECKING:  # an application whose bundles are of other models does not c
 FORMAT = "txl-deploy.bundle"
 FORMAT_VERSION = "2.1"
 OLD_SELFTEST = "selftest.npz"
-"""The file of stored vectors that bundles of format 2.0 have: their manifests do not name it."""
+"""The file of stored vectors in bundles of format 2.0, whose manifests do not name it."""
 IGNORED = "attention"
-"""The kind of a program that bundles of 0.8 may have beside the others: nothing runs it."""
+"""A kind of program that only bundles of 0.8 have: nothing runs it."""
 MOST_BYTES = 1 << 24
-"""Of a manifest: a hundred times what a large model's takes."""
+"""Most bytes of a manifest, 16 MiB: a hundred times a large model's."""
 MOST_SAID = 400
-"""Characters of a message: names in a manifest may be of any length."""
+"""Most characters of a message: a hostile manifest may hold names of any length."""
 
 
 class Manifest(Struct, Tables, frozen=True, kw_only=True, dict=True):
-    """Everything a runtime needs to know of a bundle.
+    """The facts about a bundle that a runtime needs.
 
     Attributes:
         format, format_version: "txl-deploy.bundle" and its version, major.minor.
-        model_id: which function the bundle computes, whatever its precision, B and L: a SHA-256.
+        model_id: a SHA-256 that names the function which the bundle computes, independent of precision, B and L.
         batch_size: B of every program; the most sequences of a stream.
-        batch_sizes: smaller B that engines are built for as well, for streams of fewer sequences; largest first.
-        precision: of the weights and of the graphs' arithmetic.
-        inputs, outputs, states: what a step reads, returns and carries.
-        programs: the graphs.
+        batch_sizes: smaller B that engines are also built for, for streams of fewer sequences; largest first.
+        precision: number format of the weights and of the graphs' arithmetic.
+        inputs, outputs, states: tables of the tensors that a step reads, returns and carries.
+        programs: table of the graphs.
         counters: numbers per sequence that the runtime keeps; "fill" counts memory rows.
         streams: "independent": each sequence can be idle, reset and moved alone. "lockstep": all of them run, or none.
         joint: whether sequences influence one another, so that a stream has to have all B of them.
         lengths: "valid": a segment may hold any number of rows that count. "exact": a whole segment or nothing.
         commits: "rows": the state after a segment may be that of any of its rows. "segment": only of whole ones.
-        reach: tokens that can influence a prediction, where that is known.
-        boundary_token: the token that separates texts, where there is one.
-        family: what the exporter knows of the model; its "name", and fields that mean nothing to the runtime.
-        weights: the file that all graphs share.
+        reach: number of tokens that can influence a prediction; null if unknown.
+        boundary_token: id of the token that separates texts; null if there is none.
+        family: the exporter's facts about the model: its "name", and fields that mean nothing to the runtime.
+        weights: name of the file of weights that all graphs share.
         files: size and hash of every file but the manifest itself.
-        vocabulary: file with the vocabulary, if the checkpoint had one.
-        selftest: file with the stored vectors, if there are any.
+        vocabulary: name of the file with the vocabulary; null if the checkpoint had none.
+        selftest: name of the file with the stored vectors; null if there are none.
         parameters: number of trained values.
-        parity: what the export's verification reached, for people and `inspect`; the full table is in report.json.
+        parity: results of the export's verification, for people and `inspect`; the full table is in report.json.
         provenance: source file, its hash, tool and library versions.
     """
 
@@ -107,12 +106,12 @@ class Manifest(Struct, Tables, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def can(self) -> Abilities:
-        """What the model may be asked for."""
+        """The operations that the model supports."""
         return Abilities(self)
 
     @property
     def used_files(self) -> frozenset[str]:
-        """The files that the model itself needs."""
+        """Names of the files that running the model needs: weights, vocabulary, graphs."""
         named = [self.weights, *([self.vocabulary] if self.vocabulary else [])]
         return frozenset([*named, *(program.file for program in self.programs)])
 
@@ -123,18 +122,18 @@ class Manifest(Struct, Tables, frozen=True, kw_only=True, dict=True):
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of state that one sequence has. A tensor of memory counts with its M rows, whatever their layout."""
+        """Bytes of one sequence's state, with M rows of each memory tensor, even of a ring, which has more."""
         states = self.states_of(self.updates[0])
         return sum(BYTES.get(state.dtype, 4) * state.values(self.memory_length) for state in states)
 
     @property
     def softmax_products(self) -> int:
-        """Multiplications per row of the softmax's programs, by which an engine may choose its threads."""
+        """Multiplications per row of the softmax, width * V, by which an engine may choose its threads."""
         return 0 if self.logprobs is None else (self.logprobs.width or 0) * self.vocab_size
 
     @property
     def family_name(self) -> str:
-        """Which family of models it is, for whoever exports, verifies and describes."""
+        """Name of the family of models, for export, verification and description; "" if the manifest has none."""
         return str(self.family.get("name", ""))
 
     @property
@@ -142,7 +141,7 @@ class Manifest(Struct, Tables, frozen=True, kw_only=True, dict=True):
         """The family block of a Transformer-XL.
 
         Raises:
-            BundleError: it is another model, or the block is damaged.
+            BundleError: the model is of a different family, or the block is damaged.
         """
         from txl_runtime.bundle.transformer_xl import TransformerXL
 
@@ -174,8 +173,8 @@ def decode_manifest(data: bytes, source: str) -> Manifest:
     """Parse and cross-check a manifest.
 
     Raises:
-        BundleError: not JSON, too long, a field of the wrong kind or range, a newer major version, or fields that
-            contradict.
+        BundleError: the bytes are no JSON or too long, a field has the wrong type or range, the major version
+            is not 2, or fields contradict each other.
     """
     try:
         if len(data) > MOST_BYTES:

@@ -1,4 +1,4 @@
-"""Programs whose graphs leave B open: they run any number of sequences up to the manifest's batch size.
+"""Programs whose graphs leave B open, so that they run any number of sequences up to the manifest's batch size.
 
 Only a bundle that has such programs needs this module.
 """
@@ -13,29 +13,29 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Program, Tables, TensorSpec, axes_of
 
 BATCH = "batch"
-"""What a graph calls the number of sequences where it leaves it open."""
+"""Name of an open number of sequences in a graph's shapes."""
 OPENED = "[batch]"
-"""Behind the name of a constant: what an opened graph has in its place; no parameter is called so."""
+"""Suffix of the value that replaces a constant in a graph whose B was opened; no parameter's name ends so."""
 
 
 def batch_axes(tables: Tables, program: Program) -> dict[str, int]:
-    """The axis of sequences in each input and output of a program of segments that has one, by name."""
+    """Return the axis of sequences by name of input or output, for a program of segments; shared tensors are absent."""
     return {name: axes.batch for name, axes in axes_of(tables, program).items() if axes.batch is not None}
 
 
 def sequences(program: Program, tables: Tables) -> int:
-    """The number of sequences in a program's tensors."""
+    """Return the number of sequences in a program's tensors."""
     axes = batch_axes(tables, program)
     return next(spec.fixed[axes[spec.name]] for spec in (*program.inputs, *program.outputs) if spec.name in axes)
 
 
 def with_sequences(program: Program, tables: Tables, size: int | str = BATCH) -> Program:
-    """A program with another number of sequences in its tensors: a number, or `BATCH` as the graph has it."""
+    """Return the program with `size` sequences in its tensors: a number, or `BATCH` as the graph has it."""
     return at_axes(program, batch_axes(tables, program), size)
 
 
 def at_axes(program: Program, axes: Mapping[str, int], size: int | str = BATCH) -> Program:
-    """See `with_sequences`; the axis of sequences is given by the tensors' names."""
+    """Do what `with_sequences` does, with the axis of sequences given by tensor name."""
 
     def other(spec: TensorSpec) -> TensorSpec:
         return msgspec.structs.replace(spec, shape=_at(spec.shape, axes.get(spec.name), size))
@@ -45,7 +45,7 @@ def at_axes(program: Program, axes: Mapping[str, int], size: int | str = BATCH) 
 
 
 def smaller(manifest: Manifest, size: int) -> Manifest:
-    """The manifest as it would be of a bundle that was exported for `size` sequences at most."""
+    """Return the manifest of the same bundle for at most `size` sequences."""
     states = tuple(
         msgspec.structs.replace(state, shape=_at(state.shape, state.batch_axis, size)) for state in manifest.states
     )

@@ -1,4 +1,4 @@
-"""A bundle on disk: opened, checked, described. One that is opened stays one, whatever becomes of its folder."""
+"""A bundle on disk: opened, checked, read. An open bundle never mixes in files of a bundle that replaces it."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ if TYPE_CHECKING:
     from txl_runtime.bundle.vocabulary import Vocabulary
 
 MANIFEST, SELFTEST, REPORT = "manifest.json", "selftest.safetensors", "report.json"
-"""What exports write; a manifest says where its own vectors are."""
+"""Names that exports write; for the vectors, readers use the name in the manifest."""
 WEIGHTS = "weights.safetensors"
+"""Name of the weight file that exports write."""
 ENGINES = "engines/"
-"""Files of this folder are checked by the backend that opens them: a lost engine must not cost the model."""
+"""Folder of engines. Only the backend that opens one checks it: a bundle stays usable when an engine is lost."""
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """A folder whose manifest has been read and whose files, all but engines, have been checked.
+    """A folder whose manifest was read and whose files, except engines, were checked.
 
-    Nothing is read that the manifest does not list, nor that is not what the bundle was opened with.
+    It reads only files that the manifest lists and that have not been replaced since.
     """
 
     path: Path
@@ -42,14 +43,14 @@ class Bundle:
     verify_files: bool = True
 
     def file(self, name: str) -> Path:
-        """Path of a file the manifest lists."""
+        """Return the path of a file that the manifest lists."""
         return self.folder.place / name
 
     def check(self, name: str) -> None:
-        """Hold a file against the manifest: its size always, its hash unless the bundle was opened without.
+        """Compare a file with the manifest: its size, and with `verify_files` its hash.
 
         Raises:
-            BundleError: it is not listed, missing, truncated or altered.
+            BundleError: the file is not listed, missing, truncated or altered.
         """
         with self._opened(name) as (file, same):
             digest = hashlib.sha256()
@@ -59,12 +60,12 @@ class Bundle:
                 self._compare(name, digest.hexdigest(), same)
 
     def read(self, name: str) -> bytes:
-        """The content of a file the manifest lists: these very bytes were held against the manifest.
+        """Return the content of a file that the manifest lists, after comparing these very bytes with the manifest.
 
-        Of a bundle that was opened without hashes, they are of the file that was there then, or have its hash.
+        Without `verify_files` the hash is compared only if the file was replaced since the bundle was opened.
 
         Raises:
-            BundleError: it is not listed, missing, truncated or altered, or another bundle's.
+            BundleError: the file is not listed, missing, truncated, altered, or of a different bundle.
         """
         with self._opened(name) as (file, same):
             data = file.read(self.manifest.files[name].size + 1)
@@ -73,10 +74,10 @@ class Bundle:
         return data
 
     def parts(self, name: str, places: Sequence[tuple[int, int]]) -> Iterator[bytes]:
-        """Parts of a large file that was checked when the bundle was opened, by offset and size in bytes; one by one.
+        """Return an iterator of parts of a large file; `places` are (offset, size) in bytes.
 
         Raises:
-            BundleError: it ends before one of them, which is said at once; or it is no longer that file.
+            BundleError: a part lies beyond the file's end (raised at once), or the file was replaced (while iterating).
         """
         end = max((offset + size for offset, size in places), default=0)
         if name in self.manifest.files and end > self.manifest.files[name].size:
@@ -92,10 +93,10 @@ class Bundle:
                 yield file.read(size)
 
     def vocabulary(self) -> Vocabulary | None:
-        """Text to token ids and back, if the checkpoint came with a vocabulary.
+        """Return the vocabulary, which turns text into token ids and back; None if the bundle has none.
 
         Raises:
-            BundleError: its file is no vocabulary, or no longer the one that the bundle was opened with.
+            BundleError: its file is no vocabulary, or was replaced since the bundle was opened.
         """
         from txl_runtime.bundle.vocabulary import decode_vocabulary
 
@@ -103,10 +104,10 @@ class Bundle:
         return decode_vocabulary(self.read(name), self.manifest.vocab_size, str(self.file(name))) if name else None
 
     def weights(self, *names: str) -> dict[str, NDArray[Any]]:
-        """Tensors of the weight file by name.
+        """Return tensors of the weight file by name, e.g. {"embedding": [V, D]}.
 
         Raises:
-            BundleError: the file is not safetensors, lacks a name, or is no longer what the bundle was opened with.
+            BundleError: the file is not safetensors, lacks a name, or was replaced since the bundle was opened.
         """
         name = self.manifest.weights
         found = read_tensors(self.file(name), names)
@@ -115,10 +116,10 @@ class Bundle:
         return found
 
     def selftest(self) -> dict[str, NDArray[Any]]:
-        """The stored vectors, as arrays by name.
+        """Return the stored vectors, as arrays by name, e.g. {"length": [steps]}; `selftest` lists them.
 
         Raises:
-            BundleError: there are none or they cannot be read.
+            BundleError: the bundle has none, or they cannot be read.
         """
         name = self.manifest.selftest
         if name is None:
@@ -126,16 +127,16 @@ class Bundle:
         return decode_vectors(self.read(name), str(self.file(name)))
 
     def report(self) -> dict[str, Any]:
-        """The verification report that export wrote; empty where the manifest lists none.
+        """Return the verification report that export wrote; {} if the manifest lists none.
 
         Raises:
-            BundleError: it is none, or no longer the one that the bundle was opened with.
+            BundleError: the file is no report, or was replaced since the bundle was opened.
         """
         return decode_report(self.read(REPORT), str(self.file(REPORT))) if REPORT in self.manifest.files else {}
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[tuple[BinaryIO, bool]]:
-        """A file of the size that the manifest says, and whether it is the one the bundle was opened with."""
+        """Open a file of the size in the manifest; yield it and whether it is the one the bundle was opened with."""
         record = self.manifest.files.get(name)
         if record is None:
             raise self._refused(name, "is used but not in the list of files")
@@ -162,20 +163,20 @@ class Bundle:
 
 
 def open_bundle(path: str | Path, verify_files: bool = True) -> Bundle:
-    """Read a bundle's manifest and check its files but engines: sizes always, hashes with `verify_files`.
+    """Read a bundle's manifest and check its files except engines: sizes always, hashes with `verify_files`.
 
     Raises:
-        BundleError: the folder, its manifest or one of its files is missing, truncated or altered, or it was replaced
-            meanwhile.
+        BundleError: the folder, its manifest or one of its files is missing, truncated or altered, or the folder was
+            replaced meanwhile.
     """
     return undisturbed(bundle_path(path), partial(read_bundle, verify_files=verify_files))
 
 
 def bundle_path(path: str | Path) -> Path:
-    """A path at which a folder stands.
+    """Return the path of an existing folder.
 
     Raises:
-        BundleError: it is no path, or something else stands there.
+        BundleError: the argument is no path, or no folder stands there.
     """
     if not isinstance(path, str | PathLike) or not isinstance(fspath(path), str):
         raise BundleError(f"the bundle is given as {type(path).__name__}, expected the path of its folder")
@@ -187,7 +188,7 @@ def bundle_path(path: str | Path) -> Path:
 
 
 def read_bundle(folder: Folder, verify_files: bool = True) -> Bundle:
-    """As `open_bundle`, of a folder that may be replaced meanwhile."""
+    """Read and check a bundle as `open_bundle` does, without noticing that its folder is replaced meanwhile."""
     path = folder.place / MANIFEST
     try:
         with folder.open(MANIFEST) as (file, _):

@@ -1,7 +1,7 @@
-"""The tables that every bundle has, whatever its model: inputs, outputs, states, programs, files.
+"""The tables of every bundle, for any model family: inputs, outputs, states, programs, files.
 
-A program's graph has exactly the inputs and outputs that its row says. A state is what a step carries: each update rule
-has its own tensors of it. Nothing here knows a model family.
+A program's graph has exactly the inputs and outputs in its row. A state is a tensor that a step hands to the next one;
+each update rule has its own rows for it.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from msgspec import Meta, Struct
 from txl_runtime.bundle.axes import Axes
 
 UPDATE_RULES = ("ring", "rolled", "replace")
-"""How a step updates the state, in the order in which `load` prefers them; a ring is faster than what is rolled."""
+"""Ways in which a step updates the state, in the order in which `load` prefers them; a ring is faster than rolling."""
 
 _RULES = Meta(extra_json_schema={"enum": [*UPDATE_RULES]})
-"""For readers of the schema; this one refuses other rules and kinds in sentences of its own (`agreement`)."""
+"""For the published schema alone; the runtime refuses other rules and kinds in `agreement`, in its own sentences."""
 _KINDS = Meta(extra_json_schema={"pattern": r"^(step|logprobs|hidden|head|tail\.[1-9][0-9]*|attention)$"})
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Index = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 AXES = Meta(max_length=32)
-"""Of a shape; NumPy has no more."""
+"""Most axes of a shape, as many as NumPy 1 allows."""
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 Precision = Literal["fp32", "fp16", "bf16", "int8", "int4"]
 Floating = Literal["float32", "float16", "bfloat16"]
 DType = Literal["bool", "int32", "float32", "float16", "bfloat16"]
 STATE_DTYPES: dict[str, Floating] = {"fp16": "float16", "bf16": "bfloat16"}
-"""What memory is kept in, where it is not float32."""
+"""Type of memory rows by precision; float32 for all other precisions."""
 BYTES = {"bool": 1, "float16": 2, "bfloat16": 2}
-"""Bytes of a value; all other types have four."""
+"""Bytes of a value by type; 4 for all other types."""
 
 
 class TensorSpec(Struct, frozen=True, kw_only=True):
-    """One graph input or output; "rows" in a shape is any number of them. A state may come back without any rows."""
+    """An input or output of a graph; "rows" is an open size, and 0 that of a state that comes back without rows."""
 
     name: str
     dtype: DType
@@ -50,39 +50,39 @@ class TensorSpec(Struct, frozen=True, kw_only=True):
 
 
 class Counter(Struct, frozen=True, kw_only=True):
-    """A number per sequence that the runtime keeps: what it starts as, and the most it can be."""
+    """A count per sequence that the runtime keeps: its first value and its largest."""
 
     start: Index
     most: Index
 
 
 class Counting(Counter, frozen=True, kw_only=True):
-    """How a count that a step reads goes on with each segment.
+    """The rule by which a count that a step reads changes after each segment.
 
     Attributes:
-        start: what it is before the first segment.
-        most: a bound that `over` tells of.
-        over: "stay": it becomes min(value + valid, most). "wrap": it becomes (value + valid) mod most.
+        start: value before the first segment.
+        most: bound in the formulas of `over`.
+        over: "stay": the count becomes min(value + valid, most). "wrap": it becomes (value + valid) mod most.
     """
 
     over: Literal["stay", "wrap"]
 
 
 class Input(Struct, frozen=True, kw_only=True, dict=True):
-    """What a step reads beside its state, whatever the program.
+    """An input that a step reads besides its state; all programs share this table.
 
     Attributes:
-        name: of the graphs' input.
-        dtype: of its values.
-        shape: "B" is the batch size, "L" the program's segment length, to which a program adds `lookahead`.
+        name: name of the graphs' input.
+        dtype: type of its values.
+        shape: "B" is the batch size, "L" the program's segment length plus `lookahead`, e.g. ["B", "L", 80].
         role: "tokens": ids 0 … vocab-1. "feature": any values. "valid": positions of the segment that count, int32
             [B]; 0 leaves a sequence idle, and the graph returns its state as it was. "fill", "head": counters of memory
             rows and of a ring. "targets": ids whose likelihood is asked for; only engines have programs that read them.
-        vocab: V of tokens.
-        lookahead: positions behind the segment that the step sees and that the next step sees again.
-        counter: of "fill" and "head": how it goes on. `derived` says what it has to be, and so of `beyond`.
-        beyond: of "valid": what it is for the sequences that a stream of b has not in a program of B: "zero", or the
-            "largest" of the stream's own.
+        vocab: V, the number of token ids; for tokens only.
+        lookahead: positions after the segment that the step also reads and that the next step reads again.
+        counter: for "fill" and "head": the rule by which it changes, as `derived` computes it.
+        beyond: for "valid": its value in the B - b rows that a stream of b sequences lacks: "zero", or the "largest" of
+            the stream's own (`derived`).
     """
 
     name: str
@@ -96,28 +96,28 @@ class Input(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def axes(self) -> Axes:
-        """Where sequences and positions stand."""
+        """The axes of sequences and positions."""
         return Axes(self.shape, self.lookahead)
 
     def sizes(self, batch_size: int, length: int) -> tuple[int, ...]:
-        """The shape in a program of segments of `length`."""
+        """Return the shape in a program of segments of `length`, e.g. (2, 8, 80) of ["B", "L", 80]."""
         return self.axes.sizes(batch_size, length)
 
 
 class Output(Struct, frozen=True, kw_only=True, dict=True):
-    """What a step returns beside its state.
+    """An output that a step returns besides its state; all programs share this table.
 
     Attributes:
-        name: of the graphs' output.
-        dtype: of its values.
-        shape: as `Input.shape`.
+        name: name of the graphs' output.
+        dtype: type of its values.
+        shape: as in `Input.shape`, without lookahead.
         role: "logprobs": natural log-probabilities of the next token. "hidden", "feature", "value" or any other word
-            says what else it is; only log-probabilities mean something to the runtime.
-        clusters: of log-probabilities: token id ranges [first, last) that the programs "head" and "tail.<c>" compute;
-            one range where a softmax has a head alone, none where there are no such programs.
-        width: of log-probabilities: how wide the rows are that those programs take.
-        cluster_columns: of log-probabilities: the columns of program "head" that hold the log-probability of cluster 1,
-            2, … (`derived`).
+            is a label; only log-probabilities mean something to the runtime.
+        clusters: for log-probabilities: token id ranges [first, last) that the programs "head" and "tail.<c>" compute;
+            one range if the softmax has only a head, none if there are no such programs.
+        width: for log-probabilities: width of the rows that those programs read.
+        cluster_columns: for log-probabilities: the columns of program "head" that hold the log-probability of cluster
+            1, 2, … (`derived`).
     """
 
     name: str
@@ -130,38 +130,38 @@ class Output(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def axes(self) -> Axes:
-        """Where sequences and positions stand."""
+        """The axes of sequences and positions."""
         return Axes(self.shape)
 
     def sizes(self, batch_size: int, length: int) -> tuple[int, ...]:
-        """The shape in a program of segments of `length`."""
+        """Return the shape in a program of segments of `length`, e.g. (2, 8, 256) of ["B", "L", 256]."""
         return self.axes.sizes(batch_size, length)
 
 
 class StateTensor(Struct, frozen=True, kw_only=True, dict=True):
-    """One tensor of the recurrent state, as the programs see it.
+    """A tensor of the recurrent state, as the programs of one update rule read and return it.
 
     Attributes:
-        name: as `Stream.state()` calls it, e.g. "layers.00.key".
-        input, output: the names in the graphs; they sort alike, and none is a prefix of another.
-        dtype: of its values.
-        shape: its sizes; where its rows become more from step to step, with the most that there can be.
-        batch_axis: the axis with one entry per sequence; None for a tensor that all sequences share.
-        row_axis: the axis along which memory rows stand, oldest first; None where the runtime knows of none.
-        rows: the fewest and the most rows, where a step may return another number of them than it was given. A state
-            starts with the fewest. None where their number is fixed.
+        name: the name in `Stream.state()`, e.g. "layers.00.key".
+        input, output: the names in the graphs. Sorting either side gives the same order; none is a prefix of another.
+        dtype: type of its values.
+        shape: its sizes, with the largest number of rows if that number grows.
+        batch_axis: the axis with one entry per sequence; null for a tensor that all sequences share.
+        row_axis: the axis of memory rows, oldest first; null if there is none.
+        rows: the fewest and the most rows, if a step may return a different number of them than it read. A state
+            starts with the fewest. Null if the number is fixed.
         absent: whether there is no such tensor before the first step.
-        initial: what a sequence starts as: a number, or a tensor of the weight file, which broadcasts: over the
-            row's shape where there are memory rows that the runtime knows, else over the shape without the batch.
-            None for zeros.
+        initial: a sequence's first value: a number, or the name of a tensor of the weight file, which has the shape of
+            one row for "rolled" and "ring", and broadcasts to the shape without the batch for "replace". Null for
+            zeros.
         update: "replace": the graph returns the whole new tensor. "rolled": it returns all memory rows, the filled
-            ones last. "ring": rows stand in slots 0 … slots-1, the next one goes to slot `head`; what lies behind
-            those slots is for rows to spill into. A tensor of one name stands in the table once for each rule that the
-            bundle has programs of.
-        slots: of the ring.
-        spill: of a ring: rows behind its slots into which a segment may write; after the step they are copied to the
-            first slots (`derived`).
-        in_place: whether a program's input and output are one buffer, as of a ring (`derived`).
+            ones last. "ring": rows stand in slots 0 … slots-1, the next one goes to slot `head`, and rows after the
+            last slot are for spilling. A tensor stands in the table once for each rule that the bundle has programs
+            of, under the same name.
+        slots: number of slots of a ring.
+        spill: for a ring: number of rows after the last slot into which a segment may write; after the step they are
+            copied to the first slots (`derived`).
+        in_place: whether a program's input and output are one buffer, as for a ring (`derived`).
     """
 
     name: str
@@ -181,32 +181,32 @@ class StateTensor(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def axes(self) -> Axes:
-        """Where sequences stand, and memory rows in place of positions."""
+        """The axes of sequences ("B") and of memory rows ("L")."""
         letters = {self.batch_axis: "B", self.row_axis: "L"}
         return Axes([letters.get(axis, size) for axis, size in enumerate(self.shape)])
 
     @property
     def counted(self) -> bool:
-        """Whether the runtime knows its memory rows and counts them."""
+        """True if the runtime counts its memory rows: rule "ring" or "rolled"."""
         return self.update != "replace"
 
     @cached_property
     def taken(self) -> Axes:
-        """The axes of what streams hand out of it: memory rows as [b, rows, ...], anything else as it is."""
+        """The axes of the array that `Stream.state()` returns for it: [b, rows, ...] for memory, else its own."""
         return Axes(("B", "L", *self.row_shape)) if self.counted else self.axes
 
     @property
     def taken_dtype(self) -> DType:
-        """The type of what streams hand out of it."""
+        """The type of the array that `Stream.state()` returns for it: float32 for memory, else its own."""
         return "float32" if self.counted else self.dtype
 
     @property
     def row_counts(self) -> tuple[int, int]:
-        """The fewest and the most rows; 1 of a state that has none, as `Axes.length` says."""
+        """The fewest and the most rows; (1, 1) for a state without rows, as `Axes.length` counts them."""
         return self.rows or (1 if self.row_axis is None else self.shape[self.row_axis],) * 2
 
     def values(self, rows: int) -> int:
-        """How many values one sequence has of it at most, where so many memory rows exist."""
+        """Return the most values that one sequence has of it; a memory tensor is counted with `rows` rows."""
         return rows * math.prod(self.row_shape) if self.counted else math.prod(self.sequence_shape)
 
     @property
@@ -216,29 +216,27 @@ class StateTensor(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def sequence_shape(self) -> tuple[int, ...]:
-        """The shape of one sequence's part; all of a tensor that is shared."""
+        """The shape of one sequence's part; the whole shape of a shared tensor."""
         return tuple(size for axis, size in enumerate(self.shape) if axis != self.batch_axis)
 
 
 class Program(Struct, frozen=True, kw_only=True):
-    """One graph: a kind of output, a segment length, an update rule.
+    """A graph: a kind of output, a segment length, an update rule.
 
     Attributes:
-        name: of the program; unique.
-        kind: what it computes. "step": all outputs of a segment. "logprobs": log-probabilities of a segment. "hidden":
-            what the softmax takes, of a segment. "head", "tail.<c>": parts of the softmax, of any number of rows
-            (`softmax`). "attention": of bundles of 0.8, ignored. Only engines have "last", log-probabilities after a
-            stream's last valid row, "next", the same and what a draw mostly needs of them, and "score", those of
-            targets.
-        segment_length: L; 0 for the softmax programs, which know no segments.
-        update: what becomes of the state, one of `UPDATE_RULES`; "none" where the program returns none.
-        file: the graph. Programs that differ in L alone may share one.
-        inputs, outputs: of the graph, in its order. Of one state, a program takes the shape that it says: several
-            programs of one length serve a state that grows. A state that is not among the inputs has to be absent or
-            without any rows.
-        open_batch: whether the graph runs any number of sequences up to B, the size that the tables have.
+        name: unique name of the program.
+        kind: its result. "step": all outputs of a segment. "logprobs": log-probabilities of a segment. "hidden": the
+            rows of a segment that the softmax reads. "head", "tail.<c>": parts of the softmax, for any number of rows
+            (`softmax`). "attention": in bundles of 0.8, ignored. Only engines have "last", log-probabilities after a
+            stream's last valid row, "next", the same with the best words of each part, and "score", those of targets.
+        segment_length: L; 0 for the softmax programs, which have no segments.
+        update: how the program changes the state, one of `UPDATE_RULES`; "none" if it returns no state.
+        file: name of the graph's file. Programs that differ only in L may share one.
+        inputs, outputs: the graph's, in its order. For a state that grows, several programs of one length may each
+            read a different number of rows. A state that is not among the inputs has to be absent or without rows.
+        open_batch: whether the graph runs any number of sequences up to B, which the tables' shapes have.
         opset: versions of the operators that the graph imports, such as {"ai.onnx": 18, "com.microsoft": 1}; "ai.onnx"
-            stands for ONNX's own, whose domain is empty in a graph. Empty where it is not said, as in format 2.0.
+            stands for ONNX's own, whose domain is empty in a graph. Empty if not recorded, as in format 2.0.
     """
 
     name: str
@@ -252,20 +250,20 @@ class Program(Struct, frozen=True, kw_only=True):
     opset: dict[str, Count] = msgspec.field(default_factory=dict)
 
     def note(self) -> str:
-        """What a graph has of its program among its notes: all but what it imports, which it says itself."""
+        """Return the row as JSON, for the graph's metadata; without `opset`, which the graph states itself."""
         said = {name: getattr(self, name) for name in self.__struct_fields__ if name != "opset"}
         return msgspec.json.encode(said).decode()
 
 
 class FileRecord(Struct, frozen=True, kw_only=True):
-    """Size in bytes and SHA-256 of a file in the bundle."""
+    """A file's size in bytes and its SHA-256 in hexadecimal."""
 
     size: Size
     sha256: Sha256
 
 
 class Tables:
-    """What can be read off the tables of a manifest."""
+    """A base class with the facts that follow from a manifest's tables."""
 
     __slots__ = ()
     batch_size: int
@@ -283,44 +281,44 @@ class Tables:
 
     @cached_property
     def segment_lengths(self) -> tuple[int, ...]:
-        """L of the programs, largest first."""
+        """L of all programs of segments, largest first."""
         return tuple(sorted({p.segment_length for p in self.programs if p.segment_length}, reverse=True))
 
     @property
     def updates(self) -> tuple[str, ...]:
-        """The update rules it has programs of, the fastest first."""
+        """The update rules that the bundle has programs of, the fastest first."""
         found = {program.update for program in self.programs}
         return tuple(rule for rule in UPDATE_RULES if rule in found)
 
     def states_of(self, update: str) -> tuple[StateTensor, ...]:
-        """The state as the programs of one update rule see it; what is replaced may stand beside memory rows."""
+        """Return the state that programs of one update rule carry; "replace" tensors may accompany memory rows."""
         rules = (update, "replace") if update in self.updates else (update,)
         return tuple(state for state in self.states if state.update in rules)
 
     @property
     def interface(self) -> tuple[Input | Output, ...]:
-        """What a step reads and returns beside its state."""
+        """The inputs and outputs of a step besides its state."""
         return (*self.inputs, *self.outputs)
 
     @cached_property
     def given(self) -> tuple[Input, ...]:
-        """The inputs that callers give; counts are the runtime's."""
+        """The inputs that callers pass, tokens and features; the runtime sets all others."""
         return tuple(entry for entry in self.inputs if entry.role in ("tokens", "feature"))
 
     @cached_property
     def tokens(self) -> Input | None:
-        """The input that takes token ids, if the model has one and no other input but counts."""
+        """The input of token ids, if callers pass no other; else None."""
         read = self.given
         return read[0] if len(read) == 1 and read[0].role == "tokens" else None
 
     @cached_property
     def logprobs(self) -> Output | None:
-        """The output of log-probabilities, if the model has one."""
+        """The output of log-probabilities, or None."""
         return next((output for output in self.outputs if output.role == "logprobs"), None)
 
     @property
     def vocab_size(self) -> int:
-        """V, the number of token ids; 0 for a model that reads none."""
+        """V, the number of token ids; 0 for a model without tokens."""
         return next((entry.vocab for entry in self.inputs if entry.vocab), 0)
 
     @property
@@ -335,14 +333,14 @@ class Tables:
 
     @property
     def fresh_fill(self) -> int:
-        """Memory rows that exist before anything was seen."""
+        """The number of memory rows that exist before the first segment."""
         return self.counters["fill"].start if "fill" in self.counters else 0
 
 
 def axes_of(tables: Tables, program: Program) -> dict[str, Axes]:
-    """Where sequences and positions stand in each tensor that a program of segments may have, by name."""
+    """Return the axes of every tensor that a program of segments may have, by name."""
     axes = {entry.name: entry.axes for entry in tables.interface}
-    if program.kind != "step":  # what the softmax takes is no output of the table
+    if program.kind != "step":  # "hidden" returns rows for the softmax, which the table of outputs lacks
         result = program.outputs[0]
         axes[result.name] = Axes(("B", *(int(size) for size in result.shape[1:])))
     for state in tables.states_of(program.update):
@@ -351,9 +349,9 @@ def axes_of(tables: Tables, program: Program) -> dict[str, Axes]:
 
 
 def ring_slots(memory_length: int, segment_length: int) -> tuple[int, int]:
-    """R, the slots of a ring, and C, those with the ones to spill into, for segments of at most `segment_length`.
+    """Return (R, C), the slots of a ring and its rows with those for spilling: M = 4, L = 2 gives (6, 8).
 
-    R >= M + L, so that a segment's padding overwrites no memory. A segment of one token cannot spill.
+    R >= M + L, so that a segment's padding overwrites no memory. A segment of one token cannot spill: C = R.
     """
     ring = memory_length + segment_length
     return ring, ring + (segment_length if segment_length > 1 else 0)

@@ -1,6 +1,6 @@
-"""A safetensors file read whole: every size is checked before memory is taken, and no file stays mapped.
+"""A reader of whole safetensors files: it checks every size before it allocates, and maps no file.
 
-A mapped file that somebody cuts short kills the process. What is read here is at most the file and its header.
+If a mapped file is truncated, the process that reads it is killed. Reading takes at most the file's size and header.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ TYPES = {
     **{f"{name}{8 * size}": f"<{kind}{size}" for name, kind in (("I", "i"), ("U", "u")) for size in (1, 2, 4, 8)},
     **{f"F{8 * size}": f"<f{size}" for size in (2, 4, 8)},
 }
-"""NumPy's types by safetensors' names; it has none for BF16 and smaller floats, which nothing read here is kept in."""
+"""NumPy's types by safetensors' names; NumPy has none for BF16 and smaller floats, and no file read here holds them."""
 WIDTHS = {name: np.dtype(kind).itemsize for name, kind in TYPES.items()}
 
 
 def read_whole(file: io.BufferedReader | io.BytesIO, size: int, most: int) -> tuple[dict[str, str], dict[str, Array]]:
-    """The metadata and the tensors, copies, of an open file of `size` bytes, whose header has `most` bytes at most.
+    """Return the metadata and copies of the tensors of an open file of `size` bytes with a header of at most `most`.
 
     Raises:
-        ValueError, MsgspecError, RecursionError: it is another kind of file, or it is damaged.
+        ValueError, MsgspecError, RecursionError: the file is of a different kind, or damaged.
     """
     facts, entries, start = decode_header(file, size, most)
     tensors: dict[str, Array] = {}

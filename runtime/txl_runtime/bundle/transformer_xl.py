@@ -1,8 +1,8 @@
-"""A Transformer-XL's config and dialect, as the family block of a bundle's manifest has them.
+"""A Transformer-XL's config and dialect, as they stand in the family block of a bundle's manifest.
 
-This is the one module of the runtime that knows what a Transformer-XL is. Its config and dialect serve every checkpoint
-family, so that reference and graph never ask which code trained a model (Dai et al. 2019, arXiv 1901.02860; attention
-types as in kimiyoung/transformer-xl). Everything else in the runtime reads tables (`tables`).
+This is the only module of the runtime that knows a model family. One config and dialect serve all code bases, so that
+reference and graph never ask which code trained a model (Dai et al. 2019, arXiv 1901.02860; attention types as in
+kimiyoung/transformer-xl). Everything else in the runtime reads tables (`tables`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Positive = Annotated[float, Meta(gt=0)]
 
 
 class ModelConfig(Struct, frozen=True, kw_only=True):
-    """The architecture: everything that is fixed once the weights are.
+    """The architecture of a Transformer-XL, which its weights fix.
 
     Attributes:
         vocab_size: V, number of token ids.
@@ -33,11 +33,11 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         attn_type: 0 relative sinusoidal (the paper), 1 relative learned, 2 absolute sinusoidal, 3 absolute learned.
         position_rows: height of the learned tables of attn_type 1 and 3, one row per distance; 0 for the others.
         pre_lnorm: layer norm before each block instead of after it.
-        layer_norm_epsilon: added to the variance.
-        activation: of the feed-forward layer.
-        final_norm: a layer norm after the last layer.
-        attention_bias: biases on the q, k, v, r and output projections.
-        softmax_bias: a bias on the output logits.
+        layer_norm_epsilon: number added to the variance.
+        activation: function of the feed-forward layer.
+        final_norm: whether a layer norm follows the last layer.
+        attention_bias: whether the q, k, v, r and output projections have biases.
+        softmax_bias: whether the output logits have a bias.
         embedding_scale: factor on the embedding, sqrt(d_model) in most code bases.
     """
 
@@ -62,7 +62,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def absolute_positions(self) -> bool:
-        """Whether positions are added to what layers read (and remember) instead of entering the scores."""
+        """True if positions are added to the layers' inputs, and so to memory, instead of entering the scores."""
         return self.attn_type in (2, 3)
 
     @property
@@ -72,22 +72,23 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         return tuple(pairwise(edges))
 
     def cluster_width(self, cluster: int) -> int:
-        """Embedding width of one cluster."""
+        """Return the embedding width of one cluster."""
         return int(self.d_embed // self.div_val**cluster)
 
 
 class Dialect(Struct, frozen=True, kw_only=True):
-    """What a code base does differently, and what is chosen at evaluation time; none of it changes a weight.
+    """The choices of a code base, and of evaluation, that change no weight.
 
     Attributes:
-        family: the code base the checkpoint came from; for people, nothing depends on it.
-        memory_start: "empty": before the first token there is nothing to attend to. "zeros": M rows of zeros which
-            ARE attended (Hugging Face, TensorFlow).
+        family: the code base that wrote the checkpoint; for people only.
+        memory_start: "empty": before the first token there is nothing to attend to. "zeros": M rows of zeros that
+            queries do attend to (Hugging Face, TensorFlow).
         window: W, the number of keys a query may see, itself included; None for everything in memory and segment.
-        segment_window: a query sees as many keys as its segment has tokens, itself included, and everything where the
+        segment_window: a query sees as many keys as its segment has tokens, itself included, and everything if the
             segment is a single token (Chinese-Transformer-XL); `window` is None then.
-        clamp_length: distances above it use its position; None for no clamp. With attn_type 1 it is the number of
-            rows that are kept of the table, so distances from it on use the one before it; attn_type 3 has none.
+        clamp_length: larger distances use this distance's position; None for no clamp. With attn_type 1 it is the
+            number of rows of the table that are kept, so distances >= clamp_length use row clamp_length - 1;
+            attn_type 3 has none.
     """
 
     family: str = "txl"
@@ -98,12 +99,12 @@ class Dialect(Struct, frozen=True, kw_only=True):
 
 
 class TransformerXL(Struct, frozen=True, kw_only=True):
-    """What the family block of a Transformer-XL's manifest holds.
+    """The family block of a Transformer-XL's manifest.
 
     Attributes:
-        name: of the model family.
-        config, dialect: the model.
-        memory: "kv" keeps keys and values, "hidden" the layers' inputs.
+        name: name of the model family.
+        config, dialect: the model's architecture, and its code base's choices.
+        memory: "kv": memory rows are keys and values. "hidden": they are the layers' inputs.
     """
 
     name: Literal["transformer_xl"] = "transformer_xl"
@@ -112,10 +113,10 @@ class TransformerXL(Struct, frozen=True, kw_only=True):
     memory: Literal["kv", "hidden"]
 
     def reach(self, memory_length: int, longest: int) -> int:
-        """Tokens that can influence a prediction: layers × memory + segment, or what the window leaves of it.
+        """Return the number of tokens that can influence a prediction: layers × memory + segment, less with a window.
 
-        Without a window a row of memory has seen as much as its whole segment: where M is no multiple of L, the oldest
-        row stands inside a segment, and every further layer reaches back to that segment's begin.
+        Without a window a memory row depends on the beginning of its own segment. If M is no multiple of L, the oldest
+        row stands inside a segment, and every further layer reaches back to that segment's beginning.
         """
         window, rows = self.dialect.window, memory_length
         if window is not None:

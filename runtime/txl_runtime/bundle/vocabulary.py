@@ -1,4 +1,4 @@
-"""Text to token ids and back. Plain JSON in a bundle; nothing in it is ever executed.
+"""Vocabularies, which turn text into token ids and back. A bundle keeps one as plain JSON, which is never executed.
 
 {"kind": "bytes"}                                          every byte is a token
 {"kind": "words", "symbols": [...], "unknown": 3, ...}     words of lines, as the word-level code bases split them
@@ -19,46 +19,46 @@ from txl_runtime.errors import BundleError, UsageError, one_line
 
 
 class Vocabulary(Protocol):
-    """Text to token ids and back."""
+    """A converter of text to token ids and back."""
 
     def __len__(self) -> int:
-        """How many ids it has a text for."""
+        """Return the number of ids that have a text."""
 
     def encode(self, text: bytes | str) -> NDArray[np.int32]:
-        """Token ids int32 [T] of a text; a str stands for its UTF-8."""
+        """Return the token ids, int32 [T], of a text; a str stands for its UTF-8."""
 
     def decode(self, tokens: ArrayLike) -> bytes:
-        """The text of token ids, one or many."""
+        """Return the text of one token id or of many."""
 
 
 class Bytes(Struct, frozen=True, tag_field="kind", tag="bytes"):
-    """Every byte is a token."""
+    """A vocabulary in which every byte is a token: "ab" is [97, 98]."""
 
     def __len__(self) -> int:
         return 256
 
     def encode(self, text: bytes | str) -> NDArray[np.int32]:
-        """Token ids int32 [T] of a text."""
+        """Return the bytes of a text as token ids, int32 [T]."""
         return np.frombuffer(_as_bytes(text), np.uint8).astype(np.int32)
 
     def decode(self, tokens: ArrayLike) -> bytes:
-        """The text of token ids.
+        """Return the text of token ids.
 
         Raises:
-            UsageError: they are not ids of this vocabulary.
+            UsageError: the values are no ids of this vocabulary.
         """
         return _ids(tokens, 256).astype(np.uint8).tobytes()
 
 
 class Words(Struct, frozen=True, dict=True, tag_field="kind", tag="words", kw_only=True):
-    """Words of lines. Text must already be split into words as the training text was; nothing is normalised here.
+    """A vocabulary of words in lines. Text has to be split into words as the training text was; nothing is normalised.
 
     Attributes:
         symbols: the words, by id.
-        unknown: id for words that are not among them; None when there is none.
-        line_start, line_end: ids put before and after the words of each line.
-        lower_case: fold the text first.
-        delimiter: what stands between words; None for white space, "" for a word per character.
+        unknown: id for all other words; None if there is none.
+        line_start, line_end: ids put before and after the words of each line; None for none.
+        lower_case: whether the text is made lower case first.
+        delimiter: text between words; None for white space, "" for one word per character.
     """
 
     symbols: Annotated[tuple[str, ...], Meta(min_length=1)]
@@ -76,10 +76,10 @@ class Words(Struct, frozen=True, dict=True, tag_field="kind", tag="words", kw_on
         return {symbol: index for index, symbol in enumerate(self.symbols)}
 
     def encode(self, text: bytes | str) -> NDArray[np.int32]:
-        """Token ids int32 [T] of a text.
+        """Return the token ids, int32 [T], of a text.
 
         Raises:
-            UsageError: it is not UTF-8, or has a word that is not in a vocabulary without an unknown one.
+            UsageError: the text is not UTF-8, or a word is not in the vocabulary and `unknown` is None.
         """
         text = _as_bytes(text)
         try:
@@ -92,14 +92,14 @@ class Words(Struct, frozen=True, dict=True, tag_field="kind", tag="words", kw_on
             ids += [self._id(word) for word in self._split(line)]
             ids += [] if self.line_end is None else [self.line_end]
         if lines and not text.endswith((b"\n", b"\r")) and self.line_end is not None:
-            ids.pop()  # the last line has not ended: a prompt goes on
+            ids.pop()  # the text, e.g. a prompt, stops inside a line, which may go on
         return np.array(ids, np.int32)
 
     def decode(self, tokens: ArrayLike) -> bytes:
-        """The text of token ids; ids beyond the symbols, which padding to a round size leaves, show as <id>.
+        """Return the text of token ids. An id without a symbol, from padding V to a round size, becomes e.g. <50257>.
 
         Raises:
-            UsageError: they are not ids.
+            UsageError: the values are no ids.
         """
         separator = " " if self.delimiter is None else self.delimiter
         parts = []
@@ -127,7 +127,7 @@ class Words(Struct, frozen=True, dict=True, tag_field="kind", tag="words", kw_on
 
 
 def split_lines(text: str) -> list[str]:
-    """The lines of a text as files have them; str.splitlines would also break at form feeds and their like."""
+    """Return the lines of a text, split at line ends only; str.splitlines would split at form feeds, too."""
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     return lines[:-1] if not lines[-1] else lines
 
@@ -144,7 +144,7 @@ def _as_bytes(text: bytes | str) -> bytes:
 def _ids(tokens: ArrayLike, many: int) -> NDArray[np.int64]:
     try:
         found = np.atleast_1d(np.asarray(tokens))
-    except Exception as error:  # rows of several lengths, or an object with an opinion of its own
+    except Exception as error:  # rows of several lengths, or an object whose __array__ raises
         raise UsageError(f"tokens to decode are no array ({error}), expected ids of 0 … {many - 1}") from None
     if not np.issubdtype(found.dtype, np.integer) or found.size >= 2**31:
         raise UsageError(f"tokens to decode are {found.dtype} {list(found.shape)}, expected ids of 0 … {many - 1}")
@@ -154,10 +154,10 @@ def _ids(tokens: ArrayLike, many: int) -> NDArray[np.int64]:
 
 
 def decode_vocabulary(data: bytes, vocab_size: int, source: str) -> Vocabulary:
-    """A vocabulary from its JSON.
+    """Return the vocabulary in a JSON text.
 
     Raises:
-        BundleError: not a vocabulary, or not one of this many ids.
+        BundleError: the text is no vocabulary, or its ids do not fit `vocab_size`.
     """
     try:
         found: Bytes | Words = msgspec.json.decode(data, type=Bytes | Words)

@@ -1,4 +1,4 @@
-"""Where the tensors of a safetensors file lie, from its header alone: nothing of the tensors is read."""
+"""A reader of safetensors headers: names, types, shapes and places of tensors, without reading the tensors."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from txl_runtime.errors import BundleError, brief, one_line
 from txl_runtime.files import open_plain
 
 MOST_BYTES = 100_000_000
-"""Of a header, as safetensors itself allows."""
+"""Most bytes of a header, as in the safetensors library."""
 
 
 Count = Annotated[int, Meta(ge=0, lt=2**62)]
 
 
 class Entry(Struct, frozen=True):
-    """What the header says of one tensor; offsets are from the first tensor's byte on.
+    """A tensor's entry in the header; `data_offsets` are [first, last) bytes after the header.
 
-    Whatever else a header says of a tensor is ignored, as the safetensors library ignores it.
+    Further fields are ignored, as in the safetensors library.
     """
 
     dtype: str
@@ -32,21 +32,21 @@ class Entry(Struct, frozen=True):
 
 
 class Readable(Protocol):
-    """A file, or what reads one."""
+    """An object with a file's `read`."""
 
     def read(self, size: int, /) -> bytes:
-        """At most so many bytes."""
+        """Return at most `size` bytes."""
         ...
 
 
 class StoredTensor(Struct, frozen=True):
-    """One tensor of the file.
+    """A tensor of the file.
 
     Attributes:
-        dtype: as safetensors names it, such as F32.
+        dtype: safetensors' name of its type, such as F32.
         shape: its sizes.
-        offset: of its first byte, from the beginning of the file.
-        length: in bytes.
+        offset: place of its first byte, in bytes from the beginning of the file.
+        length: its size in bytes.
     """
 
     dtype: str
@@ -56,10 +56,10 @@ class StoredTensor(Struct, frozen=True):
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """Every tensor of a safetensors file by name.
+    """Return every tensor's type, shape and place in a safetensors file, by name.
 
     Raises:
-        BundleError: the file cannot be read, or does not begin with such a header.
+        BundleError: the file cannot be read, or does not begin with a safetensors header.
     """
     try:
         with open_plain(path) as (file, facts):
@@ -76,35 +76,35 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def decode_header(file: Readable, size: int, most: int) -> tuple[dict[str, str], dict[str, Entry], int]:
-    """The metadata of a safetensors file, what its header says of the tensors, and where their bytes begin.
+    """Return the metadata of a safetensors file, its entries by tensor name, and the offset of the first tensor's byte.
 
     Args:
-        file: at its beginning; read up to the end of the header.
-        size: of the file, in bytes.
-        most: bytes that a header may have.
+        file: a file at its beginning; it is read up to the end of the header.
+        size: the file's size in bytes.
+        most: most bytes of a header.
 
     Raises:
-        ValueError, MsgspecError, RecursionError: it does not begin with such a header.
+        ValueError, MsgspecError, RecursionError: the file does not begin with a safetensors header.
     """
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > min(size - 8, most):
         raise ValueError(f"it has {size} bytes, and its header would take {length} bytes")
     header = msgspec.json.decode(file.read(length), type=dict[str, Raw])
-    # The library takes a null here for no metadata.
+    # The safetensors library reads "__metadata__": null as no metadata.
     facts = msgspec.json.decode(header.pop("__metadata__", Raw(b"null")), type=dict[str, str] | None) or {}
     return facts, {name: msgspec.json.decode(entry, type=Entry) for name, entry in header.items()}, 8 + length
 
 
 def in_order(entries: Mapping[str, Entry], widths: Mapping[str, int], room: int) -> list[tuple[str, Entry]]:
-    """The tensors in the order of their bytes, which they fill without a gap and without lying over one another.
+    """Return the tensors in the order of their bytes, which have to fill the file without gap or overlap.
 
     Args:
-        entries: what the header says.
-        widths: bytes of a value, by the types that whoever reads the file knows.
-        room: bytes behind the header.
+        entries: the header's entries by tensor name.
+        widths: bytes of a value, by the types that the caller can read.
+        room: bytes after the header.
 
     Raises:
-        ValueError: they do not, or one is of another type.
+        ValueError: there is a gap or an overlap, or a tensor's type is not among `widths`.
     """
     ordered, end = sorted(entries.items(), key=lambda item: item[1].data_offsets), 0
     for name, entry in ordered:

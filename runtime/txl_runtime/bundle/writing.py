@@ -1,6 +1,6 @@
-"""Files that a power cut finds whole: written through to the disk, named in one step, their folder written through too.
+"""Writers of files that survive a power cut whole: fsync the file, rename it in one step, fsync its folder.
 
-A name is an entry of its folder, and a disk may keep files and folders in any order. So a file is synchronised before
+A name is an entry of its folder, and a disk may write files and folders in any order. So a file is synchronised before
 it gets its name, and its folder after that.
 """
 
@@ -18,14 +18,14 @@ from txl_runtime.errors import TxlError, UsageError
 from txl_runtime.files import lock
 
 PARTIAL = ".partial-"
-"""In hidden names beside a name: of what is not finished."""
+"""Part of a hidden name such as `.report.json.partial-1a2b`: a file that is being written."""
 
 
 def write_file(path: Path, data: bytes | memoryview) -> None:
     """Write bytes, and return when the disk holds them.
 
     Raises:
-        OSError: it cannot be written; a part of it may be there.
+        OSError: the file cannot be written; a part of it may be there.
     """
     with path.open("wb") as stream:
         stream.write(data)
@@ -37,13 +37,13 @@ def sync_folder(folder: Path) -> None:
     """Return when the disk holds the names in a folder; Windows and some file systems have no way to ask for it.
 
     Raises:
-        OSError: the disk could not write them.
+        OSError: the disk could not write the names.
     """
     if sys.platform == "win32":
         return
     try:
         descriptor = os.open(folder, os.O_RDONLY)
-    except PermissionError:  # it may be written to and not be read
+    except PermissionError:  # a folder with write but no read permission cannot be opened
         return
     try:
         os.fsync(descriptor)
@@ -55,18 +55,18 @@ def sync_folder(folder: Path) -> None:
 
 
 KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
-"""What may stand where a file is to be written, beside files and devices."""
+"""Names for messages, by type of file; plain files and devices are not among them."""
 
 
 def plain_place(path: Path) -> Path:
-    """Where a file that somebody named is to be written: at the end of links, over a plain file or nothing.
+    """Return the real path, with links followed, of a file that a user named; a plain file or nothing has to be there.
 
-    `write_whole` gives the name to another file: a link would become a file and what it leads to stay old, and
-    `/dev/full` would become a file as well.
+    `write_whole` renames a new file to the path: it would replace a link by a file and leave the link's target old,
+    and would replace a device such as `/dev/full` by a file.
 
     Raises:
-        UsageError: something else than a plain file stands there.
-        OSError: it cannot be looked at.
+        UsageError: a folder, a device, a pipe or a socket stands there.
+        OSError: the path cannot be looked up.
     """
     try:
         found = stat.S_IFMT(path.stat().st_mode)
@@ -79,11 +79,11 @@ def plain_place(path: Path) -> Path:
 
 
 def write_named(path: Path, data: bytes | memoryview) -> None:
-    """Write a file that somebody named, as `write_whole` does, at the end of links.
+    """Write a file that a user named, as `write_whole` does, after following links.
 
     Raises:
-        UsageError: something else than a plain file stands there.
-        TxlError: it cannot be written. The file is the old one or the new one, and nothing else is left there.
+        UsageError: a folder, a device, a pipe or a socket stands there.
+        TxlError: the file cannot be written. It is the old one or the new one, and no partial file is left.
     """
     try:
         place = plain_place(path)
@@ -95,7 +95,7 @@ def write_named(path: Path, data: bytes | memoryview) -> None:
             raise TxlError(
                 f"{path}: cannot be written, there is no folder {place.parent}; make it or choose another place"
             ) from None
-    except OSError as error:  # its text names the hidden file
+    except OSError as error:  # its own text would name the hidden partial file
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise TxlError(f"{path}: cannot be written, the disk is full; make room or choose another place") from None
         said = error.strerror or type(error).__name__
@@ -105,35 +105,35 @@ def write_named(path: Path, data: bytes | memoryview) -> None:
 
 
 def write_whole(path: Path, data: bytes | memoryview, mode: int = 0o666) -> None:
-    """Write a file that is there as a whole or not at all, whoever else reads or writes it at the same time.
+    """Write a file in one step: readers and other writers find the old file or the new one, never a part.
 
-    What stood there before is replaced in one step, whatever it was; see `plain_place`. When this returns, the file
-    survives a loss of power. What killed writers of the same file have left is removed. `mode` are the rights of a
-    new file, less those that the process's mask takes.
+    Anything but a folder at the path is replaced, links and devices too; see `plain_place`. When this returns, the file
+    survives a power cut. It also removes partial files of writers that were killed. `mode` is the file's permissions,
+    before the process's umask.
 
     Raises:
-        OSError: the place cannot be written to. The file is the old one or the new one, and nothing else is left there.
+        OSError: the file cannot be written. It is the old one or the new one, and no partial file is left.
     """
     _clean(path)
     while not _replaced(path, data, mode):
-        pass  # another writer took the unfinished file for a dead one's, before it could be locked
+        pass  # when two write at once, one may remove the other's partial file before that is locked
     sync_folder(path.parent)
 
 
 def _replaced(path: Path, data: bytes | memoryview, mode: int) -> bool:
-    """Write a file beside its place and rename it; False where somebody removed it in between."""
+    """Write a file under a hidden name and rename it; return False if another writer removed it in between."""
     partial = path.with_name(f".{path.name}{PARTIAL}{secrets.token_hex(6)}")
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         with open(os.open(partial, flags, mode), "wb") as stream:  # noqa: PTH123 - a descriptor
-            with contextlib.suppress(OSError):  # no locks there: nobody cleans up either
+            with contextlib.suppress(OSError):  # on a file system without locks `_clean` removes no file either
                 lock(stream.fileno(), wait=True)
             if not partial.exists():
                 return False
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-            if sys.platform != "win32":  # while the lock is held; Windows renames no file that is open
+            if sys.platform != "win32":  # rename while the lock is held; Windows cannot rename an open file
                 partial.replace(path)
         if sys.platform == "win32":
             partial.replace(path)
@@ -144,7 +144,7 @@ def _replaced(path: Path, data: bytes | memoryview, mode: int) -> bool:
 
 
 def _clean(path: Path) -> None:
-    """Remove what killed writers of a file have left. A living one holds a lock, on Windows it holds the file open."""
+    """Remove partial files of killed writers. A living writer holds a lock; on Windows it holds the file open."""
     with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
         for entry in entries:
             if entry.name.startswith(f".{path.name}{PARTIAL}"):

@@ -1,1 +1,1 @@
-"""The loop on a GPU: memory, queue and recorded work of a device, and the engines that run there."""
+"""The loop on a GPU: a device's memory, queue and recorded work, and the engines that run there."""

@@ -1,4 +1,4 @@
-"""A backend whose memory stays on a device: programs loaded there, one queue for all loops, and its lock."""
+"""A backend whose states stay on a device: loaded programs, one queue for all loops, and its lock."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from txl_runtime.streaming.loop import Backend, Loop
 from txl_runtime.streaming.state import Initial
 
 ANY = 0
-"""In place of B, of programs that are there for one B alone."""
+"""Key instead of B for "step" programs, which exist for one B only."""
 
 
 class DeviceBackend(Backend):
-    """See `streaming.loop.Backend`. Programs are whole: log-probabilities come out of them, or all that a step returns.
+    """The backend of a device; see `streaming.loop.Backend`. Its programs return log-probabilities or all outputs.
 
-    Where there are programs of several B, a stream runs those of the smallest B that holds its sequences.
+    If there are programs of several B, a stream runs those of the smallest B that holds its sequences.
 
     Attributes:
-        device, queue, lock: where it runs, the one order of its work, and whose turn it is to add to it.
-        executables: by program name.
+        device: the device that it runs on.
+        queue: the queue that orders all its work.
+        lock: the lock that a thread holds while it adds work to the queue.
+        executables: loaded programs by name.
     """
 
     def __init__(
@@ -70,15 +72,15 @@ class DeviceBackend(Backend):
         return DeviceLoop(manifest, device, queue, lock, self.name, found, initial, self.settled)
 
     def settled(self, program: str) -> None:
-        """A program has run often enough for its engine to have compiled what it compiles at first use."""
+        """Note that a program has run twice: by then its engine has compiled its kernels, which can be kept."""
         if self._settled is not None:
-            with self.lock, self.device.current():  # another stream may run it just now
+            with self.lock, self.device.current():  # a different stream may be running it
                 self._settled(program)
 
     def release_pages(self) -> None:
-        """See `Backend`; the weights of engines are no mapped pages."""
+        """Do nothing: engines' weights are not mapped."""
 
 
 def _batch_size(program: Program) -> int:
-    """B of a program of tokens; steps of any other model are of one B, which is not asked for."""
+    """Return B of a program of tokens; `ANY` for a "step" program."""
     return ANY if program.kind == "step" else program.inputs[0].fixed[0]

@@ -1,7 +1,7 @@
-"""What a step reads and returns beside its state: a block on the device for each, and how it gets there and back.
+"""A step's inputs and results besides its state: one block each on the device, and copies there and back.
 
-What is read is staged on the host as a whole and sent in one copy. Of what is returned, only that comes back which is
-asked for: the beginning of each axis.
+All inputs are staged on the host and sent in one copy. Of a result only the needed beginning of each axis is fetched,
+e.g. [b, T, V] of [B, L, V].
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ Raw = NDArray[np.uint8]
 
 
 class Part(NamedTuple):
-    """The beginning of each axis of a tensor on the device, as one copy with a pitch brings it to the host.
+    """The beginning of each axis of a tensor on the device, fetched by one copy with a pitch.
 
-    Of the axes in front of the last one that is cut, all but the first come whole.
+    One copy can cut only the first axis and one more. For [:b, :T, :n] of [B, L, N] it fetches [b, L, n], of which
+    `view` then takes [b, T, n].
 
     Attributes:
-        address: where it starts.
-        dtype: of its values.
-        shape: of what comes.
-        sizes: of what was asked for, at most as much.
-        width, rows, pitch: bytes of one piece, how many pieces there are, and bytes from one to the next on the device.
+        address: device address of its first byte.
+        dtype: type of its values.
+        shape: shape of the fetched array.
+        sizes: the wanted shape, within `shape`.
+        width, rows, pitch: bytes of one piece, number of pieces, and bytes from one to the next on the device.
     """
 
     address: int
@@ -45,21 +46,21 @@ class Part(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes that come."""
+        """Number of fetched bytes."""
         return self.width * self.rows
 
     def view(self, raw: Raw) -> Array:
-        """What was asked for, in bytes that came."""
+        """Return a view of the wanted shape in fetched bytes."""
         array = raw[: self.size].view(self.dtype).reshape(self.shape)
         view: Array = array[tuple(slice(size) for size in self.sizes)]
         return view
 
     def fetch(self, queue: Queue, to: int) -> None:
-        """Ask for the bytes, one row behind the other."""
+        """Put the copy to host address `to` into the queue; pieces arrive without gaps."""
         queue.fetch(to, self.address, self.width, self.rows, self.width, self.pitch)
 
     def pieces(self, most: int) -> Iterator[tuple[int, int, int, int]]:
-        """The same in copies of at most so many bytes: where each begins in the whole, its address, width and rows."""
+        """Yield copies of at most `most` bytes: (offset in the fetched bytes, device address, width, rows)."""
         rows = most // self.width
         if rows:
             for first in range(0, self.rows, rows):
@@ -73,13 +74,13 @@ class Part(NamedTuple):
 
 
 class Inputs:
-    """What a program reads beside its state: on the device, and staged on the host.
+    """A program's inputs besides its state: a block on the device, and one staged on the host.
 
     Args:
-        last: those of them that stand last, in this order.
+        last: names of the inputs that stand last in the blocks, in this order.
 
     Attributes:
-        addresses, host: of each tensor on the device, and as an array of the host; by name.
+        addresses, host: by name, the device address and the host array of each tensor.
     """
 
     def __init__(self, device: Device, specs: Sequence[TensorSpec], last: Sequence[str] = ()) -> None:
@@ -99,22 +100,22 @@ class Inputs:
         }
 
     def rows(self, first: str, count: int) -> Array:
-        """The tensors from one of int32 [B] on that stand behind each other, as one view [count, B]."""
+        """Return `count` consecutive int32 [B] inputs, from `first` on, as one host view [count, B]."""
         (size,), start = self.host[first].shape, self._offsets[first]
         pitch = aligned(4 * size)
         table: Array = self._staged[start : start + count * pitch].view(np.int32).reshape(count, pitch // 4)
         return table[:, :size]
 
     def send(self, queue: Queue) -> None:
-        """Everything that is staged, in one copy."""
+        """Put one copy of all staged inputs into the queue."""
         queue.send(self._block.address, self._from, self._size)
 
 
 class Results:
-    """What a program returns beside its state: it stays on the device until it is asked for.
+    """A program's results besides its state, which stay on the device until they are fetched.
 
     Attributes:
-        addresses: of each tensor, by name.
+        addresses: device address of each tensor, by name.
     """
 
     def __init__(self, device: Device, specs: Sequence[TensorSpec]) -> None:
@@ -126,7 +127,7 @@ class Results:
         self.addresses = {name: self._block.address + offset for name, offset in offsets.items()}
 
     def part(self, name: str, sizes: Sequence[int]) -> Part:
-        """The beginning of each axis of a tensor; sizes that are not given are whole."""
+        """Return the part [:sizes[0], :sizes[1], …] of a tensor; further axes are whole."""
         spec = self._specs[name]
         whole, dtype = spec.fixed, stored_type(spec.dtype)
         sizes = (*sizes, *whole[len(sizes) :])

@@ -1,8 +1,8 @@
-"""One program of one loop, tied to memory, and the work of a step: copies in, the program, copies of results out.
+"""A program of a loop, bound to memory, and the work of a step: copies in, the program, copies of results out.
 
-The first step runs as it is, since engines set themselves up in it. From then on the work is recorded as a whole, once
-for each set of results that is asked for again, and a step is the replay of such a record. Results that are asked for
-once, or in ever other sizes, are fetched behind a record that has no copies of them.
+The first step runs unrecorded, since engines initialise in it. After that the whole work is recorded, once for each set
+of results that is fetched a second time, and a step replays the record. Results that are fetched only once, or in
+changing sizes, are fetched after a record without copies of results.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from txl_runtime.types import Array
 
 
 class DeviceCall:
-    """An executable tied to its inputs, its results and one side of a loop's memory.
+    """An executable bound to its inputs, its results and one side of a loop's states.
 
     Args:
-        inputs, results: what it reads and returns beside the memory.
-        memory: where the states are that it reads and writes, by the names of its inputs and of its outputs.
+        inputs, results: blocks of its inputs and results besides the states.
+        memory: device addresses of the states that it reads and of those that it writes, by input and output name.
 
     Attributes:
-        recording: how far recording its work has come.
-        runs: how often it ran, as far as that matters: less than twice, or more.
-        settling: whether it has just run for the second time; who sees that sets it back.
+        recording: the records of its work.
+        runs: number of runs, counted only until the step replays a record.
+        settling: True after the second run, until the loop resets it.
     """
 
     def __init__(
@@ -49,36 +49,36 @@ class DeviceCall:
 
 
 class _Work(NamedTuple):
-    """What one step puts into the queue, piece by piece."""
+    """The work of one unrecorded step, and the copies (part, host address) of its results."""
 
     call: DeviceCall
     fetches: Sequence[tuple[Part, int]]
 
     def put(self) -> None:
-        """All of it."""
+        """Put the copies in, the program and the copies out into the queue."""
         call = self.call
         call.inputs.send(call.queue)
         call.engine()
         self.fetch()
 
     def fetch(self) -> None:
-        """The copies of results."""
+        """Put the copies of results into the queue."""
         for part, to in self.fetches:
             part.fetch(self.call.queue, to)
 
 
 class Step:
-    """The steps of a call that fetch one set of results. To call it is to put a step into the queue.
+    """A step of a call that fetches one set of results; calling it puts the step into the queue.
 
-    Nothing that it holds holds it, so that memory is given back as soon as a loop goes.
+    It is in no cycle of references, so that its memory is freed as soon as the loop is.
 
     Args:
-        parts: of results, by their tensors' names.
-        staged: where they arrive.
-        bare: the steps that fetch nothing; None for those themselves.
+        parts: parts of results to fetch, by tensor name.
+        staged: host memory in which they arrive.
+        bare: the step of the same call that fetches nothing; None for that one itself.
 
     Attributes:
-        arrived: views of the parts, by their names, good from when a step is done until the loop's next one.
+        arrived: views of the parts by name, valid from the end of a step until the loop's next one.
     """
 
     def __init__(self, call: DeviceCall, parts: Mapping[str, Part], staged: Raw, bare: Step | None) -> None:
@@ -100,10 +100,10 @@ class Step:
             self._quick()
 
     def _begin(self) -> None:
-        """A step as long as nothing quicker is known."""
+        """Put a step into the queue before its own record exists, and make that record if its results come again."""
         call, bare = self._call, self._bare
         if not call.recording.possible or not call.runs:
-            with call.queue.beside_records():  # another model's engine may be recording in another thread
+            with call.queue.beside_records():  # a second model's engine may be recording in its own thread
                 self._work.put()
         elif bare is None or (self._again and call.recording.records < MOST_RECORDS):
             self._record()
@@ -118,7 +118,7 @@ class Step:
             self._quick = self._work.put
 
     def _record(self) -> None:
-        """Record the step and replay it; where that fails, it is done as it is."""
+        """Record the step and replay it; if recording fails, run it unrecorded."""
         recording = self._call.recording
         self._quick = recording.record(self._call.name, self._call.queue, self._work.put)
         if self._quick is None:
@@ -129,13 +129,13 @@ class Step:
 
 
 class Steps:
-    """All steps of a loop's calls."""
+    """The steps of a loop's calls, made when first needed."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[DeviceCall, tuple[tuple[str, Part], ...]], Step] = {}
 
     def find(self, call: DeviceCall, parts: Mapping[str, Part], staged: Raw) -> Step:
-        """The steps of a call that fetch these parts, see `Step`."""
+        """Return the step of a call that fetches these parts, made once."""
         key = (call, tuple(parts.items()))
         if key not in self._made:
             bare = self.find(call, {}, staged) if parts else None
@@ -143,14 +143,14 @@ class Steps:
         return self._made[key]
 
     def forget(self) -> None:
-        """Let go of all of them: results will arrive elsewhere."""
+        """Drop all steps, because results will arrive in a different array."""
         for call, _ in self._made:
             call.recording.records = 0
         self._made.clear()
 
 
 def _joined(fetches: list[tuple[Part, int]], part: Part, to: int) -> list[tuple[Part, int]]:
-    """Fetches and one more; what lies one behind the other on the device comes in one copy."""
+    """Return the copies with one more; if the new part follows the last one on the device, both become one copy."""
     if fetches:
         before, start = fetches[-1]
         if before.rows == part.rows == 1 and before.address + to - start == part.address:
@@ -159,7 +159,7 @@ def _joined(fetches: list[tuple[Part, int]], part: Part, to: int) -> list[tuple[
 
 
 def room_for(parts: Mapping[str, Part]) -> int:
-    """Bytes that parts need where they arrive."""
+    """Return the bytes of host memory that parts need, each aligned."""
     return sum(aligned(part.size) for part in parts.values())
 
 
@@ -169,7 +169,7 @@ def open_blocks(
     memory: tuple[Mapping[str, int], Mapping[str, int]],
     last: Sequence[str] = (),
 ) -> tuple[Inputs, Results]:
-    """Blocks for what a program reads and returns beside the memory; of what it reads, `last` stands last."""
+    """Return blocks for a program's inputs and results besides its states; `last` names the inputs that stand last."""
     program = executable.program
 
     def beside(specs: Sequence[TensorSpec], held: Mapping[str, int]) -> list[TensorSpec]:

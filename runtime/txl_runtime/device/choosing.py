@@ -1,8 +1,8 @@
-"""Which backend runs a bundle on this machine: the one asked for, or the best that works, and why better ones do not.
+"""The choice of a device's backend for a bundle: the named one, or the best that works, and why better ones do not.
 
-Looking has to cost nothing where there is nothing to find, and must not start CUDA there: what is forked from a process
-in which CUDA runs cannot use it. So engines are looked for first, then packages, without importing them, then the files
-of a GPU's driver; CUDA starts when all of these are there.
+On a machine without a GPU the search must be cheap and must not start CUDA, since a process that is forked after that
+cannot use it. So it looks for engines first, then for packages without importing them, then for the files of a GPU's
+driver; it starts CUDA only if all are there.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ Opener = Callable[[str, Bundle, "str | None"], "DeviceBackend"]
 
 
 def open_device(name: str, bundle: Bundle, update: str | None) -> DeviceBackend:
-    """Open a bundle with a backend of `DEVICES`; `update` is the rule asked for, or None for the best there is.
+    """Open a bundle with a backend of `DEVICES`; `update` is an update rule, or None for the best one available.
 
     Raises:
         BackendError: the backend is not installed, there is no GPU, or it cannot run the bundle.
-        BundleError: a file is damaged.
+        BundleError: a file of the bundle is damaged.
     """
     if reason := missing(name, bundle, insisting=True):
         raise BackendError(f"backend {name} cannot run here: {reason}; or use --backend cpu")
     with _errors_of(name):
         backend = _opened(name, bundle, update)
-        if name == "cuda":  # the others' libraries hold an engine against the GPU when they load it
+        if name == "cuda":  # the libraries of the others check an engine against the GPU when they load it
             run_smallest(backend, bundle)
         return backend
 
@@ -58,12 +58,12 @@ def _opened(name: str, bundle: Bundle, update: str | None) -> DeviceBackend:
 
 
 def run_smallest(backend: DeviceBackend, bundle: Bundle) -> None:
-    """Run the smallest program on zeros: a session opens without a kernel, and may have none for this GPU.
+    """Run the smallest program on zeros, to find a session that opens but has no kernels for this GPU.
 
-    It runs twice, as it is and recorded: what an engine compiles at first use is kept after the second run.
+    It runs twice, unrecorded and recorded: kernels that an engine compiles at first use are kept after the second run.
 
     Raises:
-        BackendError: it does not run here.
+        BackendError: the program does not run here.
     """
     manifest = backend.fitting(bundle.manifest, 1)
     b, length = manifest.batch_size, min(manifest.segment_lengths)
@@ -76,7 +76,7 @@ def run_smallest(backend: DeviceBackend, bundle: Bundle) -> None:
 def choose_device(
     bundle: Bundle, update: str | None, opener: Opener = _opened
 ) -> tuple[DeviceBackend | None, dict[str, str]]:
-    """The best backend of `DEVICES` that runs the bundle, if any does, and why those before it were not taken."""
+    """Return the best backend of `DEVICES` that runs the bundle, or None, and by name why better ones do not."""
     notes = {}
     for name in DEVICES:
         if reason := missing(name, bundle):
@@ -90,7 +90,7 @@ def choose_device(
 
 
 def _running(opener: Opener, name: str, bundle: Bundle, update: str | None) -> DeviceBackend:
-    """A backend that has run; one that does not is let go here, so that the next one finds the device's memory free."""
+    """Open and run a backend; one that fails is freed here, so that the next one finds the device's memory free."""
     with _errors_of(name):
         backend = opener(name, bundle, update)
         run_smallest(backend, bundle)
@@ -99,7 +99,7 @@ def _running(opener: Opener, name: str, bundle: Bundle, update: str | None) -> D
 
 @contextmanager
 def _errors_of(name: str) -> Iterator[None]:
-    """Whatever a library raises while it is opened is an error of its backend; an interrupt stays one."""
+    """Turn any exception of a library that is being opened into a BackendError; an interrupt stays one."""
     try:
         yield
     except TxlError:
@@ -113,10 +113,12 @@ def _errors_of(name: str) -> Iterator[None]:
 
 
 def missing(name: str, bundle: Bundle, built: bool = False, insisting: bool = False) -> str:
-    """What a backend lacks, as far as can be told without loading anything; empty when it lacks nothing.
+    """Return what a backend lacks here, found without loading a library; "" if it lacks nothing.
 
-    With `built`, engines are not missed: they will be there by then. Where the machine shows no GPU, who is `insisting`
-    may have one of an unknown kind, so that the driver is asked.
+    Args:
+        built: do not ask for engines, because they are about to be built.
+        insisting: if no file of a GPU's driver is known here, ask CUDA's driver, since the GPU may be of an unknown
+            kind.
     """
     package = PACKAGES[name]
     if problem := precision_problem(bundle.manifest.precision):
@@ -131,7 +133,7 @@ def missing(name: str, bundle: Bundle, built: bool = False, insisting: bool = Fa
 
 
 def _without_cuda() -> str:
-    """Why the ONNX Runtime that is installed cannot use a GPU; empty where it was built for that."""
+    """Return why the installed ONNX Runtime cannot use a GPU; "" if it was built with CUDA."""
     from txl_runtime.device.onnxruntime_cuda import import_onnxruntime
 
     try:
@@ -142,7 +144,7 @@ def _without_cuda() -> str:
 
 
 def precision_problem(precision: str) -> str:
-    """Why no device runs a bundle of a precision, whatever its backend; empty where one may."""
+    """Return why no device's backend runs a bundle of this precision; "" if one may."""
     if precision in ("int8", "int4"):
         return f"the bundle's precision is {precision}, which is for the CPU, expected fp32, fp16 or bf16"
     return ""

@@ -1,11 +1,11 @@
-"""A device and its memory, queues of work, places in them, and recorded work: what the loops do with CUDA's driver.
+"""A device with its memory, queues of work, events and recorded work: the loops' use of CUDA's driver.
 
-Addresses are plain integers. Work of one queue is done in the order in which it was asked for, while the host goes on;
-only `Event.wait`, `Queue.wait` and the making of memory wait for it. Whoever calls a queue or an event has entered the
-device, by `Device.current`; the device's own methods enter it themselves.
+Addresses are plain integers. The work of a queue is done in order while the host goes on; only `Event.wait`,
+`Queue.wait` and allocations wait for it. A caller of a queue or an event has to enter the device first, by
+`Device.current`; the device's own methods enter it themselves.
 
-Host memory that is given to `send` and `fetch` has to be left alone until the copy is done: page-locked memory
-(`Device.staging`) is read and written when the copy's turn comes, all other memory may be read before `send` returns.
+Host memory that is passed to `send` and `fetch` must not change until the copy is done: page-locked memory
+(`Device.staging`) is accessed when the copy's turn comes, all other memory may be read before `send` returns.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ from txl_runtime.device.gpu import INTEGRATED, device_number, device_title
 from txl_runtime.errors import BackendError
 
 Work = Callable[[], None]
-"""Puts something into a queue."""
+"""A function that puts work into a queue."""
 MEMORY_KHZ, MEMORY_BITS = 36, 37
 """CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE and _GLOBAL_MEMORY_BUS_WIDTH."""
 WIDEST = 2**31 - 1
-"""CU_DEVICE_ATTRIBUTE_MAX_PITCH of every GPU so far: rows that lie further apart are copied and zeroed one by one."""
+"""CU_DEVICE_ATTRIBUTE_MAX_PITCH of every GPU so far, in bytes: rows with a larger pitch are copied one by one."""
 
 
 class Block:
-    """Zeroed memory on the device, given back when nobody holds it any more.
+    """Zeroed memory on the device, freed when this object is collected.
 
     Attributes:
-        address: where it starts, a multiple of 256.
-        size: its bytes.
+        address: its device address, a multiple of 256.
+        size: its size in bytes.
     """
 
     def __init__(self, context: Context, size: int, queue: Queue) -> None:
         self.size = max(size, 1)
         self.address = _own(self, context, "cuMemAlloc_v2", "cuMemFree_v2", self.size, kind=ctypes.c_uint64)
-        # Waiting for this queue alone: to wait for the device would break what another thread is recording.
+        # Wait only for this queue: waiting for the device would break a record that a second thread is making.
         try:
             with context.driver.beside_records():
                 queue.zero(self.address, self.size)
                 queue.wait()
         except BaseException:
-            queue.settle()  # an interrupt: the memory goes back now, and may not be written any more
+            queue.settle()  # after an interrupt the memory is freed, so the work that writes it has to end first
             raise
 
 
 class Event:
-    """A place in a queue's work; `Queue.record` sets it, as often as wanted.
+    """A place in a queue's work, which `Queue.record` sets any number of times.
 
     Attributes:
-        handle: CUDA's.
+        handle: CUDA's handle.
     """
 
     def __init__(self, context: Context, flags: int) -> None:
@@ -65,17 +65,17 @@ class Event:
         self._synchronize = context.driver.cuEventSynchronize
 
     def wait(self) -> None:
-        """Return when the work before the place where it was last recorded is done; at once where it never was."""
+        """Return when the work before the last recorded place is done; at once if it was never recorded."""
         self._synchronize(self.handle)
 
 
 class Queue:
-    """Work on the device, in order; CUDA calls it a stream, a word that is taken here.
+    """An ordered queue of work on the device, a CUDA stream; here `Stream` is a different class.
 
-    Rows of `send`, `fetch`, `copy` and `zero` are `width` bytes each, and a pitch is the bytes from one to the next.
+    Rows of `send`, `fetch`, `copy` and `zero` are `width` bytes each; a pitch is the bytes from one row to the next.
 
     Attributes:
-        handle: as engines want it.
+        handle: CUDA's handle, for engines.
     """
 
     def __init__(self, context: Context) -> None:
@@ -107,7 +107,7 @@ class Queue:
     def copy(
         self, to_device: int, from_device: int, width: int, rows: int = 1, to_pitch: int = 0, from_pitch: int = 0
     ) -> None:
-        """Copy rows within the device; the two sides may not overlap."""
+        """Copy rows within the device; source and target must not overlap."""
         if rows == 1 and width > 0:
             self._copy(to_device, from_device, width, self.handle)
         else:
@@ -131,7 +131,7 @@ class Queue:
         """Set rows of bytes on the device to 0."""
         if width <= 0 or rows <= 0:
             return
-        if rows == 1 or pitch == width:  # in one piece, and then of any size
+        if rows == 1 or pitch == width:  # one piece, which may have any size
             self._driver.cuMemsetD8Async(to, 0, width * rows, self.handle)
         elif pitch > WIDEST:
             for row in range(rows):
@@ -140,38 +140,38 @@ class Queue:
             self._driver.cuMemsetD2D8Async(to, pitch, 0, width, rows, self.handle)
 
     def record(self, event: Event) -> None:
-        """Make an event mean the place after everything that was asked for so far."""
+        """Set an event to the place after all work put in so far."""
         self._record(event.handle, self.handle)
 
     def wait(self) -> None:
-        """Return when everything is done."""
+        """Return when all work of the queue is done."""
         self._synchronize(self.handle)
 
     def settle(self) -> None:
-        """Wait for everything where something failed already: of a further failure nobody is told."""
+        """Wait for all work after an error, ignoring a further failure."""
         self._context.quietly("cuStreamSynchronize", self.handle)
 
     def beside_records(self) -> AbstractContextManager[None]:
-        """For `with`, where an engine makes memory of its own: other libraries may be recording. See `Driver`."""
+        """Return a context in which an engine may allocate while other libraries record; see `Driver`."""
         return self._driver.beside_records()
 
     def recording(self) -> bool:
-        """Whether what is asked for now is recorded and not done; false where CUDA does not say."""
+        """Return whether the queue is recording work instead of doing it; False if CUDA's call fails."""
         state = ctypes.c_int()
         self._driver.quietly("cuStreamIsCapturing", self.handle, ctypes.byref(state))
         return bool(state.value)
 
     def capture(self, work: Work) -> Work:
-        """Record what `work` would put into the queue, without doing it; the result does all of it at once.
+        """Record the work that `work` puts into the queue, without doing it; return a function that replays it.
 
-        Whatever `work` raises comes out as it is, and the queue records no longer.
+        If `work` raises an exception, recording ends and the exception is passed on.
 
         Raises:
-            BackendError: some of it cannot be recorded.
+            BackendError: a part of the work cannot be recorded.
         """
         driver, graph = self._driver, ctypes.c_void_p()
         try:
-            # Relaxed: memory that is given back meanwhile, in this thread or another, must not spoil the record.
+            # Relaxed: otherwise memory that any thread frees meanwhile would invalidate the record.
             driver.cuStreamBeginCapture_v2(self.handle, RELAXED)
             work()
             driver.cuStreamEndCapture(self.handle, ctypes.byref(graph))
@@ -184,13 +184,13 @@ class Queue:
                 driver.quietly("cuGraphDestroy", graph.value)
 
     def _stop_recording(self, graph: ctypes.c_void_p) -> None:
-        """End a record that failed on the way, if it has not ended; what it holds so far goes into `graph`."""
+        """End a failed record, if it has not ended; `graph` receives its unfinished graph."""
         if self.recording():
             self._driver.quietly("cuStreamEndCapture", self.handle, ctypes.byref(graph))
 
 
 class _Replay:
-    """A recorded piece of work. Holds what the record uses: the queue, and the engine's own memory."""
+    """A replay of recorded work. It keeps the queue and the work alive, and with them the engine's memory."""
 
     def __init__(self, context: Context, graph: int | None, queue: Queue, work: Work) -> None:
         self._graph = _own(self, context, "cuGraphInstantiateWithFlags", "cuGraphExecDestroy", graph, 0)
@@ -201,11 +201,11 @@ class _Replay:
 
 
 class Device:
-    """A GPU, and the primary context of CUDA there, which it shares with every library of the process.
+    """A GPU with its primary CUDA context, which all libraries of the process share.
 
     Attributes:
-        title: for people.
-        ordinal: which of those that are visible.
+        title: name of the GPU, for people.
+        ordinal: index among the visible GPUs.
     """
 
     def __init__(self, driver: Driver, ordinal: int = 0) -> None:
@@ -220,14 +220,14 @@ class Device:
         if count.value > 1:
             self.title += f" (GPU {ordinal} of the {count.value} that are visible)"
         self.ordinal = ordinal
-        # Who waits for an event keeps a core busy and hears sooner, or on a board, whose cores are few, sleeps.
+        # A wait for an event spins, which is faster; on an integrated board, which has few cores, it sleeps.
         self._flags = EVENTS[device_number(driver, ordinal, INTEGRATED) != 0]
         self._context = Context(driver, ordinal)
         with self.current():
             self._zeroing = Queue(self._context)
 
     def current(self) -> Current:
-        """For `with`: work of this thread goes to this device meanwhile, and then again to where it went before.
+        """Return a context in which this device is the thread's current one; at its end the previous one is again.
 
         Raises:
             BackendError: on entry, in a process that was forked from the one that opened the device.
@@ -235,44 +235,47 @@ class Device:
         return Current(self._context)
 
     def bandwidth(self) -> float | None:
-        """GB/s of its memory by the driver's figures; None without them, and on a Jetson, where they are wrong."""
+        """Return its memory bandwidth in GB/s by the driver's figures; None without them, and for integrated GPUs.
+
+        On a Jetson the driver's figures are wrong.
+        """
         driver, ordinal = self._context.driver, self.ordinal
         try:
             numbers = [device_number(driver, ordinal, number) for number in (INTEGRATED, MEMORY_KHZ, MEMORY_BITS)]
         except BackendError:
             return None
         shared, khz, bits = numbers
-        return None if shared else 2 * khz * bits / 8e6 or None  # two bits a clock on each line
+        return None if shared else 2 * khz * bits / 8e6 or None  # double data rate: two bits per clock and line
 
     def allocate(self, size: int) -> Block:
-        """Memory on the device, zeroed and aligned.
+        """Return zeroed, aligned memory of `size` bytes on the device.
 
         Raises:
-            BackendError: there is not enough.
+            BackendError: the device has not enough memory.
         """
         with self.current():
             return Block(self._context, size, self._zeroing)
 
     def staging(self, size: int) -> NDArray[np.uint8]:
-        """Memory on the host that the device can copy from and to without help (page-locked), zeroed."""
+        """Return `size` bytes of zeroed, page-locked host memory, which the device can access by itself."""
         with self.current():
             array: NDArray[np.uint8] = np.asarray(_Pinned(self._context, max(size, 1)))
         array[...] = 0
         return array
 
     def queue(self) -> Queue:
-        """A new queue."""
+        """Return a new queue."""
         with self.current():
             return Queue(self._context)
 
     def event(self) -> Event:
-        """A new event, which was not recorded yet."""
+        """Return a new event, not recorded yet."""
         with self.current():
             return Event(self._context, self._flags)
 
 
 class _Pinned:
-    """Page-locked memory, as NumPy's array interface describes it; given back when no array needs it any more."""
+    """Page-locked memory with NumPy's array interface; freed when no array uses it."""
 
     def __init__(self, context: Context, size: int) -> None:
         address = _own(self, context, "cuMemHostAlloc", "cuMemFreeHost", size, 0)
@@ -287,28 +290,28 @@ def _own(
     *arguments: int | None,
     kind: type[ctypes.c_void_p | ctypes.c_uint64] = ctypes.c_void_p,
 ) -> int:
-    """A handle or an address that CUDA creates, and destroys when the owner goes.
+    """Create a handle or an address by CUDA, which is destroyed when `owner` is collected.
 
-    The process's end gives back what is left then, and asks nobody to wait for it.
+    At the end of the process nothing is destroyed here: the system frees it.
     """
     made = kind()
     try:
         with context.driver.beside_records():
             getattr(context.driver, create)(ctypes.byref(made), *arguments)
     finally:
-        if made.value:  # an interrupt comes after the call, too
+        if made.value:  # also after Ctrl-C, which may arrive when the driver has created the handle
             weakref.finalize(owner, context.quietly, destroy, made.value).atexit = False
     return made.value or 0
 
 
 def _places(kind: int, address: int) -> tuple[int | None, int]:
-    """The host's and the device's address of one side of `Memcpy2D`."""
+    """Return the (host, device) addresses of one side of `Memcpy2D`."""
     return (address, 0) if kind == HOST else (None, address)
 
 
 @cache
 def open_cuda() -> Device:
-    """The first GPU that is visible, opened once per process.
+    """Return the first visible GPU, opened once per process.
 
     Raises:
         BackendError: there is no usable driver or device.

@@ -1,7 +1,7 @@
-"""Which device CUDA works on: a matter of each thread, and the application's before it is this project's.
+"""The current CUDA context of a thread, which belongs to the application before it belongs to this project.
 
-Work goes to the primary context of a device, which all libraries of a process share. It is made current where something
-of this project begins, and what was current before is current again where that ends.
+Work goes to the primary context of a device, which all libraries of a process share. This project makes it current
+while it works, and then restores the previous one.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ GET, PUSH, POP = "cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"
 
 
 class Context:
-    """The primary context of a device, retained for as long as anybody holds this.
+    """The primary context of a device, retained as long as this object lives.
 
     Attributes:
-        driver, device: whose it is.
+        driver, device: CUDA's driver, and its number of the device.
     """
 
     def __init__(self, driver: Driver, ordinal: int) -> None:
         device, handle = ctypes.c_int(), ctypes.c_void_p()
         driver.cuDeviceGet(ctypes.byref(device), ordinal)
         self.driver, self.device = driver, device.value
-        # These stand in every step, so a status is looked at here.
+        # Every step calls these, so they come without the wrapper that checks the status; callers check it here.
         self._current, self._push, self._pop = (driver.instant(name) for name in (GET, PUSH, POP))
-        self._popped = ctypes.byref(ctypes.c_void_p())  # nobody reads it
+        self._popped = ctypes.byref(ctypes.c_void_p())  # receives the popped context, which is not needed
         try:
             driver.cuDevicePrimaryCtxRetain(ctypes.byref(handle), device.value)
         finally:
             if handle.value:
                 give_back = weakref.finalize(self, driver.quietly, "cuDevicePrimaryCtxRelease_v2", device.value)
-                give_back.atexit = False  # other libraries end what they have there; the process's end gives it back
+                give_back.atexit = False  # at the end of the process other libraries may still use the context
         self._handle, self._pushed = handle.value, ctypes.c_void_p(handle.value)
 
     def enter(self, current: Current) -> None:
-        """Make it current in this thread, and remember where it was not, so that `leave` has to follow.
+        """Make the context current in this thread; if it was not, `current.entered` says that `leave` has to follow.
 
         Raises:
             BackendError: this process is a fork of the one that opened the driver, or CUDA refuses.
@@ -54,11 +54,11 @@ class Context:
             raise driver.failure(GET, status)
         if current.found.value == self._handle:
             if current.entered and current.entered != threading.get_ident():
-                current.entered = 0  # another thread's; what is current here is not this one's to leave
+                current.entered = 0  # set by a different thread: this thread has nothing to leave
             return
         thread = threading.get_ident()
         try:
-            current.entered = thread  # no interrupt comes between this and the call
+            current.entered = thread  # Python handles no signal between this and the call
             if status := self._push(self._pushed):
                 raise driver.failure(PUSH, status)
         except BaseException:
@@ -67,9 +67,9 @@ class Context:
             raise
 
     def leave(self, current: Current, failing: bool) -> None:
-        """Make current what was so before. Where something is `failing` already, CUDA's failure does not hide that."""
+        """Restore the previous context; with `failing`, an exception is on its way, so a failure here is ignored."""
         try:
-            current.entered = 0  # no interrupt comes between this and the call either
+            current.entered = 0  # as above, no signal between this and the call
             if status := self._pop(self._popped):
                 raise self.driver.failure(POP, status)
         except BaseException as error:
@@ -78,28 +78,28 @@ class Context:
                 raise
 
     def _take_back(self) -> None:
-        """Pop what an interrupted call left: interrupts come before or after a call, and it is current if pushed."""
+        """Pop the context if an interrupted call left it pushed, which is so if it is current."""
         found = ctypes.c_void_p()
         self.driver.quietly("cuCtxGetCurrent", ctypes.byref(found))
         if found.value == self._handle:
             self.driver.quietly("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
     def quietly(self, name: str, handle: int) -> None:
-        """Call a function on the device where nobody is left to hear of a failure; a forked child is left alone."""
+        """Call a function on the device, ignoring failures; do nothing in a forked child."""
         with contextlib.suppress(Exception), Current(self), self.driver.beside_records():
             self.driver.quietly(name, handle)
 
 
 class Current:
-    """Enters a context, and leaves it again. One object serves one `with` at a time.
+    """A `with` that makes a context current. One object serves one `with` at a time.
 
-    An interrupt can come where the end of a `with` begins, before anything could be left. The object's next `with` in
-    that thread makes up for it: the context is current still, and is left at its end.
+    Ctrl-C may arrive at the beginning of a `with`'s end, before the context is left. The object's next `with` in that
+    thread corrects this: the context is still current, and is left at the end.
 
     Attributes:
-        found: where the driver writes what is current; threads may not share it.
-        reference: to it.
-        entered: the thread in which the context has to be left; 0 for none.
+        found: memory to which the driver writes the current context; threads must not share it.
+        reference: pointer to `found`.
+        entered: id of the thread in which the context has to be left; 0 for none.
     """
 
     __slots__ = ("_context", "entered", "found", "reference")
@@ -121,10 +121,10 @@ _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def open_lock() -> Lock:
-    """The lock of those who put work into a queue. The thread that has it may take it again.
+    """Return a lock for putting work into a queue; its thread may take it again.
 
-    It is the interpreter's own, and taken by `with` alone: no interrupt comes between taking it and what gives it back.
-    In a forked child it is free, because the thread that had it may not exist there; the device refuses to be entered.
+    It is Python's RLock and taken only by `with`, so that Ctrl-C cannot arrive between taking it and its release. In a
+    forked child it is free, because its owner may not exist there; entering the device fails in that child.
     """
     lock = threading.RLock()
     _locks.add(lock)
@@ -133,7 +133,7 @@ def open_lock() -> Lock:
 
 def _after_fork() -> None:
     for lock in _locks:
-        lock._at_fork_reinit()  # as the interpreter does with the locks of its own modules
+        lock._at_fork_reinit()  # as Python does with the locks of its own modules
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork

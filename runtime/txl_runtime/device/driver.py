@@ -1,7 +1,7 @@
-"""CUDA's driver, libcuda, by ctypes: it comes with every GPU's driver, so there is nothing to install and to match.
+"""CUDA's driver, libcuda, called by ctypes: every GPU's driver includes it, so nothing has to be installed or matched.
 
-`Driver` has the functions of the device path under CUDA's own names. Each raises what went wrong: a status is never
-lost, and an engine's library can be of any version of CUDA beside it. ctypes lets other threads run during each call.
+`Driver` has the needed functions under CUDA's names. Each raises an error for a status other than success, and an
+engine's library may use any version of CUDA besides. ctypes lets other threads run during each call.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EVENTS = (2, 3)
 
 
 class Memcpy2D(ctypes.Structure):
-    """CUDA_MEMCPY2D as the functions ending in _v2 take it: rows on either side, told apart by their memory's kind."""
+    """CUDA_MEMCPY2D of the functions that end in _v2: a copy of rows; its memory types say host or device."""
 
     _fields_ = (
         ("srcXInBytes", c_size_t),
@@ -92,7 +92,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuEventRecord": (_HANDLE, _HANDLE),
     "cuEventSynchronize": (_HANDLE,),
 }
-"""What the functions take, by the names that libcuda exports; cuda.h gives most of them to C without the _v2."""
+"""Types of the functions' arguments, by the names that libcuda exports; cuda.h hides most of the _v2 from C."""
 
 NEWEST = "CUDA 11.4"
 """The version that brought the youngest of these functions, cuGraphInstantiateWithFlags."""
@@ -123,15 +123,15 @@ Call = Callable[..., None]
 
 
 class Driver:
-    """libcuda, initialised: its functions under their own names; a status other than success raises `BackendError`.
+    """The initialised libcuda, with its functions as methods; a status other than success raises `BackendError`.
 
-    Handles and addresses are plain integers; what a function gives back it writes through `ctypes.byref`.
+    Handles and addresses are plain integers; a function writes its results through `ctypes.byref`.
 
     Args:
-        library: a `ctypes.CDLL`, or anything that has these functions.
+        library: a `ctypes.CDLL`, or any object that has these functions.
 
     Attributes:
-        forked: whether this is a child of the process that opened the driver. CUDA does not work there.
+        forked: whether this process was forked from the one that opened the driver. CUDA does not work here then.
     """
 
     if TYPE_CHECKING:
@@ -155,16 +155,16 @@ class Driver:
         return call
 
     def instant(self, name: str) -> Callable[..., int]:
-        """A function that never waits, for every step: it takes ctypes' objects and returns its status.
+        """Return a function for every step, which never waits: it takes ctypes' objects and returns its status.
 
-        Other threads do not run meanwhile, because to let them takes longer than such a function.
+        It keeps the interpreter's lock, because releasing that takes longer than the function itself.
         """
         if isinstance(self._library, ctypes.CDLL):
             return ctypes.PyDLL(LIBRARY, handle=self._library._handle)[name]
         return self._functions[name]
 
     def failure(self, name: str, status: int) -> BackendError:
-        """What a status of a function means, in CUDA's words, and what to do."""
+        """Return the error of a function's status: CUDA's name and text for it, and advice."""
         called, said = self._said("cuGetErrorName", status), self._said("cuGetErrorString", status)
         told = ", ".join(part for part in (str(status), said) if part)
         return BackendError(
@@ -178,14 +178,14 @@ class Driver:
         return "" if failed or not text.value else text.value.decode(errors="replace")
 
     def quietly(self, name: str, *arguments: Any) -> None:
-        """Call a function that gives something back, where nobody is left to hear of a failure."""
+        """Call a function that frees something, ignoring failures; do nothing in a forked child."""
         if not self.forked:
             with contextlib.suppress(Exception):
                 self._functions[name](*arguments)
 
     @contextlib.contextmanager
     def beside_records(self) -> Iterator[None]:
-        """What others record in this process, in whichever mode, neither refuses nor is spoilt by what is done here."""
+        """Return a context whose calls neither fail because other threads are recording, nor break their records."""
         mode = c_int(RELAXED)
         try:
             self.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
@@ -193,16 +193,16 @@ class Driver:
         finally:
             try:
                 self._leave_relaxed(mode)
-            finally:  # an interrupt came before the call
+            finally:  # again, in case Ctrl-C came before the call
                 self._leave_relaxed(mode)
 
     def _leave_relaxed(self, before: c_int) -> None:
-        """Take the mode that was before, which is RELAXED where it was or is so again."""
+        """Restore the previous capture mode, unless it was, or is again, RELAXED."""
         if before.value != RELAXED:
             self.quietly("cuThreadExchangeStreamCaptureMode", ctypes.byref(before))
 
     def refuse_forked(self) -> None:
-        """Say what is wrong, instead of what a driver makes of it: it hangs, crashes, or says "not initialized".
+        """Raise a clear error in a forked process, in which the driver would hang, crash or say "not initialized".
 
         Raises:
             BackendError: this process is a fork of the one that opened the driver.
@@ -227,7 +227,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
 
 
 def _function(library: Any, name: str) -> Callable[..., int]:
-    """One function, with its signature; a prototype of its own leaves what others set on the library alone."""
+    """Return a function with its signature, as a new prototype, so that other users' settings do not change."""
     try:
         if isinstance(library, ctypes.CDLL):
             found: Callable[..., int] = ctypes.CFUNCTYPE(c_int, *SIGNATURES[name])((name, library))
@@ -240,10 +240,10 @@ def _function(library: Any, name: str) -> Callable[..., int]:
 
 @cache
 def open_driver() -> Driver:
-    """The driver of this machine, opened once per process.
+    """Return the driver of this machine, opened once per process.
 
     Raises:
-        BackendError: there is none, it is too old, or it has no GPU.
+        BackendError: there is no driver, it is too old, or it has no GPU.
     """
     try:
         library = ctypes.CDLL(LIBRARY)

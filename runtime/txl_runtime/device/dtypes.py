@@ -1,6 +1,6 @@
-"""Types of tensors on a device, and how float32 becomes them and comes back. NumPy has no bfloat16: uint16 holds it.
+"""Types of tensors on a device, and conversion from and to float32. NumPy has no bfloat16: uint16 holds its bits.
 
-A bool is one byte, 0 or 1, as TensorRT and ONNX Runtime have it.
+A bool is one byte, 0 or 1, as in TensorRT and ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ STORED: dict[str, np.dtype[Any]] = {
 
 
 def stored_type(name: str) -> np.dtype[Any]:
-    """How values of a type lie in memory."""
+    """Return the NumPy type of stored values: uint16 for "bfloat16"."""
     if name not in STORED:
         raise BackendError(f"a tensor is {name}, expected one of {', '.join(STORED)}; export the model again")
     return STORED[name]
 
 
 def tensor_bytes(spec: TensorSpec) -> int:
-    """Bytes of a tensor of fixed shape."""
+    """Return the bytes of a tensor of fixed shape: 24 for float32 [2, 3]."""
     return math.prod(spec.fixed) * stored_type(spec.dtype).itemsize
 
 
 def to_float32(stored: Array, name: str) -> Floats:
-    """Values as they lie in memory, as float32; float32 itself is not copied."""
+    """Return stored values as float32, e.g. 1.0 for bfloat16 0x3F80; float32 is not copied."""
     if name == "bfloat16":
         return (stored.astype(np.uint32) << 16).view(np.float32)
     return stored.astype(np.float32, copy=False)
 
 
 def from_float32(values: Floats, name: str) -> Array:
-    """Float32 as it lies in memory in another type: rounded to nearest, ties to even."""
+    """Return float32 values as stored in a type, rounded to nearest, ties to even: 0x3F80 for 1.0 in bfloat16."""
     if name != "bfloat16":
         with np.errstate(over="ignore"):
             return values.astype(stored_type(name), copy=False)

@@ -1,6 +1,6 @@
-"""The GPU of this machine: whether there is one, which asks nobody, and its name, which its driver says.
+"""The GPU of this machine: a check that one exists, without CUDA, and its name, from CUDA's driver.
 
-Every load on a CPU comes by here, so the driver's functions are imported when somebody asks for them.
+Every load of a bundle comes by here, also on a CPU; the driver's library is opened only when its functions are needed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from txl_runtime.errors import BackendError
 MULTIPROCESSORS, INTEGRATED, MAJOR, MINOR = 16, 18, 75, 76
 """CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, _INTEGRATED, _COMPUTE_CAPABILITY_MAJOR and _COMPUTE_CAPABILITY_MINOR."""
 DEVICE_FILES = ("nvidia[0-9]*", "nvhost-gpu", "nvhost-ctrl-gpu", "nvgpu", "dxg")
-"""In /dev: those of NVIDIA's driver, of a Jetson's (three), and of the Windows that a WSL runs in."""
+"""Patterns in /dev of a GPU's device files: NVIDIA's driver, a Jetson (three), and WSL on Windows."""
 
 
 def shows_gpu(devices: Path = Path("/dev")) -> bool:
-    """Whether the machine shows a GPU, without a word to CUDA, which would not work in forked children afterwards."""
+    """Return whether the machine shows a GPU, without starting CUDA, which would then fail in forked children."""
     if sys.platform == "win32":
         from ctypes.util import find_library
 
@@ -31,7 +31,7 @@ def shows_gpu(devices: Path = Path("/dev")) -> bool:
 
 @cache
 def gpu_name() -> str | None:
-    """The first GPU's name and compute capability, e.g. "Orin, SM 87"; None without a GPU or a usable driver."""
+    """Return the first GPU's name and compute capability, e.g. "Orin, SM 87"; None without GPU or usable driver."""
     try:
         return device_title(open_driver(), 0)
     except BackendError:
@@ -39,13 +39,13 @@ def gpu_name() -> str | None:
 
 
 def gpu_model() -> str | None:
-    """The first GPU, as `gpu_name` and by its size: "Orin, SM 87, 8 multiprocessors". By name all Orin are one."""
+    """Return `gpu_name` with the size, e.g. "Orin, SM 87, 8 multiprocessors": models of one name differ in size."""
     name = gpu_name()
     return name and f"{name}, {device_number(open_driver(), 0, MULTIPROCESSORS)} multiprocessors"
 
 
 def device_title(driver: Driver, ordinal: int) -> str:
-    """A GPU's name and compute capability, e.g. "Orin, SM 87"; asking makes no context.
+    """Return a GPU's name and compute capability, e.g. "Orin, SM 87", without making a context.
 
     Raises:
         BackendError: there is no such device.
@@ -58,7 +58,7 @@ def device_title(driver: Driver, ordinal: int) -> str:
 
 
 def device_number(driver: Driver, ordinal: int, attribute: int) -> int:
-    """One of the numbers that the driver tells of a GPU, by CUDA's own numbers for them; asking makes no context.
+    """Return an attribute of a GPU by CUDA's number of it, without making a context.
 
     Raises:
         BackendError: there is no such device.
@@ -70,5 +70,5 @@ def device_number(driver: Driver, ordinal: int, attribute: int) -> int:
 
 
 def platform_name() -> str:
-    """Operating system and processor, e.g. "linux-x86_64"."""
+    """Return the operating system and processor, e.g. "linux-x86_64"."""
     return f"{sys.platform}-{platform.machine().lower()}"

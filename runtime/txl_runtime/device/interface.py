@@ -1,6 +1,6 @@
-"""What the loops ask of an engine: programs that are tied to addresses and then put into a queue.
+"""The protocol of an engine on a device: its programs are bound to addresses and then put into a queue.
 
-Addresses are plain integers. What the loops ask of CUDA itself is in `cuda`.
+Addresses are plain integers. The loops' use of CUDA itself is in `cuda`.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from txl_runtime.device.dtypes import tensor_bytes
 from txl_runtime.errors import BackendError
 
 ALIGNMENT = 256
-"""Every tensor starts at a multiple of so many bytes, as TensorRT asks."""
+"""Every tensor starts at a multiple of 256 bytes, as TensorRT requires."""
 
 Launch = Callable[[], None]
-"""Puts work into a queue."""
+"""A function that puts work into a queue."""
 
 
 class Executable(Protocol):
-    """A program, loaded by an engine.
+    """A program that an engine has loaded.
 
     Attributes:
-        program: what it computes; names, types and shapes of its tensors.
-        in_place: outputs that have to share the memory of an input, and that input. Nothing else may overlap.
-        recordable: whether its work can be captured; `prepare` may find that it cannot. Then the engine has its own way
-            to be quick, or none.
+        program: the program's row, with names, types and shapes of its tensors.
+        in_place: inputs by the output that has to share their memory. No other tensors may overlap.
+        recordable: whether its work can be captured; `prepare` may set it to False. The engine then records itself, or
+            runs unrecorded.
     """
 
     program: Program
@@ -37,21 +37,21 @@ class Executable(Protocol):
     recordable: bool
 
     def prepare(self, addresses: Mapping[str, int], queue: Queue) -> Launch:
-        """Tie it to memory for good; what it needs to work in is its own, so different ties may be run in turns."""
+        """Bind it to addresses for good, and return its launch; launches of different addresses may alternate."""
 
 
 def aligned(size: int) -> int:
-    """The size with what is missing to the next start."""
+    """Return the size rounded up to a multiple of `ALIGNMENT`: 512 for 300."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def check_addresses(executable: Executable, addresses: Mapping[str, int]) -> None:
-    """Inputs and outputs may share memory only where the engine says they must, and there they must.
+    """Check that an output shares memory with an input exactly if the engine updates that input in place.
 
-    Engines read inputs while they write outputs, and no one notices when those are the same memory: results are wrong.
+    Engines read inputs while they write outputs: overlapping memory would give wrong results without an error.
 
     Raises:
-        BackendError: tensors that overlap, lie apart, or are not aligned.
+        BackendError: tensors overlap, an output in place is not at its input's address, or a tensor is not aligned.
     """
     program = executable.program
     ranges = {spec.name: (addresses[spec.name], tensor_bytes(spec)) for spec in (*program.inputs, *program.outputs)}
@@ -75,5 +75,5 @@ def check_addresses(executable: Executable, addresses: Mapping[str, int]) -> Non
 
 
 def host_address(array: NDArray[Any]) -> int:
-    """Where an array's data starts."""
+    """Return the address of an array's data."""
     return int(array.ctypes.data)

@@ -1,4 +1,4 @@
-"""The loop on a device: states that never leave it, and work that is put into one queue."""
+"""The loop on a device: its states stay there, and its work goes into one queue."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from txl_runtime.streaming.state import Initial
 from txl_runtime.types import Array, Floats, Ids
 
 SHORTCUTS = {"last": 1, "next": 1, "score": 2}
-"""The kinds of programs that return what is wanted itself, and how many axes their first result has of [b, T]."""
+"""Kinds of programs whose first result is the wanted one, and how many of the axes [b, T] it has: 1 for [b, V]."""
 Key = tuple[Want, int, int, int, Shapes]
-"""Of a segment: what is wanted, its length, b, the side that is read, and the shapes there."""
+"""A kind of segment: the wanted result, its length, b, the side that is read, and the states' shapes there."""
 
 
 @dataclass
 class _Route:
-    """How segments of one kind go.
+    """The call and arrays for segments of one kind.
 
     Attributes:
-        kind: of the program.
-        call: the program, tied to memory.
-        after: the shapes of the states that it leads to, where they can change.
-        reads: the caller's inputs by name, where each is staged, and the array around that where it is larger.
-        counts: where counters are staged, and the counters.
-        parts: of all results, the first one first.
-        asked: those that come with the step.
-        step: what is put into the queue; None where another one has to be found.
-        rows: what the step brings for the softmax, a feature row per position.
-        best: of a program "next": what came beside the row.
+        kind: the program's kind.
+        call: the program, bound to memory.
+        after: shapes of the states after the step, if they can change.
+        reads: (name, staged part, whole) of each caller's input: the staged array, and the whole one if that is larger.
+        counts: (staged array, counters) pairs.
+        parts: parts of all results by name, the main one first.
+        asked: names of the results that come with the step.
+        step: the step to put into the queue; None if it has to be chosen again.
+        rows: the softmax's rows [b, T, F], if they come with the step.
+        best: the best words, for a program "next".
     """
 
     kind: str
@@ -62,7 +62,7 @@ class _Route:
 
 
 class _Pending(SegmentResult):
-    """The result of a segment that is still in the queue; to ask for any of it is to wait for the segment."""
+    """The result of a segment that may still be in the queue; reading any of it waits for the segment."""
 
     __slots__ = ("_loop", "_route", "_there")
 
@@ -85,7 +85,7 @@ class _Pending(SegmentResult):
     def given(self) -> dict[str, Array]:
         """See `SegmentResult`."""
         found = self._bring(self._route.parts)
-        self._loop.finish()  # copies that came late are work, too
+        self._loop.finish()  # `_bring` put copies into the queue, which have to end, too
         return found
 
     def last(self) -> Floats:
@@ -106,7 +106,7 @@ class _Pending(SegmentResult):
         return self._bring((name,))[name]
 
     def _bring(self, names: Collection[str]) -> dict[str, Array]:
-        """What the program returned, these results at least; the segment is done then."""
+        """Wait for the segment, and return its results by name, at least those in `names`."""
         loop, route = self._loop, self._route
         loop.finish()
         for name in names:
@@ -118,16 +118,18 @@ class _Pending(SegmentResult):
 
 
 class DeviceLoop(LoopState):
-    """See `streaming.loop.Loop`.
+    """The loop on a device; see `streaming.loop.Loop`.
 
-    All loops of a backend share one queue of the device. Its lock is held while work is put in, not while it is waited
-    for, so streams in different threads keep each other waiting no longer than the device itself does.
+    All loops of a backend share one queue. Its lock is held while work is put in, not while a thread waits for it, so
+    streams in different threads wait for each other only as long as the device itself takes.
 
     Args:
-        device, queue, lock: where it runs, the one order of its work, and whose turn it is to add to it.
+        device: the device that it runs on.
+        queue: the queue that orders all work.
+        lock: the lock that a thread holds while it adds work.
         executables: the programs of the manifest's B.
-        initial: what states are before anything was seen.
-        settled: called when a program has run twice: engines compile what they compile at first use by then.
+        initial: first values of the states.
+        settled: a function that is called when a program has run twice; by then engines have compiled their kernels.
     """
 
     piecewise = leading = False
@@ -158,7 +160,7 @@ class DeviceLoop(LoopState):
         self._calls: dict[tuple[str, int], DeviceCall] = {}
         self._steps, self._routes, self._found = Steps(), dict[Hashable, _Route](), dict[Key, _Route]()
         self._settling: str | None = None
-        weakref.finalize(self, self._tail.drain).atexit = False  # work that nobody waited for still needs the memory
+        weakref.finalize(self, self._tail.drain).atexit = False  # unfinished work still uses the memory
         with lock:
             opened = open_placements(device, queue, self._tail, states, initial, self.counters)
         self.placements: tuple[DevicePlacement, ...] = opened
@@ -167,11 +169,11 @@ class DeviceLoop(LoopState):
 
     @property
     def recorded(self) -> dict[str, str]:
-        """Per program and side of the memory: "recorded", or why its steps are put in one by one."""
+        """By program and side: "recorded", or the reason why its steps are not recorded."""
         return {f"{name}, side {side}": call.recording.said for (name, side), call in self._calls.items()}
 
     def finish(self) -> None:
-        """Return when everything that this loop put into the queue is done."""
+        """Wait until all work that this loop put into the queue is done."""
         self._tail.wait()
         if self._settling is not None:
             program, self._settling = self._settling, None
@@ -179,7 +181,7 @@ class DeviceLoop(LoopState):
 
     def run(self, inputs: Mapping[str, Array], counts: Ids, want: Want = "rows", commit: bool = True) -> SegmentResult:
         """See `Loop`."""
-        self.finish()  # what is on its way reads and writes what this step will
+        self.finish()  # the step before uses the same staged inputs and results
         length, targets = self._programs.length_of(inputs), inputs.get("targets")
         if not self.count(counts):
             width = self.output.clusters[-1][1]
@@ -201,7 +203,7 @@ class DeviceLoop(LoopState):
                 step()
             if growing is not None:
                 growing.shapes[1 - side] = route.after
-            if commit:  # as `commit` does
+            if commit:  # the same as `commit`, which would take the lock again
                 self.counters.advance(self._batch, self._spill)
             else:
                 self._computed = self._batch
@@ -215,7 +217,7 @@ class DeviceLoop(LoopState):
             super().commit()
 
     def _find_route(self, key: Key, inputs: Mapping[str, Any]) -> _Route:
-        """The way of segments like this one; nothing may be on its way."""
+        """Make the route of a kind of segment; the loop must have no unfinished work."""
         want, length, b, side, _ = key
         shapes = tuple(shape for placement in self.placements for shape in placement.shapes[side])
         program = self._programs.find(want, length, shapes)
@@ -237,7 +239,7 @@ class DeviceLoop(LoopState):
         return self._found[key]
 
     def _parts(self, program: Program, results: Results, b: int, length: int) -> dict[str, Part]:
-        """What a program returns of some sequences and positions."""
+        """Return the parts of a program's results for b sequences and `length` positions."""
         if program.kind not in SHORTCUTS:
             return {entry.name: results.part(entry.name, entry.sizes(b, length)) for entry in self.manifest.outputs}
         first, *others = results.addresses
@@ -245,9 +247,9 @@ class DeviceLoop(LoopState):
         return found | {name: results.part(name, ()) for name in others}
 
     def _wanted(self, program: Program, parts: Mapping[str, Part]) -> frozenset[str]:
-        """Those results that come with the first step already, since they are what was wanted.
+        """Return the results that come with the first step already.
 
-        A program of a whole step returns all that the model does; what of it is wanted shows when it is asked for.
+        For a program "step" these are none: it returns all outputs, and reading them shows which are needed.
         """
         if program.kind == "step":
             return frozenset()
@@ -258,7 +260,7 @@ class DeviceLoop(LoopState):
         return frozenset(others) if fits else frozenset()
 
     def _find_step(self, route: _Route) -> Step:
-        """The step that brings what was asked for so far, as much of it as may arrive with a step."""
+        """Choose the step that brings all results in `route.asked`, as far as they fit into staging memory."""
         parts: dict[str, Part] = {}
         for name, part in route.parts.items():
             if name in route.asked and self.staging.fits(room_for({**parts, name: part})):
@@ -276,16 +278,16 @@ class DeviceLoop(LoopState):
         return step
 
     def _staged(self, call: DeviceCall) -> tuple[tuple[Array, Array], ...]:
-        """Where a program's counters are staged, and those counters; all of them at once if it reads all."""
+        """Return (staged array, counters) pairs of a program; one pair for all counters if it reads all."""
         read = [name for name in self.counts if name in call.inputs.host]
         if len(read) == len(self.counters.read):
             return ((call.inputs.rows(read[0], len(read)), self.counters.read),)
         return tuple((call.inputs.host[name], self.counts[name]) for name in read)
 
     def _tie(self, program: Program, side: int) -> DeviceCall:
-        """The program tied to memory, with the states on one side, for the first time or again.
+        """Return the program's call with the states on one side, made once.
 
-        Programs that read and return the same beside the states share the blocks of that.
+        Programs with the same inputs and outputs besides the states share the blocks for them.
         """
         name = program.name
         if (name, side) not in self._calls:

@@ -1,8 +1,8 @@
-"""Backend `cuda`: ONNX Runtime's CUDA provider runs the graphs that `txl-deploy build --target cuda` put into a bundle.
+"""The backend `cuda`: ONNX Runtime's CUDA provider runs graphs that `txl-deploy build --target cuda` put into a bundle.
 
-The programs read and write device memory by address, so a stream's memory never leaves the device. That holds only
-while every input is read there: where its first reader runs on the CPU, ONNX Runtime copies what is bound to the CPU
-once, when it is bound, and never again. So such a program is refused.
+The programs read and write device memory by address, so a stream's states never leave the device. That requires that
+every input is read there: if its first reader runs on the CPU, ONNX Runtime copies the input to the CPU when it is
+bound, and never again. So such a program is refused.
 """
 
 from __future__ import annotations
@@ -33,38 +33,38 @@ from txl_runtime.update_rules import usable_updates, wanted_version
 
 PROVIDER = "CUDAExecutionProvider"
 BFLOAT16 = 16
-"""ONNX's number of the type, which NumPy has no name for."""
+"""ONNX's number of bfloat16, for which NumPy has no type."""
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 WITHOUT_WAITING = "disable_synchronize_execution_providers"
 ERROR = 3
-"""From which severity on ONNX Runtime prints what it says."""
+"""Least severity of ONNX Runtime's messages that it prints."""
 ADVICE = "build it again with `txl-deploy build --target cuda`"
 KERNELS = {
     ("1.31.1", "linux-x86_64"): "75, 80, 86, 89, 90, 120",
     ("1.31.1", "linux-aarch64"): "89, 90, 120, 121",
 }
-"""By version and platform, the compute capabilities that pip's onnxruntime-gpu has machine code for; it has none that a
-driver could compile for others. It says why nothing runs, once nothing does: who built that version has other code."""
+"""By version and platform, the compute capabilities, times 10, for which pip's onnxruntime-gpu has code; no driver
+can compile for others. Used only in the message of a failure: builds from source may have other code."""
 NO_KERNEL = "no kernel image"
 UNFIT_FUSION = "SkipLayerNorm"
-"""What ONNX Runtime before 1.24 makes of layer norms in bf16 too, for which it has no such operator."""
+"""Operator into which ONNX Runtime before 1.24 fuses layer norms, in bf16 too, for which it has no kernel."""
 LIBRARIES = ("bin", "bin/*") if sys.platform == "win32" else ("lib",)
-"""Where a package of NVIDIA's keeps its libraries."""
+"""Folders of libraries in a pip package of NVIDIA's."""
 CUDNN = "cudnn64_9.dll" if sys.platform == "win32" else "libcudnn.so.9"
 
 
 class OrtExecutable(Executable):
-    """A segment program in a session. See `device.interface.Executable`."""
+    """A program in a session of ONNX Runtime. See `device.interface.Executable`."""
 
-    # ONNX Runtime may allocate and wait in a run, which cannot be recorded from outside.
+    # ONNX Runtime may allocate and wait in a run, so the loop cannot record it.
     recordable = False
 
     def __init__(self, ort: Any, session: Any, program: Program, rings: Mapping[str, str], place: str) -> None:
         self._version = str(ort.__version__)
         self._session, self.program, self._place, self._options = session, program, place, ort.RunOptions()
-        # The queue orders what comes before and after; who reads results waits for their place in it.
+        # A run need not wait for the device: the queue orders all work, and readers of results wait for an event.
         self._options.add_run_config_entry(WITHOUT_WAITING, "1")
-        # TensorScatter works in place wherever its output is its input, so a ring's memory has to be one buffer.
+        # TensorScatter works in place if its output is its input, so a ring has to be one buffer.
         self.in_place = rings
 
     def prepare(self, addresses: Mapping[str, int], queue: Queue) -> Launch:
@@ -78,7 +78,7 @@ class OrtExecutable(Executable):
         def launch() -> None:
             try:
                 run(binding, options)
-            except Exception as error:  # ONNX Runtime raises its own kinds, one per status code
+            except Exception as error:  # ONNX Runtime has a class of errors for each status code
                 said = one_line(error)
                 if NO_KERNEL in said:
                     raise BackendError(without_kernels(version)) from None
@@ -88,14 +88,14 @@ class OrtExecutable(Executable):
 
 
 class OrtSessions:
-    """One session per program.
+    """Sessions of ONNX Runtime, one per program.
 
     Args:
         ort: the module onnxruntime.
-        bundle: whose programs they are, and in whose folder their weights lie.
-        providers: of ONNX Runtime; the first, with its settings, is the one that is wanted.
-        place: where the addresses are that programs will be bound to, "cuda"; tests say "cpu".
-        missed: which of CUDA's libraries could not be loaded, in words; empty where all could.
+        bundle: the bundle of the programs, whose folder holds the weights.
+        providers: ONNX Runtime's providers; the first, with its settings, is the required one.
+        place: memory of the addresses that programs will be bound to, "cuda"; "cpu" in tests.
+        missed: message about CUDA's libraries that could not be loaded; "" if all could.
     """
 
     def __init__(self, ort: Any, bundle: Bundle, providers: Sequence[Any], place: str, missed: str = "") -> None:
@@ -105,11 +105,11 @@ class OrtSessions:
         self.version = str(ort.__version__)
 
     def executable(self, program: Program, graph: bytes) -> OrtExecutable:
-        """A program, ready to be bound to addresses; `graph` is its ONNX file's bytes.
+        """Load a program from its ONNX file's bytes, `graph`.
 
         Raises:
-            BackendError: the provider that is wanted does not start, or reads or writes something elsewhere.
-            BundleError: the graph cannot be loaded, or it is not the program's.
+            BackendError: the required provider does not start, or an input or output is not in its memory.
+            BundleError: the graph cannot be loaded, or differs from the program's row.
         """
         where = f"{self._bundle.path}: {program.name}"
         found = check_graph(graph, where, program, self._bundle.manifest, ADVICE)
@@ -126,7 +126,7 @@ class OrtSessions:
         return OrtExecutable(self._ort, session, program, rings, self._place)
 
     def elsewhere(self, provider: str) -> dict[str, list[str]]:
-        """Nodes of each program that a provider does not run, where this ONNX Runtime can tell."""
+        """Return, by program, the nodes that the provider does not run; {} if this ONNX Runtime cannot tell."""
         found: dict[str, list[str]] = {}
         for name, session in self._sessions.items():
             tell = getattr(session, "get_provider_graph_assignment_info", tuple)
@@ -135,7 +135,7 @@ class OrtSessions:
         return found
 
     def _check_places(self, name: str, session: Any, read: frozenset[str]) -> None:
-        """Inputs that nobody reads may be anywhere."""
+        """Refuse inputs and outputs outside the device's memory, except inputs that no node reads."""
         if not hasattr(session, "get_input_memory_infos"):
             raise BackendError(
                 f"onnxruntime {self.version} does not tell where a program reads its inputs, expected 1.23.2 or newer; "
@@ -157,7 +157,7 @@ class OrtSessions:
     def _open(self, program: Program, graph: bytes) -> Any:
         try:
             session = self._session(graph)
-        except Exception as error:  # ONNX Runtime raises its own kinds, one per status code
+        except Exception as error:  # ONNX Runtime has a class of errors for each status code
             said = one_line(error).replace(str(self._bundle.path), "")
             if any(word in said.casefold() for word in ("cuda", "cudnn", "cublas")):
                 needed = self._requirements("cudnn" in said.casefold())
@@ -176,7 +176,7 @@ class OrtSessions:
         options.log_severity_level = ERROR
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         options.add_session_config_entry(WEIGHTS_FOLDER, os.fsencode(self._bundle.folder.place))
-        # Without its own fallback, which prints, and tries again on the CPU.
+        # No fallback: ONNX Runtime's prints to the terminal and tries again on the CPU.
         arguments = {"providers": [*self._providers], "enable_fallback": False}
         try:
             return self._ort.InferenceSession(graph, options, **arguments)
@@ -186,7 +186,7 @@ class OrtSessions:
         return self._ort.InferenceSession(graph, options, **arguments, disabled_optimizers=[f"{UNFIT_FUSION}Fusion"])
 
     def _requirements(self, cudnn: bool = False) -> str:
-        """The libraries that the CUDA provider needs, such as cuDNN, and advice where it does not start."""
+        """Return the libraries that the CUDA provider needs, e.g. cuDNN, and advice, for a provider that fails."""
         major = str(getattr(self._ort, "cuda_version", "") or "").partition(".")[0]
         if cudnn:
             return (
@@ -204,10 +204,10 @@ def open_onnxruntime_cuda(bundle: Bundle, update: str | None = None) -> DeviceBa
     """Open a bundle's graphs for ONNX Runtime on the GPU of this machine.
 
     Raises:
-        BackendError: there are none, ONNX Runtime has no CUDA provider, or it does not start.
+        BackendError: there are no such graphs, ONNX Runtime has no CUDA provider, or the provider does not start.
         BundleError: a graph is damaged or cannot be loaded.
     """
-    find_engines(bundle, "cuda", update)  # before any library is loaded
+    find_engines(bundle, "cuda", update)  # fails without engines, before a library is loaded
     ort = import_onnxruntime()
     device = open_cuda()
     queue = device.queue()
@@ -220,9 +220,9 @@ def open_onnxruntime_cuda(bundle: Bundle, update: str | None = None) -> DeviceBa
 def load_onnxruntime(
     sessions: OrtSessions, bundle: Bundle, device: Device, queue: Queue, update: str | None, provider: str
 ) -> DeviceBackend:
-    """As `open_onnxruntime_cuda`, with sessions and a device that are open."""
+    """Load a bundle's graphs as `open_onnxruntime_cuda` does, with an open device and sessions."""
     found = checked_engines(bundle, "cuda", COMPOSED, update, usable_updates(bundle.manifest.updates))
-    with device.current(), queue.beside_records():  # the provider takes a device for the thread, and leaves it so
+    with device.current(), queue.beside_records():  # the provider changes the thread's current device
         executables = [sessions.executable(engine.program, bundle.read(engine.name)) for engine in found]
     said = ""
     if elsewhere := sessions.elsewhere(provider):
@@ -233,7 +233,7 @@ def load_onnxruntime(
 
 
 def without_kernels(version: str) -> str:
-    """Why an onnxruntime-gpu runs nothing on this GPU, and what does."""
+    """Return the message for an onnxruntime-gpu without kernels for this GPU, with advice."""
     held = KERNELS.get((version, platform_name()))
     expected = f"one of SM {held}, which this wheel has code for" if held else "one that it was built for"
     return (
@@ -243,22 +243,22 @@ def without_kernels(version: str) -> str:
 
 
 def preload_libraries(ort: Any) -> str:
-    """Load CUDA's libraries from wherever pip put them: ONNX Runtime does not look itself, or beside itself alone.
+    """Load CUDA's libraries from all places of pip: ONNX Runtime searches none, or only beside itself.
 
     Returns:
-        What could not be loaded, in ONNX Runtime's words, and where it was looked for. Some of it may not
-        be needed.
+        ONNX Runtime's messages about libraries that could not be loaded, and the searched folders; "" if all were. Some
+        may not be needed.
     """
     places = pip_folders()
     lines: list[str] = []
-    # Beside ONNX Runtime first, as pip installs its extras. What was loaded is found by its name from then on, so the
-    # last call tells what is nowhere, and nothing is loaded twice where all is in one place.
+    # The folder of ONNX Runtime's package comes first, where pip installs its extras. A loaded library is found by name
+    # in later calls, so the messages of the last call are about libraries that no folder has.
     for folders in ([""], *places):
         for folder in folders:
             lines = _preloaded(ort, folder, [line for line in lines if os.sep in line])
         if not lines:
             break
-    # From 1.31 on nothing is said of cuDNN, which few models need; it may lie in a place of its own.
+    # Since 1.31 ONNX Runtime does not report a missing cuDNN, which few models need and may lie in a different folder.
     for folder in (folder for folders in places for folder in folders):
         if any(Path(folder).glob("*cudnn*")) and not _can_load(CUDNN):
             _preloaded(ort, folder, [], cuda=False)
@@ -266,12 +266,12 @@ def preload_libraries(ort: Any) -> str:
 
 
 def _preloaded(ort: Any, folder: str, said: list[str], **which: bool) -> list[str]:
-    """Have ONNX Runtime load libraries from a folder; `said`, and which failed."""
+    """Let ONNX Runtime load libraries from a folder; return `said` with the messages of those that failed."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         try:
             ort.preload_dlls(directory=folder or None, **which)
-        except Exception as error:  # it is a help; whether the provider starts is asked afterwards
+        except Exception as error:  # preloading only helps: starting the provider decides later
             said.append(f"Failed: {one_line(error)}")
     return said + [line.strip() for line in printed.getvalue().splitlines() if line.startswith("Failed")]
 
@@ -291,17 +291,17 @@ def _searched() -> str:
 
 
 def pip_folders() -> list[list[str]]:
-    """Folders of libraries in NVIDIA's packages, of CUDA 12 and 13: those of each place that Python imports from."""
+    """Return the folders of libraries in NVIDIA's packages of CUDA 12 and 13, grouped by entry of sys.path."""
     found = (
         [folder for name in LIBRARIES for folder in sorted(Path(place).absolute().glob(f"nvidia/*/{name}"))]
         for place in dict.fromkeys(sys.path)
-        if Path(place).absolute() != Path.cwd()  # a stranger's folder may be the working one
+        if Path(place).absolute() != Path.cwd()  # the current folder may be a stranger's bundle
     )
     return [[str(folder) for folder in folders if folder.is_dir()] for folders in found if folders]
 
 
 def import_onnxruntime() -> Any:
-    """ONNX Runtime, if it was built with CUDA.
+    """Return the module onnxruntime, built with CUDA.
 
     Raises:
         BackendError: it is not installed or was built without CUDA.
@@ -323,6 +323,6 @@ def _element(spec: TensorSpec) -> Any:
 
 
 def _dtype(kind: str) -> str:
-    """ONNX Runtime's "tensor(float)" as the manifest writes it."""
+    """Return the manifest's name of one of ONNX Runtime's types: "float32" for "tensor(float)"."""
     name = kind.removeprefix("tensor(").removesuffix(")")
     return "float32" if name == "float" else name

@@ -1,12 +1,11 @@
-"""The states of a loop on a device: blocks of memory that programs are tied to, one class for each placement.
+"""The states of a loop on a device: blocks of memory that programs are bound to, one class for each placement.
 
-What is replaced and what is rolled is written anew by every step, from one block into the other: it has two sides. A
-ring has one block, in which a step writes the segment's rows. How far each sequence has come, and on which side all of
-them stand, is kept apart, in `SequenceCounters`.
+"replace" and "rolled" states have two sides: every step reads one block and writes the other. A ring has one block,
+into which a step writes the segment's rows. `SequenceCounters` has the fill of each sequence and the side of all.
 
-A state has one place, the same in both blocks, with room for the largest shape that it can have. Of a state
-[pre, B, post], what belongs to one sequence is `pre` pieces of `post` values, B times as far apart: one copy with a
-pitch. Memory rows are of one shape in all states, and so what one sequence has in all of them is one such copy, too.
+A state has the same offset in both blocks, with room for its largest shape. In a state [pre, B, post], one sequence's
+part is `pre` pieces of `post` values, with a pitch of B * post values: one copy. Memory rows have one shape in all
+states, so one sequence's part of all of them is one such copy, too.
 
 A further placement is a class here and an entry of `PLACEMENTS`; see `host.placements`.
 """
@@ -42,14 +41,14 @@ Addresses = Mapping[str, int]
 
 
 class StridedPieces(NamedTuple):
-    """Where one sequence's part of a state, or of several, lies in a block.
+    """The place of one sequence's part of a state, or of several states, in a block.
 
     Attributes:
-        start: of the first sequence's first piece.
-        step: bytes from one sequence to the next; 0 where they share the state.
-        width, number, pitch: bytes of a piece, how many there are, and bytes from one to the next.
-        dtype, shape: of what the pieces are together.
-        fresh: the address of what a sequence starts as; 0 where that is zeros.
+        start: offset of the first sequence's first piece, in bytes.
+        step: bytes from one sequence to the next; 0 for a shared state.
+        width, number, pitch: bytes of a piece, number of pieces, and bytes from one to the next.
+        dtype, shape: type and shape of all pieces together.
+        fresh: device address of a sequence's first value; 0 for zeros.
     """
 
     start: int
@@ -63,18 +62,18 @@ class StridedPieces(NamedTuple):
 
 
 class DevicePlacement(Placement):
-    """See `streaming.state.Placement`; what the loop on a device asks besides.
+    """A placement with the further methods that the loop on a device calls.
 
-    Everything is for whoever has the lock. All that is put into the queue is put in by `with tail`.
+    Callers hold the lock. All work is put into the queue inside `with tail`.
 
     Args:
-        device, queue: where the blocks lie, and the order of all work on them.
-        initial: what they start as, from `initial_values`.
+        device, queue: the device of the blocks, and the queue that orders all work on them.
+        initial: first values of the states, from `initial_values`.
 
     Attributes:
-        sides: how many blocks there are.
-        shapes: on either side, of states whose shapes decide which program runs.
-        grows: whether these can be others after a step than before.
+        sides: number of blocks, 2 or 1.
+        shapes: the states' shapes on each side, if they decide which program runs.
+        grows: whether a step may change these shapes.
     """
 
     sides, grows = 2, False
@@ -99,22 +98,22 @@ class DevicePlacement(Placement):
         self._open(initial)
 
     def _open(self, initial: Initial) -> None:
-        """Make the blocks, and keep what sequences start as."""
+        """Allocate the blocks, and store the first values on the device."""
         self._blocks += [self._allocate() for _ in range(self.sides)]
 
     @abstractmethod
     def _pieces(self, shapes: Shapes) -> Collection[StridedPieces]:
-        """Where states of these shapes lie."""
+        """Return the places of states of these shapes."""
 
     def addresses(self, program: Program, side: int) -> tuple[Addresses, Addresses]:
-        """What to tie as a program's inputs and outputs, where sequences stand on this side; names are the graph's."""
+        """Return the addresses of a program's state inputs and outputs by name, for sequences on `side`."""
         taken, places = {spec.name for spec in program.inputs}, list(zip(self._states, self._offsets, strict=False))
         now, after = (self._blocks[number % self.sides].address for number in (side, side + 1))
         inputs = {state.input: now + offset for state, offset in places if state.input in taken}
         return inputs, {state.output: after + offset for state, offset in places}
 
     def after(self, program: Program) -> Shapes:
-        """What `shapes` are on the other side after a program."""
+        """Return the states' shapes after a program has run."""
         return ()
 
     def clear(self, rows: Indices) -> None:
@@ -143,7 +142,7 @@ class DevicePlacement(Placement):
 
     @property
     def _side(self) -> int:
-        """Where all sequences stand."""
+        """The side of all sequences."""
         return self._counters.side % self.sides
 
     def _clear(self, side: int, rows: Iterable[int], shapes: Shapes) -> None:
@@ -154,7 +153,7 @@ class DevicePlacement(Placement):
                     self._begin(side, row, pieces)
 
     def _begin(self, side: int, row: int, pieces: StridedPieces) -> None:
-        """Make one sequence's part what it is before anything was seen."""
+        """Set one sequence's part to its first value."""
         place = self._at(side, row, pieces)
         if pieces.fresh:
             self._copy(place, pieces.fresh, pieces, pieces.width)
@@ -162,7 +161,7 @@ class DevicePlacement(Placement):
             self._queue.zero(place, pieces.width, pieces.number, pieces.pitch)
 
     def _keep(self, fresh: Array) -> int:
-        """Keep what one sequence starts as on the device; its address, or 0 where it is zeros."""
+        """Store one sequence's first value on the device; return its address, or 0 for zeros."""
         fresh = np.ascontiguousarray(fresh)
         if not fresh.view(np.uint8).any():
             return 0
@@ -170,11 +169,11 @@ class DevicePlacement(Placement):
         self._templates.append(block)
         with self._tail:
             self._queue.send(block.address, host_address(fresh), fresh.nbytes)
-        self._tail.wait()  # before the array on the host goes
+        self._tail.wait()  # the copy must end before the host array is freed
         return block.address
 
     def _fetch(self, side: int, row: int, parts: Mapping[str, StridedPieces]) -> dict[str, Array]:
-        """Copies of a sequence's parts."""
+        """Return copies of a sequence's parts on the host."""
         found = {name: np.empty(pieces.shape, pieces.dtype) for name, pieces in parts.items()}
         with self._tail:
             for name, pieces in parts.items():
@@ -184,20 +183,20 @@ class DevicePlacement(Placement):
         return found
 
     def _send(self, side: int, row: int, parts: Mapping[str, StridedPieces], given: Arrays) -> None:
-        """Write a sequence's parts."""
+        """Write a sequence's parts from the host."""
         arrays = {name: np.ascontiguousarray(given[name], pieces.dtype) for name, pieces in parts.items()}
         with self._tail:
             for name, pieces in parts.items():
                 place, width = self._at(side, row, pieces), pieces.width
                 self._queue.send(place, host_address(arrays[name]), width, pieces.number, pieces.pitch, width)
-        self._tail.wait()  # before the arrays on the host go
+        self._tail.wait()  # the copies must end before the host arrays are freed
 
     def _copy(self, to: int, source: int, pieces: StridedPieces, source_pitch: int = 0) -> None:
-        """Copy one sequence's part within the device, from pieces that lie as far apart unless a pitch is given."""
+        """Copy one sequence's part within the device; `source_pitch` is that of the source, if it differs."""
         self._queue.copy(to, source, pieces.width, pieces.number, pieces.pitch, source_pitch or pieces.pitch)
 
     def _at(self, side: int, row: int, pieces: StridedPieces) -> int:
-        """Where a sequence's first piece is."""
+        """Return the address of a sequence's first piece."""
         return self._blocks[side].address + pieces.start + row * pieces.step
 
     def _allocate(self) -> Block:
@@ -205,9 +204,9 @@ class DevicePlacement(Placement):
 
 
 class Replaced(DevicePlacement):
-    """Two blocks that a step reads and writes in turn; a state may be absent at first, and may grow.
+    """Two blocks: a step reads one and writes the other, the next vice versa; a state may be absent at first or grow.
 
-    A state without an axis for sequences is shared: it stays unless all sequences are cleared or one state is put.
+    A state without an axis of sequences is shared: it changes only if all sequences are cleared or a state is put.
     """
 
     def _open(self, initial: Initial) -> None:
@@ -229,7 +228,7 @@ class Replaced(DevicePlacement):
         return self._fetch(self._side, row, {name: parts[name] for name in parts if names is None or name in names})
 
     def put(self, row: int, tensors: Arrays) -> None:
-        """See `Placement`. Where some have other shapes than before, the host writes all states anew, whole."""
+        """See `Placement`. If a shape changes, the host writes all states again, with all sequences."""
         side, parts = self._side, self._parts(self.shapes[self._side])
         given = {state.name: tensors[state.name].shape for state in self._states if state.name in tensors}
         if given == {name: pieces.shape for name, pieces in parts.items()}:
@@ -252,7 +251,7 @@ class Replaced(DevicePlacement):
         return self._parts(shapes).values()
 
     def _parts(self, shapes: Shapes, whole: bool = False) -> dict[str, StridedPieces]:
-        """Where one sequence's part lies of each state that there is, or all of it."""
+        """Return the place of one sequence's part of each existing state, or with `whole` of all sequences'."""
         found = {}
         for i, (state, shape) in enumerate(zip(self._states, shapes, strict=True)):
             if shape is None:
@@ -270,9 +269,9 @@ class Replaced(DevicePlacement):
 
 
 class Rolled(DevicePlacement):
-    """Memory rows in two blocks that a step reads and writes in turn; those that exist stand last, the oldest first.
+    """Memory rows in two blocks, written in turns: with fill 2 and M 4, rows 2 (the older) and 3 exist.
 
-    All states are of one shape, with the sequences first; rows come out as float32.
+    All states have one shape, with the sequences first; rows are returned as float32.
     """
 
     def _open(self, initial: Initial) -> None:
@@ -306,22 +305,22 @@ class Rolled(DevicePlacement):
         return (self._part,)
 
     def _slots(self, row: int, count: int) -> slice | Indices:
-        """Where the newest rows of a sequence stand."""
+        """Return the slots of a sequence's newest `count` rows, oldest first."""
         slots = self._states[0].shape[self._axis]
         return slice(slots - count, slots)
 
     def _rows(self, host: Array) -> Array:
-        """A view of what one sequence has, [states, ...], as [states, slots, ...]."""
+        """Return a view of one sequence's part, [states, ...], as [states, slots, ...]."""
         return np.moveaxis(host, self._axis, 1)
 
 
 class Ring(Rolled):
-    """Memory rows in one block, in which a step writes those of the segment; spilled rows are moved on the device."""
+    """Memory rows in one block, into which a step writes the segment's; spilled rows are copied on the device."""
 
     sides = 1
 
     def spill(self, row: int, count: int) -> None:
-        """See `Placement`; the two ranges cannot overlap, count is at most L < ring."""
+        """See `Placement`; source and target cannot overlap, since count <= L < ring."""
         if not count:
             return
         _, heads, slots, *rest = self._states[0].shape
@@ -334,10 +333,10 @@ class Ring(Rolled):
 
     def prepare_reorder(self, rows: Indices) -> None:
         if len(self._blocks) == self.sides and (rows != np.arange(len(rows))).any():
-            self._blocks.append(self._allocate())  # what `reorder` takes its sequences from
+            self._blocks.append(self._allocate())  # a second block, from which `reorder` copies
 
     def reorder(self, rows: Indices, side: int) -> None:
-        """See `Placement`; what moves is set aside first, since sequences may change places."""
+        """See `Placement`; sequences that move are copied to a second block first, since two may exchange places."""
         moves, pieces = [(row, old) for row, old in enumerate(rows.tolist()) if row != old], self._part
         self.prepare_reorder(rows)
         with self._tail:
@@ -353,7 +352,7 @@ class Ring(Rolled):
 
 
 PLACEMENTS: dict[str, type[DevicePlacement]] = {"replace": Replaced, "rolled": Rolled, "ring": Ring}
-"""By the update rule of a state."""
+"""Classes by update rule."""
 
 
 def open_placements(
@@ -364,6 +363,6 @@ def open_placements(
     initial: Initial,
     counters: SequenceCounters,
 ) -> tuple[DevicePlacement, ...]:
-    """Fresh states, those of each placement together."""
+    """Return placements with fresh states."""
     alike = placed_alike(states, PLACEMENTS)
     return tuple(placement(device, queue, tail, some, initial, counters) for placement, some in alike)

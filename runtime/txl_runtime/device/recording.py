@@ -1,4 +1,4 @@
-"""How far recording a call's work has come: not begun, made for some sets of results, or given up."""
+"""The records of a call's work: not begun, made for some sets of results, or given up."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from txl_runtime.errors import BackendError
 logger = logging.getLogger(__name__)
 
 MOST_RECORDS = 4
-"""Sets of results that a program and side of the memory has records for. Each takes memory, and time to be made."""
+"""Most sets of results for which a call has records; each record takes memory, and time to make."""
 MOST_FAILURES = 3
-"""Records that may fail: other libraries of the process can spoil one, and the next is made all the same."""
+"""Failed records after which recording is given up; other libraries of the process can break a single one."""
 
 
 class Recording:
     """The records of one call.
 
     Attributes:
-        possible: whether the work can be recorded, as far as is known.
+        possible: False if the work cannot be recorded; True as long as that is not known.
         said: "not yet", "recorded", "by the engine", or why the last record failed.
-        records: how many sets of results there is a record for.
+        records: number of sets of results with a record.
     """
 
     def __init__(self, possible: bool) -> None:
@@ -30,14 +30,14 @@ class Recording:
         self._failures = 0
 
     def record(self, name: str, queue: Queue, work: Launch) -> Launch | None:
-        """The work of a program as a record to be replayed; None where it failed, and nothing was done."""
+        """Record the work of a program and return a function that replays it; None if recording failed."""
         try:
             replay = queue.capture(work)
         except BackendError as error:
             self.said, self._failures = str(error), self._failures + 1
             if self._failures == MOST_FAILURES:
                 self.possible = False
-                logger.warning("%s runs without being recorded: %s", name, self.said)  # an error would hold the work
+                logger.warning("%s runs without being recorded: %s", name, self.said)  # an error keeps the work alive
             return None
         self.said = "recorded"
         return replay

@@ -1,7 +1,7 @@
-"""Page-locked memory that results come back through. It is bounded, however large the results are.
+"""Page-locked memory through which results come back, at most 64 MiB for results of any size.
 
-A result that fits arrives with its step, and is read where it arrived. One that does not stays on the device until it
-is asked for, and then comes in pieces, through two buffers in turns, into memory of the usual kind.
+A result that fits arrives with its step, and is read in place. A larger one stays on the device until it is read, and
+is then copied in pieces, through two alternating buffers, into ordinary memory.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from txl_runtime.device.tail import Tail
 from txl_runtime.types import Array
 
 PIECE = 4 * 2**20
-"""Bytes of each of the two buffers, at most."""
+"""Most bytes of each of the two buffers."""
 LARGEST = 64 * 2**20 - 2 * PIECE
-"""Bytes of results that arrive with their step, at most: with the buffers, a loop takes no more than 64 MiB."""
+"""Most bytes of results that arrive with their step: with the buffers, a loop takes at most 64 MiB."""
 SMALLEST = 4096
+"""Least bytes of an allocation."""
 
 
 class Staging:
-    """What one loop has. Results that arrived are good until its next step.
+    """The page-locked memory of one loop. Results in it are valid until its next step.
 
     Attributes:
-        arrived: where results arrive with their steps.
+        arrived: array in which results arrive with their step.
     """
 
     def __init__(self, device: Device, queue: Queue, tail: Tail) -> None:
@@ -35,18 +36,18 @@ class Staging:
         self._events: tuple[Event, ...] = ()
 
     def fits(self, size: int) -> bool:
-        """Whether so many bytes may arrive with a step."""
+        """Return whether `size` bytes may arrive with a step."""
         return size <= LARGEST
 
     def grow(self, size: int) -> bool:
-        """Make room for so many bytes to arrive; whether `arrived` is another array now. Nothing may be on its way."""
+        """Make `arrived` at least `size` bytes long; return whether it is a new array. No work may be unfinished."""
         if size <= len(self.arrived):
             return False
         self.arrived = self._device.staging(min(LARGEST, max(SMALLEST, 1 << (size - 1).bit_length())))
         return True
 
     def open_buffers(self, size: int) -> None:
-        """Have what `bring` needs for parts of so many bytes: before their step, so that it cannot fail after it."""
+        """Allocate the buffers of `bring` for parts of `size` bytes, before their step, so that `bring` cannot fail."""
         if not self._events:
             self._events = self._device.event(), self._device.event()
         if not self._buffers or len(self._buffers[0]) < min(size, PIECE):
@@ -54,7 +55,7 @@ class Staging:
             self._buffers = self._device.staging(size), self._device.staging(size)
 
     def bring(self, part: Part) -> Array:
-        """A copy of a part of a result, whose step is done; `open_buffers` was called before.
+        """Return a copy of a part of a result, whose step is done; `open_buffers` has to be called before the step.
 
         Raises:
             BackendError: CUDA failed.

@@ -1,4 +1,4 @@
-"""Where a loop's work ends in the queue. What that work reads or writes may change, or go, once it was waited for."""
+"""The end of a loop's work in the queue. After waiting for it, the memory of that work may change or be freed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from txl_runtime.device.cuda_context import Lock
 
 
 class Tail:
-    """One loop's last place in the queue; all but `drain` is for the loop's thread.
+    """An event after a loop's latest work in the queue; only the loop's thread calls its methods, except `drain`.
 
-    Who has the lock puts work in by `with tail`, on the device. Whatever ends that, the event stands behind the work.
+    A thread that holds the lock puts work in inside `with tail`, on the device. However the block ends, the event is
+    set after the work.
 
     Attributes:
-        lock: of whoever puts work into the queue.
+        lock: the lock that a thread holds while it puts work into the queue.
     """
 
     def __init__(self, device: Device, queue: Queue, lock: Lock) -> None:
@@ -30,7 +31,7 @@ class Tail:
         try:
             self._mark()
         except Exception:
-            if kind is None:  # else the first failure comes out, and `wait` marks the place
+            if kind is None:  # else the block's own error is raised, and `wait` sets the event
                 raise
         finally:
             self._here.__exit__(kind)
@@ -40,8 +41,8 @@ class Tail:
         self._marked, self._unmarked = True, False
 
     def wait(self) -> None:
-        """Return when all of it is done. An interrupt leaves it to be waited for again."""
-        if self._unmarked:  # the record failed, or an interrupt came before it
+        """Return when all of the work is done. After an interrupt, call it again."""
+        if self._unmarked:  # setting the event failed, or Ctrl-C came before it
             with self.lock, self._waiting:
                 self._mark()
         if self._marked:
@@ -50,10 +51,10 @@ class Tail:
             self._marked = False
 
     def drain(self) -> None:
-        """Wait, from a finalizer: no lock is taken, and of failures nobody is told.
+        """Wait, for a finalizer: take no lock and ignore failures.
 
-        The event is waited for and not the queue, which may be recording just now, in this very thread. That may be on
-        the device, so what an interrupt left there is not made up for here.
+        It waits for the event and not for the queue, which may be recording at this moment, even in this thread. This
+        thread may also be inside the device's context, so a context that Ctrl-C left there is not corrected here.
         """
         if self._unmarked or self._marked:
             with contextlib.suppress(Exception), self._draining:

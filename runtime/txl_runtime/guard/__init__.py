@@ -1,1 +1,1 @@
-"""A stranger's graph, checked before an engine sees it. `graph_check` is the door; the rest stands behind it."""
+"""The check of a stranger's graph before an engine reads it. `graph_check` is the entry; it uses the other modules."""

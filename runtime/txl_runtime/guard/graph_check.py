@@ -1,10 +1,10 @@
-"""A graph's structure, checked before an engine sees it.
+"""The check of a graph's structure before an engine reads it.
 
-An ONNX file is nested protocol buffers. Operators and attributes are those of a closed list (`forms`), parameters lie
-in the bundle's weight file, constants have one encoding and numbers of their type. Sizes follow from shapes and
-constants: `Expand(x, Shape(y))` may stand there, `Expand(x, y)` may not. So what one step takes, every step of the same
-sizes takes, and `load(trial=True)` can try it. Time and memory are linear in the file's size. What else may be wrong,
-the engine says.
+An ONNX file is nested protocol buffers. The check requires that operators and attributes are on a closed list
+(`forms`), parameters lie in the bundle's weight file, and constants have one encoding and numbers of their type. Sizes
+follow from shapes and constants: `Expand(x, Shape(y))` is allowed, `Expand(x, y)` is not. So all steps of the same
+sizes take the same memory, and `load(trial=True)` can try one. Time and memory of the check are linear in the file's
+size. All other faults are left to the engine.
 """
 
 from __future__ import annotations
@@ -29,38 +29,39 @@ ATTRIBUTE = table("1b 2f 3v 4b 5b 13b 20v", "7b 7f 8b 8v")
 TENSOR = table("2v 8b 9b 12b 14v", "1b 1v 4b 4f 5b 5v 7b 7v 10b 10d 11b 11v 13b")
 VALUE, TYPE, TENSOR_TYPE, SHAPE = table("1b 2b 3b"), table("1b 6b"), table("1v 2b"), table("", "1b")
 SIZE, PAIR, OPSET = table("1v 2b 3b"), table("1b 2b"), table("1b 2v")
+"""Fields that each message of an ONNX file may have, by ONNX's numbers; the others are refused."""
 KINDS = {"b": (2, 3), "f": (1, 2), "i": (2, 3), "s": (3, 4), "t": (4, 5), "F": (6, 7), "I": (7, 8)}
-"""Of an attribute's type: ONNX's number, and the field that holds it."""
+"""By attribute type: ONNX's number of the type, and the field that holds the value."""
 FIELDS = {1: 4, 11: 10, 7: 7, 12: 11, 13: 11}
-"""The field that holds a tensor's numbers where they are no raw bytes, of types whose numbers are not in field 5."""
+"""By tensor type: the field that holds numbers that are not raw bytes; field 5 for all other types."""
 RANGES = {2: (0, 2**8), 3: (-(2**7), 2**7), 4: (0, 2**16), 5: (-(2**15), 2**15), 6: (-(2**31), 2**31), 9: (0, 2)}
 RANGES |= {10: (0, 2**16), 16: (0, 2**16), 7: (-(2**63), 2**63), 12: (0, 2**32), 13: (-(2**63), 2**63)}
-"""From where to where the numbers of a type go that are written as whole ones of 64 bits; the rest is cut off by one
-reader and not by another. All 64 bits are a number of types 7 and 13."""
+"""By tensor type: the range of its numbers, which the file stores in 64 bits; readers differ in how they cut off larger
+ones. Types 7 and 13 use all 64 bits."""
 DTYPES = {2: "u1", 3: "i1", 4: "u2", 5: "i2", 6: "i4", 7: "i8", 12: "u4", 13: "u8"}
-"""NumPy's names of the types of whole numbers."""
+"""NumPy's names of integer types, by ONNX's numbers."""
 VIEWS = {1: "f4", 10: "f2", **DTYPES}
-"""Those of the types that parameters may be given to an engine in; NumPy has no bfloat16."""
+"""NumPy's names of the types of parameters that can be handed to an engine; NumPy has no bfloat16."""
 ITEMS = {1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 12: 4, 13: 8, 16: 2}
-"""Bytes of one number of each type that a tensor may have, by ONNX's numbers."""
+"""Bytes of one number, by ONNX's number of the type; tensors may have only these types."""
 NODES, SIDES, AXES = 2**14, 2**10, 16
-"""Nodes and constants, a node's inputs or results, and a constant's axes."""
+"""Most nodes and most constants of a graph, most inputs or results of a node, and most axes of a constant."""
 SAME = frozenset(("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
-"""They return the numbers that they take."""
+"""Operators that return the numbers of their input."""
 
 
 class FedSizeError(RefusedError):
-    """A size follows from what a model is fed, so no trial shows how large it gets."""
+    """A size depends on the model's input data, so no trial shows how large it becomes."""
 
 
 class Value(NamedTuple):
     """Facts about a value.
 
     Attributes:
-        fixed: its numbers follow from shapes and constants.
-        constant: of a constant of the file, ONNX's number of its type, else 0.
-        dims: its sizes, of a constant.
-        numbers: of whole numbers that lie in the graph, or are taken over from there, else None.
+        fixed: whether its numbers follow from shapes and constants.
+        constant: ONNX's number of its type, if it is a constant of the file; else 0.
+        dims: its sizes, if it is a constant.
+        numbers: its numbers, if they are integers in the graph or the result of `SAME` on such; else None.
     """
 
     fixed: bool
@@ -75,13 +76,15 @@ def check_graph(
     """Check a program's graph.
 
     Args:
-        manifest: of its bundle, which says what file the parameters lie in.
+        data: the graph's file.
+        where: the file's path, for messages.
+        manifest: manifest of the bundle, which names the file of parameters.
 
     Returns:
-        What was found in it.
+        The walk, with the graph's nodes and values.
 
     Raises:
-        BundleError: it may not be given to an engine.
+        BundleError: the graph breaks a rule.
     """
     try:
         walk = Walk(data, program.kind, manifest.weights, manifest.weight_bytes)
@@ -93,7 +96,7 @@ def check_graph(
 
 
 def imported_opset(data: bytes) -> dict[str, int]:
-    """The versions of operators that a graph imports, by domain, as `Program.opset` says them.
+    """Return the versions of operators that a graph imports, by domain, in the form of `Program.opset`.
 
     Raises:
         RefusedError: the file is no graph.
@@ -104,7 +107,7 @@ def imported_opset(data: bytes) -> dict[str, int]:
 
 
 def _check_opset(found: dict[str, int], program: Program, manifest: Manifest) -> None:
-    """Hold what the graph imports against what its programs say of it."""
+    """Compare the operator versions that the graph imports with those in its programs' rows."""
     for user in (program, *(other for other in manifest.programs if other.file == program.file)):
         if user.opset not in ({}, found):
             expected = f"{ascii(user.opset)[:80]}, which the manifest says of {user.name[:60]!a}"
@@ -112,12 +115,12 @@ def _check_opset(found: dict[str, int], program: Program, manifest: Manifest) ->
 
 
 _fields: Callable[[bytes, Table, str], list[tuple[int, Any]]] = (
-    fields  # a tag says whether a value is a number or bytes
+    fields  # typed as Any: a field's table decides whether a value is a number or bytes
 )
 
 
 class Names(dict[bytes, str]):
-    """Text by its bytes, each of which is read once."""
+    """A cache of decoded texts by their bytes."""
 
     def __missing__(self, value: bytes) -> str:
         try:
@@ -128,20 +131,20 @@ class Names(dict[bytes, str]):
 
 
 class Walk:
-    """One pass over a file.
+    """One pass over a graph's file.
 
     Attributes:
-        values: what is known of every value, by name.
-        declared: sizes that the file says of its inputs, its outputs and of values between, by name: numbers, names, or
-            "" where a size is open. Nobody has checked them.
-        model, body: the fields of the file and of the graph in it, by their numbers, in their order.
-        nodes: of every node its operator, and the names of what it reads and what it returns.
-        outside: where in the weight file a parameter begins, in bytes, by name.
-        returned: the names of the graph's outputs.
+        values: facts about every value, by name.
+        declared: unchecked sizes in the file of inputs, outputs and values between, by name: numbers, names, or "" for
+            an open size.
+        model, body: (number, value) of the fields of the file and of its graph, in order.
+        nodes: (operator, names of inputs, names of outputs) of every node, in order.
+        outside: offset of each parameter in the weight file, in bytes, by name.
+        returned: names of the graph's outputs.
 
     Args:
-        kind: of the program; only "step" may have all operators.
-        weights, weight_bytes: name and size of the file that parameters may lie in.
+        kind: the program's kind; only "step" may have all operators.
+        weights, weight_bytes: name and size of the file of parameters.
     """
 
     def __init__(self, data: bytes, kind: str, weights: str, weight_bytes: int) -> None:
@@ -170,13 +173,14 @@ class Walk:
 
     @property
     def read(self) -> frozenset[str]:
-        """Names of the values that some node reads; an input may be none of them."""
+        """Names of the values that a node reads; an unused input is not among them."""
         return frozenset(name for _, read, _ in self.nodes for name in read)
 
     def parameters(self, content: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
-        """The parameters that lie in the weight file, as views of its content, which is uint8 [bytes].
+        """Return the parameters in the weight file, as views of its content, uint8 [bytes].
 
-        What has a type that NumPy lacks is left to the engine, and so is what lies behind the end of a shorter file.
+        Parameters of a type that NumPy lacks are left out, for the engine to read, and so are those beyond the end of a
+        shorter file.
         """
         found: dict[str, NDArray[Any]] = {}
         for name, first in self.outside.items():
@@ -223,7 +227,7 @@ class Walk:
         self.values[name] = value
 
     def _value(self, entry: bytes) -> tuple[str, tuple[int | str, ...]]:
-        """Name and sizes of a declared value; a size is a number, a name, or "" where it is left open."""
+        """Return the name and sizes of a declared value; a size is a number, a name, or "" if it is open."""
         parts: dict[int, Any] = dict(_fields(entry, VALUE, "a value"))
         kind = parts.get(2, b"")
         if kind not in self._types:
@@ -282,7 +286,7 @@ class Walk:
                 self._define(output, found)
 
     def _given(self, op: str, form: Form, attributes: Sequence[bytes]) -> dict[str, Any]:
-        """The attributes of a node by name."""
+        """Return the attributes of a node by name."""
         allowed, given = form.attributes, dict[str, Any]()
         for entry in attributes:
             if entry not in self._attributes:
@@ -290,9 +294,9 @@ class Walk:
             name, type_, value = self._attributes[entry]
             if name in given or name not in allowed or KINDS[allowed[name]][0] != type_:
                 raise RefusedError(f"the attribute {name[:60]!a} of {op}", "those that are its own, each once")
-            if allowed[name] == "b" and value not in (0, 1):  # what else means yes differs among engines' operators
+            if allowed[name] == "b" and value not in (0, 1):  # operators differ in whether 2 counts as true
                 raise RefusedError(f"{value} as {name} of {op}", "0 or 1")
-            if type_ in (2, 7) and op not in ("Constant", "Shape"):  # what else an engine may cut off
+            if type_ in (2, 7) and op not in ("Constant", "Shape"):  # an engine may cut larger numbers to 32 bits
                 numbers = value if type_ == 7 else [value]
                 if min(numbers, default=0) < -(2**31) or max(numbers, default=0) >= 2**31:
                     raise RefusedError(f"{str(value)[:60]} as {name} of {op}", "numbers of 32 bits")
@@ -300,7 +304,7 @@ class Walk:
         return given
 
     def _attribute(self, entry: bytes) -> tuple[str, int, Any]:
-        """Name, ONNX's number of the type, and the value, which has to be there alone."""
+        """Return (name, ONNX's number of the type, value) of an attribute; further values are refused."""
         name, type_, found = "", 0, list[tuple[int, Any]]()
         for number, value in _fields(entry, ATTRIBUTE, "an attribute"):
             if number == 1:
@@ -326,7 +330,7 @@ class Walk:
         return name, type_, self._tensor(value)[1] if type_ == 4 else value
 
     def _tensor(self, entry: bytes) -> tuple[str, Value]:
-        """Name and value of a constant, which lies in the graph whole, or in the weight file."""
+        """Return the name and value of a constant, which has to lie whole in the graph or in the weight file."""
         name, kind, dims, places, outside, raw, parts = "", 0, list[int](), list[Any](), 0, None, list[Any]()
         for number, value in _fields(entry, TENSOR, "a constant"):
             if number == 8:
@@ -345,7 +349,7 @@ class Walk:
                 parts.append((number, value))
         if kind not in ITEMS:
             raise RefusedError(f"a constant of type {kind}", "numbers")
-        # A 0 among the sizes does not help an engine that computes the product of the others.
+        # A size of 0 counts as 1 here: an engine may compute the product of the other sizes first, and overflow.
         if min(dims, default=0) < 0 or len(dims) > AXES or math.prod(n or 1 for n in dims) > 2**48:
             raise RefusedError(f"a constant of {ascii(dims)[:60]}", f"at most {AXES} sizes of 0 or more")
         length = math.prod(dims) * ITEMS[kind]
@@ -370,9 +374,9 @@ class Walk:
     def _inside(
         self, name: str, kind: int, length: int, raw: bytes | None, parts: list[Any]
     ) -> tuple[bool, NDArray[Any] | None]:
-        """True where the numbers of a constant lie in the graph, as many as there should be; and these, if whole."""
+        """Return whether the graph holds exactly the constant's numbers, and the numbers, if they are integers."""
         if raw is not None:
-            if kind == 9 and raw.strip(b"\0\1"):  # of which an engine's code makes either, or both
+            if kind == 9 and raw.strip(b"\0\1"):  # a bool of 2 is undefined in C++: it may act as true and as false
                 raise RefusedError(f"the constant {name[:60]!a} with other truth values than 0 and 1", "those")
             whole = len(raw) == length
             return whole, np.frombuffer(raw, f"<{DTYPES[kind]}") if whole and kind in DTYPES else None
@@ -390,7 +394,7 @@ class Walk:
         return whole, np.array(listed, np.int64) if kind in DTYPES else None
 
     def _outside(self, places: list[bytes], length: int) -> int | None:
-        """The byte of the weight file at which a constant begins; None where it is no range of that file."""
+        """Return the offset of a constant in the weight file, in bytes; None if its place is no range of that file."""
         found = dict[str, str]()
         for entry in places:
             if entry not in self._pairs:
@@ -410,11 +414,11 @@ class Walk:
 
 
 def _returned(op: str, form: Form, inputs: Sequence[Value | None], given: Mapping[str, Any]) -> Value:
-    """Facts about a node's results, which share them.
+    """Return the facts about a node's results, which are the same for all of them.
 
     Raises:
-        FedSizeError: a size follows from what a model is fed.
-        RefusedError: the node ends ONNX Runtime's process, or makes it read beyond what there is.
+        FedSizeError: a size depends on the model's input data.
+        RefusedError: the node would crash ONNX Runtime, or make it read beyond its arrays.
     """
     there = [value for value in inputs if value is not None]
     if op == "Constant":
@@ -427,7 +431,7 @@ def _returned(op: str, form: Form, inputs: Sequence[Value | None], given: Mappin
         _check_divisor(there[1])
     if op == "MatMulNBits":
         _check_blocks(there, given)
-    if op == "NonZero" and not there[0].fixed:  # which returns as many places as are found
+    if op == "NonZero" and not there[0].fixed:  # the size of its result is the number of values other than 0
         raise FedSizeError("a NonZero of data", "one of constants and sizes")
     fixed = all(value.fixed for value in there) or op in ("Shape", "Size")
     return Value(fixed, numbers=there[0].numbers if op in SAME else None)
@@ -446,7 +450,7 @@ def _constant(given: Mapping[str, Any]) -> Value:
 
 
 def _check_divisor(value: Value) -> None:
-    """Refuse constants that end ONNX Runtime's process: -2^31 / -1 is no number of 32 bits."""
+    """Refuse integer divisors 0 and -1, which crash ONNX Runtime: -2^31 / -1 does not fit into 32 bits."""
     if value.constant in DTYPES and value.numbers is None:
         raise RefusedError("whole numbers that are divided by some in the weight file", "a constant in the graph")
     if value.numbers is not None and np.isin(value.numbers.astype(np.int64), (0, -1)).any():
@@ -454,7 +458,7 @@ def _check_divisor(value: Value) -> None:
 
 
 def _check_blocks(values: Sequence[Value], given: Mapping[str, Any]) -> None:
-    """Hold weights in blocks to the form that the exporter writes: of others ONNX Runtime reads beyond what there is.
+    """Check that weights in blocks have the exporter's form: in other forms ONNX Runtime reads beyond the arrays.
 
     E.g. K 64, N 8, 4 bits in blocks of 32 are 256 bytes, 16 scales and 8 bytes of zero points.
     """

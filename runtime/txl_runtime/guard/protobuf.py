@@ -1,8 +1,8 @@
-"""Protocol buffers, read strictly: what two readers could understand differently is refused.
+"""A strict reader of protocol buffers: it refuses messages that two readers could understand differently.
 
-A message is fields one after the other: a tag (number and kind) and a value. A reader has to skip a field that it does
-not know, to take the last of two values, to merge two messages: so what one checks need not be what another one runs.
-Here a field is one of a table or refused, and one that can be there once is there once.
+A message is a sequence of fields: a tag (number and kind) and a value. Ordinary readers skip unknown fields, take the
+last of two values and merge two messages, so a checker and an engine may see different content. This reader refuses
+any field that is not in its table, and a second one of a field that may occur once.
 """
 
 from __future__ import annotations
@@ -11,16 +11,22 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 VARINT, BYTES, FIXED32, FIXED64 = 0, 2, 5, 1
+"""Kinds of fields: protocol buffers' wire types."""
 Table: TypeAlias = dict[int, tuple[int, int, int]]
-"""By a tag that a message may have: number, kind, and a bit of its own for a field that is there once, else 0."""
+"""By allowed tag: the field's number, its kind, and a unique bit if it may occur once, else 0."""
 
 
 class RefusedError(Exception):
-    """What was found, and what was expected in its place."""
+    """A file breaks a rule; the arguments are what was found and what was expected."""
 
 
 def table(once: str = "", many: str = "") -> Table:
-    """The fields of a message: numbers, each followed by v (a whole number), b (bytes), f or d (4 or 8 bytes)."""
+    """Return the table of a message from texts such as "1v 2b": v is an integer, b bytes, f and d 4 and 8 bytes.
+
+    Args:
+        once: fields that may occur once.
+        many: fields that may occur any number of times.
+    """
     kinds = {"v": VARINT, "b": BYTES, "f": FIXED32, "d": FIXED64}
     found: Table = {}
     for place, field in enumerate([*once.split(), *many.split()]):
@@ -30,10 +36,10 @@ def table(once: str = "", many: str = "") -> Table:
 
 
 def fields(message: bytes, known: Table, name: str) -> list[tuple[int, int | bytes]]:
-    """Number and value of every field of a message, in time and memory linear in it.
+    """Return (number, value) of every field of a message, in time and memory linear in its size.
 
     Raises:
-        RefusedError: it is cut off, or has a field that is not known or is there twice.
+        RefusedError: the message is cut off, or a field is unknown or occurs too often.
     """
     found: list[tuple[int, int | bytes]] = []
     at, end, seen = 0, len(message), 0
@@ -69,7 +75,7 @@ def fields(message: bytes, known: Table, name: str) -> list[tuple[int, int | byt
 
 
 def message(found: Iterable[tuple[int, int | bytes]]) -> bytes:
-    """The message of which `fields` gives these numbers and values: byte for byte, where none has 4 or 8 bytes."""
+    """Return the message that `fields` reads as these pairs, byte for byte; fields of kinds f and d become bytes."""
     written = bytearray()
     for number, value in found:
         kind, figure, rest = (VARINT, value, b"") if isinstance(value, int) else (BYTES, len(value), value)
@@ -83,7 +89,7 @@ def message(found: Iterable[tuple[int, int | bytes]]) -> bytes:
 
 
 def varint(message: bytes, at: int) -> tuple[int, int]:
-    """A whole number of at most 64 bits in its shortest form, and the place behind it."""
+    """Read an integer of at most 64 bits in its shortest form; return it and the index after it."""
     value = shift = 0
     while True:
         byte = message[at]
@@ -98,7 +104,7 @@ def varint(message: bytes, at: int) -> tuple[int, int]:
 
 
 def varints(packed: bytes) -> list[int]:
-    """Whole numbers one after the other, signed."""
+    """Return the signed integers in a packed field."""
     values, at = list[int](), 0
     try:
         while at < len(packed):
@@ -110,5 +116,5 @@ def varints(packed: bytes) -> list[int]:
 
 
 def signed(value: int) -> int:
-    """What 64 bits mean as a number with a sign."""
+    """Return 64 bits as a signed integer: -1 for 2**64 - 1."""
     return value - (1 << 64) if value >> 63 else value

@@ -1,1 +1,1 @@
-"""The loop on the CPU, by ONNX Runtime."""
+"""The loop on the CPU, which runs graphs by ONNX Runtime."""

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class HostBackend(Backend):
-    """See `streaming.loop.Backend`.
+    """The backend "cpu"; see `streaming.loop.Backend`.
 
     Attributes:
-        engine: that has opened the programs; a measurement may replace it.
+        engine: the engine that has opened the programs; a measurement may replace it.
         programs: the segment programs.
     """
 
@@ -53,12 +53,12 @@ def open_host(
     """Open a bundle on the CPU.
 
     Args:
-        update: the rule asked for; None for the best that this ONNX Runtime has.
+        update: the update rule; None for the best that this ONNX Runtime supports.
         threads, lean, forms, trial: see `txl_runtime.load`.
 
     Raises:
         BackendError: the engine is not installed, or cannot run the bundle.
-        BundleError: a graph is not what the manifest says, or a trial ended.
+        BundleError: a graph differs from the manifest, or a trial ended.
     """
     rule = update or usable_updates(bundle.manifest.updates)[0]
     segments = tuple(program for program in bundle.manifest.programs if program.update == rule)

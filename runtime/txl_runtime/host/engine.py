@@ -1,4 +1,4 @@
-"""What loops on the CPU ask of an engine: programs bound to arrays, or run on arrays of any size."""
+"""The protocol of an engine on the CPU: it binds programs to arrays, or runs them on arrays of any size."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ class Engine(Protocol):
     time, different calls may.
 
     Attributes:
-        description: for people.
-        least_rows: from this many rows on, what a softmax program gives a row does not depend on how many there are.
+        description: the engine's name and version, for people.
+        least_rows: number of rows from which on a softmax program gives a row the same bits for any number of rows.
     """
 
     description: str
     least_rows: int
 
     def bind(self, program: Program, inputs: Arrays, outputs: Arrays) -> Call:
-        """Tie a program to C-contiguous arrays of the program's shapes and dtypes.
+        """Bind a program to C-contiguous arrays of the program's shapes and dtypes, and return the call.
 
-        Arrays of a softmax program may have any number of rows. Outputs may not overlap inputs, but for the state of
-        a ring: there one array is both.
+        Arrays of a softmax program may have any number of rows. Outputs must not overlap inputs, except for the state
+        of a ring, which is one array for both.
         """
 
     def kept(self, program: Program) -> Collection[str]:
-        """The states' outputs of a program in which the caller has to keep what idle sequences had."""
+        """Return the state outputs in which the caller has to restore idle sequences, since the graph does not."""
 
     def run(self, program: Program, inputs: Arrays) -> Arrays:
-        """Run a program that leaves sizes open; what it returns is in new arrays, by the names of its outputs.
+        """Run a program that leaves sizes open; return its outputs by name, in new arrays.
 
         Raises:
             BackendError: the engine failed.
         """
 
     def release_pages(self) -> None:
-        """See `Backend.release_pages`."""
+        """Release mapped pages of the weight file, as `Backend.release_pages` does."""

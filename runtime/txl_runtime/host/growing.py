@@ -1,6 +1,6 @@
-"""Replaced states that may be absent at first, and may have other rows after a step than before.
+"""Replaced states that may be absent at first, and whose number of rows may change in a step, e.g. a K/V cache.
 
-Only a model that has such states carries this.
+Only a model that has such states uses this module's class.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from txl_runtime.types import Array, Arrays, Call, Indices
 
 
 class Growing(Replaced):
-    """See `Replaced`. A side holds arrays that are reused for its shapes, or what a program with open rows returned.
+    """Replaced states of changing shapes. A side holds reused arrays of its shapes, or a program's open-row outputs.
 
-    On the side where no sequence stands, a step may put another set. Sets of a side share the arrays that are alike.
+    A step may put a set of different shapes on the side to which it writes. Sets of a side share arrays of equal shape.
     """
 
     grows = True
@@ -58,7 +58,7 @@ class Growing(Replaced):
         return call
 
     def put(self, row: int, tensors: Arrays) -> None:
-        """See `Placement`. Where a tensor has another number of rows than before, other sequences have zeros there."""
+        """See `Placement`. If a tensor's number of rows changes, other sequences have zeros in it."""
         side = self._side(row)
         held = [self.sides[side].get(state.name) for state in self._states]
         arrays = with_sequence(self._states, held, row, tensors, self._batch)
@@ -67,7 +67,7 @@ class Growing(Replaced):
         self._stand(side, kept)
 
     def clear(self, rows: Indices) -> None:
-        """See `Placement`. States begin anew when all sequences do."""
+        """See `Placement`. States get their first shapes again when all sequences are cleared."""
         if len(np.unique(rows)) == self._batch:
             self._stand(self._counters.side, self._fresh(self._counters.side))
         super().clear(rows)
@@ -76,12 +76,12 @@ class Growing(Replaced):
         return self._set(self._begin, side)
 
     def _start(self, state: StateTensor, array: Array) -> Array:
-        """What sequences start as; zeros in an array that has other rows by now."""
+        """Return the first value of sequences; zero for an array whose number of rows has changed since."""
         same = array.shape == start_shape(state)
         return self._starts[state.name] if same else np.zeros((), array.dtype)
 
     def _set(self, shapes: Shapes, side: int) -> dict[str, Array]:
-        """The arrays of some shapes that programs are bound to."""
+        """Return the arrays of these shapes that programs are bound to, made once."""
         if (shapes, side) not in self._sets:
             there = ((state, shape) for state, shape in zip(self._states, shapes, strict=True) if shape is not None)
             self._sets[shapes, side] = {state.name: self._array(state, shape, side) for state, shape in there}
@@ -99,7 +99,7 @@ class Growing(Replaced):
 
 
 def _copy(arrays: Arrays, to: Arrays) -> None:
-    """Copy what stands in some arrays to others, where these are others; what only one side has is left alone."""
+    """Copy arrays to the arrays of the same names, unless they are the same object; ignore names of only one side."""
     for name, own in to.items():
         array = arrays.get(name)
         if array is not None and array is not own:

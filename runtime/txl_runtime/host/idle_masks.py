@@ -1,9 +1,9 @@
-"""The masks of idle sequences, taken out of a graph that was checked: the loop on the CPU keeps idle states itself.
+"""Removal of the masks of idle sequences from a checked graph: the loop on the CPU keeps idle states itself.
 
 A step returns the state of an idle sequence as it was, by `Where(Reshape(valid > 0), new, old)` at each state's output.
-That is a pass over every state in every step, though seldom is a sequence idle. Without the mask, what computes `new`
-writes the output, and the loop copies what idle sequences had. A mask that is not exactly this stays, and so does one
-whose result is read within the graph. Nothing else of the graph changes.
+That is a pass over every state in every step, although a sequence is seldom idle. Without the mask, the node of `new`
+writes the output, and the loop copies the old state of idle sequences. A mask of any other form stays, and so does one
+whose result a node reads. Nothing else of the graph changes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from txl_runtime.guard.graph_check import NODE, Value, Walk
 from txl_runtime.guard.protobuf import fields, message
 
 BODY, NODES = 7, 1
-"""The field of a model that is its graph, and that of a graph that is a node."""
+"""Protocol-buffer field numbers: the graph in a model, a node in a graph."""
 Made: TypeAlias = "Mapping[str, tuple[int, str, list[str]]]"
-"""Of every value that a node returns: the node's place, its operator, and the names of what it reads."""
+"""By name of a value: the index of the node that returns it, its operator, and the names of its inputs."""
 
 
 def without_idle_masks(graph: bytes, found: Walk, manifest: Manifest) -> tuple[bytes, frozenset[str]]:
-    """A graph without masks of idle sequences, and the outputs whose idle sequences the caller has to keep."""
+    """Return the graph without masks of idle sequences, and the outputs whose idle sequences the caller has to keep."""
     states = manifest.states_of("replace")
     valid = next((entry.name for entry in manifest.inputs if entry.role == "valid"), "")
     if manifest.streams != "independent" or any(state.absent or state.rows is not None for state in states):
@@ -41,7 +41,7 @@ def without_idle_masks(graph: bytes, found: Walk, manifest: Manifest) -> tuple[b
             spare.update(mask[1:])
     if not new:
         return graph, frozenset()
-    for place in sorted(gone | spare, reverse=True):  # a node stands behind what it reads
+    for place in sorted(gone | spare, reverse=True):  # readers first: a node stands after the nodes that it reads
         _, read, names = found.nodes[place]
         if place in gone or not any(reads[name] or name in found.returned for name in names):
             gone.add(place)
@@ -60,11 +60,11 @@ def without_idle_masks(graph: bytes, found: Walk, manifest: Manifest) -> tuple[b
 
 
 def _mask(state: StateTensor, made: Made, found: Walk, valid: str) -> list[int]:
-    """The places of the nodes of the mask that a state's output is, its end first; none where it has to stay.
+    """Return the indices of the nodes of the mask at a state's output, the last node first; [] if it has to stay.
 
-    What it lets through has to be computed by a node, and declared in the state's shape: a mask also spreads smaller
-    values. Where the file says nothing of its shape, the mask stays; where it says what is false, ONNX Runtime refuses
-    the graph or a run of it, because the output that is bound has the state's shape.
+    The new value has to come from a node, and be declared in the state's shape, since a `Where` also broadcasts smaller
+    values. Without a declared shape the mask stays; with a false one ONNX Runtime refuses the graph or a run of it,
+    because the bound output has the state's shape.
     """
     place, op, read = made.get(state.output, (0, "", []))
     if op != "Where" or read[2] != state.input or read[1] not in made or state.batch_axis is None:
@@ -86,12 +86,12 @@ def _mask(state: StateTensor, made: Made, found: Walk, valid: str) -> list[int]:
 
 
 def _numbers(value: Value) -> list[int]:
-    """Those of a constant; none of what a node makes of one, whose type and axes may be others."""
+    """Return a constant's numbers; [] for the result of a node, whose type and axes may differ from its constant's."""
     return value.numbers.tolist() if value.constant and value.numbers is not None else []
 
 
 def _renamed(node: bytes, names: Mapping[str, str]) -> bytes:
-    """A node with other names of what it reads and returns."""
+    """Return a node with inputs and outputs renamed."""
     known: dict[Any, Any] = {name.encode(): other.encode() for name, other in names.items()}
     parts: list[tuple[int, Any]] = fields(node, NODE, "a node")
     return message((number, known.get(part, part) if number in (1, 2) else part) for number, part in parts)

@@ -1,12 +1,12 @@
-"""The loop on the CPU: programs are bound to arrays of NumPy once, and states mostly stay where they are.
+"""The loop on the CPU: programs are bound once to NumPy's arrays, and states mostly stay in place.
 
 A state is copied between segments in four cases: its graphs leave B open and its sequences stand on both sides; its
-axis of sequences is not the first one; a sequence is idle, of a state whose mask was taken out of the graph
-(`idle_masks`); or rows of a ring were written behind its end.
+axis of sequences is not the first one; a sequence is idle and the state's mask was removed from the graph
+(`idle_masks`); or a segment wrote rows after the last slot of a ring.
 
-Where graphs leave B open, a segment is computed up to the last sequence that is not idle. A sequence that is left out
-keeps its side of the state; when it next runs beside one of the other side, it is copied there before: at most once for
-each time that it was left out.
+If graphs leave B open, a segment is computed up to the last sequence that is not idle. A sequence that is left out
+keeps its side of the state. When it next runs together with one on the other side, it is copied there first: at most
+once for each time that it was left out.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ from txl_runtime.streaming.state import Initial
 from txl_runtime.types import Array, Arrays, Call, Floats, Ids
 
 Key = tuple[int, int, int, int, Shapes]
-"""Of a segment: its length, b, how many sequences are computed, their side, and the shapes that are held there."""
+"""A kind of segment: its length, b, the number of computed sequences, their side, and the states' shapes there."""
 
 
 class _Route(NamedTuple):
-    """How segments of one kind go.
+    """The call and arrays for segments of one kind.
 
     Attributes:
-        call: runs the program.
-        reads: the caller's inputs by name, the part of an array that each goes to, and the array where that is larger.
+        call: function that runs the program.
+        reads: (name, part, whole) of each caller's input: the part of an array that receives it, and the whole array if
+            that is larger and has to be zeroed.
         behind: results of sequences that are not computed.
-        kept: of the states whose idle sequences no graph keeps, what there is and what is written, [B, ...] each.
-        rows, given: of the result, as `SegmentResult` has them.
+        kept: (old, new) arrays, [B, ...] each, of the states whose idle sequences the loop has to keep.
+        rows, given: arguments of `SegmentResult`.
     """
 
     call: Call
@@ -54,10 +55,10 @@ class _Route(NamedTuple):
 
 
 class HostLoop(LoopState):
-    """See `streaming.loop.Loop`.
+    """The loop on the CPU; see `streaming.loop.Loop`.
 
     Args:
-        initial: what states are before anything was seen.
+        initial: first values of the states.
     """
 
     piecewise = True
@@ -84,7 +85,7 @@ class HostLoop(LoopState):
         self.clear(np.arange(manifest.batch_size))
 
     def run(self, inputs: Mapping[str, Array], counts: Ids, want: Want = "rows", commit: bool = True) -> SegmentResult:
-        """See `Loop`. What the result has is a view of what the program returned."""
+        """See `Loop`. The result's arrays are views of the program's outputs."""
         length, targets, rows = self._programs.length_of(inputs), inputs.get("targets"), self.count(counts)
         if not rows:
             return idle_result(self._manifest, self.output, self._width, counts, length, targets)
@@ -110,16 +111,16 @@ class HostLoop(LoopState):
         return SegmentResult(route.rows, counts, length, targets, self.output, self._manifest.outputs, route.given)
 
     def _join(self, rows: int) -> None:
-        """Bring the first sequences to one side, the first one's. A sequence's state is the same before and after."""
+        """Copy the first `rows` sequences to the side of sequence 0; their states do not change."""
         sides = self.counters.sides[:rows]
-        if max(sides.tolist()) != min(sides.tolist()):  # Python's max of B numbers is faster than NumPy's
+        if max(sides.tolist()) != min(sides.tolist()):  # for few numbers Python's max is faster than NumPy's
             for row in np.flatnonzero(sides != sides[0]).tolist():
                 for placement in self.placements:
                     placement.join(row, int(sides[0]))
                 sides[row] = sides[0]
 
     def _keep(self, states: Sequence[tuple[Array, Array]], rows: int) -> None:
-        """Let the first sequences that are idle be, where the program wrote, what they were before."""
+        """Copy the old state of idle sequences among the first `rows` over what the program wrote."""
         counts = self.counters.valid[:rows].tolist()
         if 0 in counts:
             idle = [row for row, count in enumerate(counts) if not count]
@@ -128,7 +129,7 @@ class HostLoop(LoopState):
                     after[row] = before[row]
 
     def _open_route(self, key: Key) -> _Route:
-        """The way of segments like this one."""
+        """Make the route of a kind of segment."""
         length, b, rows, side, shapes = key
         program = self._programs.find("rows", length, shapes)
         taken, returned = self._exchanged(program)
@@ -151,15 +152,15 @@ class HostLoop(LoopState):
             if rows < b and entry.name in returned and entry.axes.batch is not None
         )
         call = self._calls.get((program.name, side, rows)) or self._bind(program, side, rows)
-        names = self._engine.kept(program) if rows > 1 else ()  # of one sequence alone that one runs
+        names = self._engine.kept(program) if rows > 1 else ()  # a single computed sequence is never idle
         kept = tuple(pair for placement in self.placements for pair in placement.kept(names, side) if names)
-        if len(self._routes) > 4096:  # states that grow row by row have ever new shapes
+        if len(self._routes) > 4096:  # a state that grows row by row has a new shape in every step
             self._routes.clear()
         self._routes[key] = _Route(call, tuple(reads), behind, kept, row_view, given)
         return self._routes[key]
 
     def _exchanged(self, program: Program) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Arrays for what a program reads beside states and counters, and for what it returns beside states."""
+        """Return a program's arrays of inputs other than states and counters, and of outputs other than states."""
         if program.name not in self._arrays:
             states = self._manifest.states_of(program.update)
             carried = {name for state in states for name in (state.input, state.output)} | self.counts.keys()
@@ -171,7 +172,7 @@ class HostLoop(LoopState):
         return self._arrays[program.name]
 
     def _bind(self, program: Program, side: int, rows: int) -> Call:
-        """What runs a program on the first sequences, where they stand on this side."""
+        """Return the call that runs a program on the first `rows` sequences, which stand on this side."""
         taken, returned = self._exchanged(program)
         names = {spec.name for spec in program.inputs}
         inputs = {**taken, **{name: counts for name, counts in self.counts.items() if name in names}}
@@ -189,7 +190,7 @@ class HostLoop(LoopState):
         return call
 
     def _call_of_first(self, program: Program, inputs: Arrays, outputs: Arrays, rows: int) -> Call:
-        """A program bound to the first sequences of arrays; where these do not lie together, they are copied."""
+        """Return a call of the first `rows` sequences, which copies arrays whose part is not contiguous."""
         axes = axes_of(self._manifest, program)
         (bound, before), (filled, after) = (self._of_first(arrays, axes, rows) for arrays in (inputs, outputs))
         run = self._engine.bind(program, bound, filled)
@@ -208,9 +209,10 @@ class HostLoop(LoopState):
     def _of_first(
         self, arrays: Arrays, axes: Mapping[str, Axes], rows: int
     ) -> tuple[Arrays, list[tuple[Array, Array]]]:
-        """The first sequences of arrays; what does not lie together gets another array, paired with where it lies.
+        """Return the first `rows` sequences of arrays, and pairs (copy, part) of those that are not contiguous.
 
-        Such an array means nothing between two steps, so all numbers of sequences share its memory.
+        E.g. [L, :rows, F] of [L, B, F] needs a copy. A copy holds nothing between two steps, so all values of `rows`
+        share its memory.
         """
         first, apart = {name: array[axes[name].at(slice(rows))] for name, array in arrays.items()}, []
         for name, part in first.items():

@@ -1,4 +1,4 @@
-"""ONNX Runtime on the CPU."""
+"""The engine of the backend "cpu": ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from txl_runtime.types import Arrays, Call
 from txl_runtime.update_rules import wanted_version
 
 SMALL = 2**18
-"""Products per row up to which a softmax is one thread's: 0.1 ms for 64 rows, and no second pool of threads."""
+"""Most products per row of a softmax that runs on one thread: 0.1 ms for 64 rows, and no second pool of threads."""
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 
 # ONNX Runtime's names of the dtypes a program may have.
@@ -37,7 +37,7 @@ DTYPES = {
 
 
 class OnnxRuntimeCpu(Engine):
-    """One session per graph, opened with the bundle; arrays are bound once and never copied.
+    """Sessions of ONNX Runtime, one per graph, opened with the bundle; arrays are bound once and never copied.
 
     Programs that share a file share its session, and with it one copy of the weights.
 
@@ -62,18 +62,18 @@ class OnnxRuntimeCpu(Engine):
         self._takes_bytes = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 21)
         self._bundle, self._threads, self._lean, self._forms = bundle, threads, lean, forms
         self._small_softmax = bundle.manifest.softmax_products <= SMALL
-        # Lean: one mapping of the weight file for all sessions, which would each make their own.
+        # If lean, all sessions share one mapping of the weight file; else each would make its own.
         weights = bundle.file(bundle.manifest.weights)
         self._mapping = _map(weights) if lean else None
-        self._shared: list[Any] = []  # lives as long as the sessions that read it
-        # All at once, so that a graph that is not what the manifest says is found now and not in mid-stream.
+        self._shared: list[Any] = []  # keeps values alive that the sessions read
+        # All are opened now, so that a graph that differs from the manifest is found here and not in mid-stream.
         self._sessions: dict[str, Any] = {}
         self._kept: dict[str, Collection[str]] = {}
         for program in programs:
             if program.file not in self._sessions:
                 self._sessions[program.file] = self._open(program)
             self._check(program)
-        # With weights as they lie in the file a single row is multiplied in another way, and rounded in another.
+        # Without prepacked weights ONNX Runtime multiplies a single row differently, and rounds it differently.
         self.least_rows = 2 if lean else 1
         self.description = f"ONNX Runtime {onnxruntime.__version__} on the CPU"
 
@@ -88,7 +88,7 @@ class OnnxRuntimeCpu(Engine):
         def call() -> None:
             try:
                 session.run_with_iobinding(binding)
-            except Exception as error:  # ONNX Runtime raises its own kinds, one per status code
+            except Exception as error:  # ONNX Runtime has a class of errors for each status code
                 raise _failed(program, error) from None
 
         return call
@@ -105,7 +105,7 @@ class OnnxRuntimeCpu(Engine):
         return dict(zip(names, found, strict=True))
 
     def release_pages(self) -> None:
-        """See `Engine`; weights that are not lean are no mapped pages."""
+        """See `Engine`; only a lean engine has mapped pages."""
         if self._mapping is not None and hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
             self._mapping.madvise(mmap.MADV_DONTNEED)
 
@@ -122,28 +122,28 @@ class OnnxRuntimeCpu(Engine):
             options.intra_op_num_threads = 1
         elif self._threads is not None:
             options.intra_op_num_threads = self._threads
-        # An arena makes a decode step 8 % faster and holds on to the peak of a segment: worth it for the layers; the
-        # softmax would hold on to whole vocabularies.
+        # An arena makes a decode step 8 % faster, but keeps the peak memory of a segment: worth it for the layers; for
+        # the softmax that would be rows of the whole vocabulary.
         options.enable_cpu_mem_arena = program.kind in ("hidden", "step") and not self._lean
-        # Shapes in the file must be the ones inference finds; without this a wrong declaration only warns.
+        # Without this, a shape in the file that differs from the inferred one only causes a warning.
         options.add_session_config_entry("session.strict_shape_type_inference", "1")
-        # On x86 without VNNI pairs of int8 products are summed in 16 bits, where 2 · 255 · 127 has no place.
+        # On x86 without VNNI pairs of int8 products are summed in 16 bits, which 2 · 255 · 127 overflows.
         options.add_session_config_entry("session.x64quantprecision", "1")
-        # A pool goes on spinning for a moment after its run. The next step then starts at once (5 % of a decode step),
-        # but a softmax with a pool of its own has to share the cores with it (a whole one then takes 40 % longer).
+        # A pool spins for a moment after its run. The next step then starts at once (5 % of a decode step), but a
+        # softmax with its own pool has to share the cores with it (a softmax of all words then takes 40 % longer).
         if self._lean or not self._small_softmax:
             options.add_session_config_entry("session.force_spinning_stop", "1")
         if program.update == "rolled":
-            # In the graph's own order new memory is written layer by layer. ONNX Runtime's leaves that to the end, with
-            # the rows of all layers kept until then: 0.65 GiB at 24 layers and M 3800, and a fifth of the time.
+            # In the graph's order new memory is written layer by layer. ONNX Runtime's default order writes it at the
+            # end, and keeps all layers' rows until then: 0.65 GiB at 24 layers and M 3800, and a fifth of the time.
             options.execution_order = self._ort.ExecutionOrder.PRIORITY_BASED
         if self._lean:
             options.add_session_config_entry("session.disable_prepacking", "1")
-            options.enable_mem_pattern = False  # one block for all that a run needs, as large as it gets
+            options.enable_mem_pattern = False  # a pattern allocates one block as large as a run's peak
         path, graph = self._bundle.file(program.file), self._bundle.read(program.file)
         found = check_graph(graph, str(path), program, self._bundle.manifest)
         self._kept[program.file] = ()
-        # An engine that is too old to be told where the weights lie gets the file's path, so the file as it is.
+        # ONNX Runtime before 1.21 cannot be told where the weights lie: it gets the file's path, so an unchanged file.
         if self._takes_bytes and self._forms == "fast":
             graph, self._kept[program.file] = without_idle_masks(graph, found, self._bundle.manifest)
         for name, tensor in self._parameters(found).items():
@@ -156,9 +156,9 @@ class OnnxRuntimeCpu(Engine):
                 graph if self._takes_bytes else str(path),
                 options,
                 providers=["CPUExecutionProvider"],
-                enable_fallback=False,  # which prints, and tries the same again
+                enable_fallback=False,  # a fallback prints to the terminal and tries the same provider again
             )
-        except Exception as error:  # ONNX Runtime raises its own kinds, one per status code
+        except Exception as error:  # ONNX Runtime has a class of errors for each status code
             able = "a graph ONNX Runtime can load"
             installed = self._ort.__version__
             if wanted := wanted_version(imported_opset(graph)["ai.onnx"], installed, program.update):
@@ -169,13 +169,13 @@ class OnnxRuntimeCpu(Engine):
         return session
 
     def _parameters(self, found: Walk) -> dict[str, NDArray[Any]]:
-        """What a lean session is given to share; every other one reads its own."""
+        """Return the parameters that a lean session shares, as views of the mapping; {} if not lean."""
         if self._mapping is None:
             return {}
         return found.parameters(np.frombuffer(self._mapping, np.uint8))
 
     def _check(self, program: Program) -> None:
-        """The graph must have exactly the tensors its manifest promises; the segment may be open, B if it says so."""
+        """Check that a session has exactly the program's inputs and outputs; L may be open, and B with `open_batch`."""
         session = self._sessions[program.file]
         inputs, outputs = (
             [Binding(item.name, DTYPES.get(item.type, item.type), tuple(item.shape)) for item in side]

@@ -1,11 +1,11 @@
 """The states of a loop on the CPU: arrays that programs are bound to, one class for each placement.
 
-What is replaced and what is rolled is written anew by every step, from one set of arrays into the other: it has two
-sides. A ring stays where it is and takes the segment's rows in place. How far each sequence has come, and on which side
-it stands, is kept apart, in `SequenceCounters`. Arrays are of the programs' types; memory rows come out as float32.
+"replace" and "rolled" states have two sides: every step reads one set of arrays and writes the other. A ring is one
+array, into which a step writes the segment's rows in place. `SequenceCounters` has the fill and side of each sequence.
+Arrays have the programs' types; memory rows are returned as float32.
 
-A further placement is a class here and on the device, each with an entry of `PLACEMENTS`, and a rule that
-`bundle/tables.py` names and `bundle/agreement.py` holds its states to.
+A further placement is a class here and one on the device, each with an entry of `PLACEMENTS`, and a rule that
+`bundle/tables.py` names and `bundle/agreement.py` checks.
 """
 
 from __future__ import annotations
@@ -23,47 +23,47 @@ from txl_runtime.types import Array, Arrays, Call, Indices
 
 
 class HostPlacement(Placement):
-    """See `streaming.state.Placement`; what the loop on the CPU asks besides.
+    """A placement with the further methods that the loop on the CPU calls.
 
     Args:
-        initial: what they start as, from `initial_values`.
+        initial: first values of the states, from `initial_values`.
 
     Attributes:
-        shapes: on either side, of states whose shapes decide which program runs.
+        shapes: the states' shapes on each side, if they decide which program runs; else ((), ()).
     """
 
     shapes: Sequence[Shapes] = ((), ())
     grows: ClassVar[bool] = False
-    """Whether shapes can be others after a step than before."""
+    """Whether a step may change the states' shapes."""
 
     def __init__(self, states: Sequence[StateTensor], initial: Initial, counters: SequenceCounters) -> None:
         self._states, self._counters, self._batch = states, counters, len(counters.valid)
         self._starts = {s.name: start_of(s, initial[s.name].astype(np.dtype(s.dtype))) for s in states}
 
     def bound(self, program: Program, side: int) -> tuple[Arrays, Arrays]:
-        """Arrays of all B sequences to bind as a program's inputs and outputs, where sequences stand on this side."""
+        """Return a program's state inputs and outputs by name, e.g. [B, M, D], for sequences on `side`."""
         raise NotImplementedError
 
     def kept(self, outputs: Collection[str], side: int) -> Iterable[tuple[Array, Array]]:
-        """Of the states that programs return by these names, what stands on this side and what is written, [B, ...]."""
+        """Return (old, new) arrays, [B, ..., 1] each, of the states with these outputs, for sequences on `side`."""
         return ()
 
     def call(self, engine: Engine, program: Program, side: int, taken: Arrays, returned: Arrays) -> Call:
-        """The call of a program where shapes may change; what it takes and returns beside these states is given."""
+        """Return a program's call, if shapes may change; `taken` and `returned` are its arrays besides these states."""
         raise NotImplementedError
 
     def join(self, row: int, side: int) -> None:
-        """Copy a sequence to this side from the other one; what has one side is there already."""
+        """Copy a sequence's states to `side` from the other one; a placement with one side does nothing."""
         return
 
 
 class Replaced(HostPlacement):
-    """Two sets of arrays that a step reads and writes in turn.
+    """Two sets of arrays: a step reads one and writes the other, the next step vice versa.
 
-    A state without an axis for sequences is shared: it stays unless all sequences are cleared or one state is put.
+    A state without an axis of sequences is shared: it changes only if all sequences are cleared or a state is put.
 
     Attributes:
-        sides: the arrays on either side, by the names of the states that there are.
+        sides: the arrays on each side by state name; absent states are missing.
     """
 
     def __init__(self, states: Sequence[StateTensor], initial: Initial, counters: SequenceCounters) -> None:
@@ -78,11 +78,11 @@ class Replaced(HostPlacement):
         for state, array in self._there(side):
             if state.output in outputs and state.batch_axis is not None:
                 pair = (np.moveaxis(one, state.batch_axis, 0) for one in (array, self.sides[1 - side][state.name]))
-                before, after = (one[..., None] for one in pair)  # so that one sequence's part is an array, too
+                before, after = (one[..., None] for one in pair)  # one more axis: indexing [B] would give a scalar
                 yield before, after
 
     def join(self, row: int, side: int) -> None:
-        # A tensor that all sequences share never comes here: `agreement` lets no such model leave B open.
+        # A shared tensor never comes here: `agreement` allows no open B for its model.
         for state, array in self._there(1 - side):
             self.sides[side][state.name][state.axes.at(row)] = state.axes.one(array, row)
 
@@ -96,7 +96,7 @@ class Replaced(HostPlacement):
 
     def clear(self, rows: Indices) -> None:
         every = len(np.unique(rows)) == self._batch
-        for side in range(2):  # on both, so that nothing is left of who stood there
+        for side in range(2):  # both sides, so that nothing of the old sequence remains
             for state, array in self._there(side):
                 if every or state.batch_axis is not None:
                     array[state.axes.at(rows)] = self._start(state, array)
@@ -118,20 +118,20 @@ class Replaced(HostPlacement):
         return int(self._counters.sides[row])
 
     def _there(self, side: int) -> Iterator[tuple[StateTensor, Array]]:
-        """The states that there are on a side."""
+        """Return the states that exist on a side, with their arrays."""
         return ((state, self.sides[side][state.name]) for state in self._states if state.name in self.sides[side])
 
     def _fresh(self, side: int) -> dict[str, Array]:
-        """Arrays for what stands on a side before anything was seen."""
+        """Return arrays of a side for the states' first shapes."""
         return {state.name: np.zeros(state.shape, np.dtype(state.dtype)) for state in self._states}
 
     def _start(self, state: StateTensor, array: Array) -> Array:
-        """What sequences start as, in an array of the state."""
+        """Return the first value of sequences, which broadcasts to the state's array."""
         return self._starts[state.name]
 
 
 class Rolled(Replaced):
-    """Memory rows in two sets of arrays; those that exist stand last, the oldest first."""
+    """Memory rows in two sets of arrays: with fill 2 and M 4, rows 2 (the older) and 3 exist."""
 
     def take(self, row: int, fill: int, names: Collection[str] | None) -> dict[str, Array]:
         return {
@@ -148,18 +148,18 @@ class Rolled(Replaced):
         return ()
 
     def _slots(self, row: int) -> Iterator[tuple[str, Array]]:
-        """Views [M, ...] of one sequence's tensors."""
+        """Return views [M, ...] of one sequence's tensors, with their names."""
         return ((state.name, state.axes.rows(array)[row]) for state, array in self._there(self._side(row)))
 
 
 class Ring(HostPlacement):
-    """One array for all tensors, each bound as input and as output of a program that writes rows in place.
+    """A ring: one array for all tensors, each bound as input and output of a program that writes rows in place.
 
-    Where a step ends beyond the ring, the rows it spilled go to the front: at most L rows, once per lap.
+    If a step writes after the last slot, those rows are copied to the first slots: at most L rows, once per lap.
 
     Attributes:
-        all: [tensors, B, H, slots and those to spill into, d_head], so that rows of all tensors move in one copy.
-        tensors: each of them, by its name.
+        all: [tensors, B, H, C, d_head], C being slots plus spill, so that rows of all tensors move in one copy.
+        tensors: views of it by state name, [B, H, C, d_head].
     """
 
     def __init__(self, states: Sequence[StateTensor], initial: Initial, counters: SequenceCounters) -> None:
@@ -203,7 +203,7 @@ class Ring(HostPlacement):
 
 
 PLACEMENTS: dict[str, type[HostPlacement]] = {"replace": Replaced, "rolled": Rolled, "ring": Ring}
-"""By the update rule of a state."""
+"""Classes by update rule."""
 
 
 def open_placements(
@@ -212,6 +212,6 @@ def open_placements(
     counters: SequenceCounters,
     replaced: type[HostPlacement] = Replaced,
 ) -> tuple[HostPlacement, ...]:
-    """Fresh states, those of each placement together; `replaced` is the class of states that steps return whole."""
+    """Return placements with fresh states; `replaced` is the class for "replace" states."""
     known = placed_alike(states, {**PLACEMENTS, "replace": replaced})
     return tuple(placement(some, initial, counters) for placement, some in known)

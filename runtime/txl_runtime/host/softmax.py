@@ -1,4 +1,4 @@
-"""The softmax on the CPU, apart from the layers: some rows at a time, and only the clusters that are asked for."""
+"""The softmax on the CPU, separate from the layers: a bounded number of rows at a time, and only needed clusters."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from txl_runtime.streaming.outputs import StreamSoftmax, WholeSoftmax
 from txl_runtime.types import Call, Floats, Ids
 
 CHUNK = 2**22
-"""Log-probabilities computed at a time, 16 MiB: 15 rows of 267,735 words."""
+"""Most log-probabilities computed at a time, 16 MiB of float32: 15 rows of 267,735 words."""
 
 
 class _Rows:
-    """One softmax program on any number of rows: arrays for the most there were, bound once per number of rows.
+    """A softmax program on any number of rows, bound once per number of rows to arrays of the largest number so far.
 
-    What a row gets does not depend on the others: ONNX Runtime's products and softmax give the same bits for a row
-    whatever their number (tested), or from `Engine.least_rows` on; fewer are filled up with older ones. So sequences
-    stay independent though they are computed together.
+    A row's result does not depend on the others: from `Engine.least_rows` rows on, ONNX Runtime gives the same bits for
+    a row at any number of rows (tested); fewer are filled up with older rows. So sequences stay independent although
+    they are computed together.
     """
 
     KEPT = 8
+    """Most numbers of rows that stay bound; the oldest is dropped first."""
 
     def __init__(self, engine: Engine, program: Program) -> None:
         self._engine, self._program, self._least = engine, program, engine.least_rows
@@ -31,7 +32,7 @@ class _Rows:
         self._bound: dict[int, tuple[Floats, Floats, Call]] = {}
 
     def __call__(self, features: Floats) -> Floats:
-        """[n, F] → [n, columns]; good until the next call."""
+        """Run the program, [n, F] → [n, columns]; the result is valid until the next call."""
         found = self._bound.get(len(features))
         taken, given, call = self._bind(len(features)) if found is None else found
         taken[: len(features)] = features
@@ -52,7 +53,7 @@ class _Rows:
 
 
 class SplitSoftmax(StreamSoftmax):
-    """For programs that return hidden rows."""
+    """A softmax for programs that return hidden rows: a head and one tail per further cluster."""
 
     def __init__(self, manifest: Manifest, engine: Engine) -> None:
         assert manifest.logprobs is not None
@@ -62,7 +63,7 @@ class SplitSoftmax(StreamSoftmax):
         self._tails = {c: _Rows(engine, programs[f"tail.{c}"]) for c in range(1, len(self.clusters))}
 
     def logprobs(self, features: Floats, out: Floats) -> None:
-        """See `StreamSoftmax`; some rows at a time, so that besides the result no large part of it is held."""
+        """See `StreamSoftmax`; at most `CHUNK` values at a time, so that a long result is not held twice."""
         words, rows = self.clusters[0][1], max(1, CHUNK // self.clusters[-1][1])
         for start in range(0, len(features), rows):
             some, into = features[start : start + rows], out[start : start + rows]
@@ -73,7 +74,7 @@ class SplitSoftmax(StreamSoftmax):
                 np.add(self.tail(some, cluster), head[:, words + cluster - 1, None], out=into[:, first:last])
 
     def nll(self, features: Floats, targets: Ids) -> Floats:
-        """See `StreamSoftmax`; a cluster that no target is in is not computed."""
+        """See `StreamSoftmax`; a cluster without targets is not computed."""
         head, words = self._head(features), self.clusters[0][1]
         which = np.searchsorted([last for _, last in self.clusters], targets, side="right")
         columns = np.where(which == 0, targets, words + which - 1)
@@ -92,5 +93,5 @@ class SplitSoftmax(StreamSoftmax):
 
 
 def open_output(kind: str, manifest: Manifest, engine: Engine) -> StreamSoftmax:
-    """The softmax behind segment programs of a kind."""
+    """Return the softmax that reads the result of segment programs of a kind."""
     return SplitSoftmax(manifest, engine) if kind == "hidden" else WholeSoftmax(manifest)

@@ -1,8 +1,8 @@
 """A stranger's bundle on the CPU: each combination of sizes runs in a bounded process before it runs here.
 
 A combination is a program with the shapes that it is bound to, e.g. `step` with tokens [2, 64] and a state [2, 8, 32].
-A graph may ask for more memory or time than there is, or end the process of ONNX Runtime by a defect; then the bounded
-process ends, and this one says so in one line.
+A graph may take more memory or time than there is, or crash ONNX Runtime; then only the bounded process ends, and this
+one raises an error of one line.
 """
 
 from __future__ import annotations
@@ -25,33 +25,34 @@ from txl_runtime.sandbox.process import Bounded, Bounds, EndedError
 from txl_runtime.types import Array, Arrays, Call
 
 MEMORY, EACH = 2**29, 64
-"""Bytes that a trial may take unless its caller says otherwise: MEMORY, and EACH for each byte of the weight file."""
+"""Default bound of a trial: 512 MiB, and 64 bytes for each byte of the weight file."""
 SEQUENCE = 128
-"""Bytes of what a stream counts of a sequence: about 79."""
+"""Bytes that are reserved for a stream's counters of one sequence, which take about 79."""
 SMALL = 2**16
-"""Bytes up to which whole numbers are tried as they are: what a step counts, which a graph may divide by."""
+"""Largest integer input, in bytes, that a trial gets with its real values: counts, by which a graph may divide."""
 Key = tuple[str, tuple[tuple[str, tuple[int, ...]], ...]]
 """A combination: the program's name, and the shapes of its inputs and outputs by name."""
 
 
 class Tried(Engine):
-    """An engine whose combinations of sizes are tried first. See `Engine`.
+    """An engine that tries each combination of sizes in a bounded process first. See `Engine`.
 
-    The trial opens all graphs at once. Here a graph is opened when a combination of its program has been tried, so that
-    one whose trial ends costs nothing here. What was tried is bound and run by the engine itself: a step of known sizes
-    costs what it costs without a trial, and one that leaves rows of its states open a look into `tried`.
+    The bounded process opens all graphs at once. This process opens a graph only after a combination of its program
+    passed, so that a failing one costs nothing here. Afterwards the real engine binds and runs: a step of known sizes
+    costs nothing more, and one with open rows costs a look-up in `tried`.
 
     Args:
         lean, forms: see `txl_runtime.load`.
-        bounds: of the trial; True for the defaults.
+        bounds: bounds of the trial; True for the defaults.
+        opener: function that opens programs in this process.
 
     Attributes:
-        opened, tried: how the trial of opening went, and that of each combination.
-        opener: what opens programs here.
+        opened, tried: answers of the trial, to opening and by combination.
+        opener: the argument.
 
     Raises:
-        UsageError: the bounds are none.
-        BundleError: the programs ask for more than the bounds, or the trial ended while it opened them.
+        UsageError: `bounds` is of a wrong type.
+        BundleError: the programs declare more bytes than the bounds, or the trial ended while it opened them.
         BackendError: the engine is not installed or cannot run the bundle.
     """
 
@@ -99,7 +100,7 @@ class Tried(Engine):
             engine.release_pages()
 
     def _engine(self, program: Program) -> Engine:
-        """The engine that has opened the program's graph here."""
+        """Return the engine of the program's graph, opening it in this process once."""
         if program.file not in self._engines:
             with self._lock:
                 if program.file not in self._engines:
@@ -110,7 +111,7 @@ class Tried(Engine):
         return self._engines[program.file]
 
     def _try(self, program: Program, inputs: Arrays, outputs: Arrays | None) -> None:
-        """Run a combination in the bounded process, if it comes for the first time.
+        """Run a combination in the bounded process, if it is new.
 
         Raises:
             BundleError: the trial ended, or the engine refused it.
@@ -146,9 +147,9 @@ class Tried(Engine):
         return answer
 
     def _check_declared(self) -> None:
-        """Refuse states and results that are too large, before anything of their size is made here.
+        """Raise BundleError for declared inputs and outputs that are too large, before this process allocates them.
 
-        Each state that begins with any rows is an input or an output of every program.
+        They include every state that begins with rows.
         """
         manifest, most = self._bundle.manifest, self._bounds.memory
         for program in self._programs:
@@ -161,7 +162,7 @@ class Tried(Engine):
         return BundleError(f"{path}: was replaced since its trial began, expected the same bundle; load it again")
 
     def _refused(self, found: str) -> BundleError:
-        """The error. Larger bounds are advised where one was met, e.g. "Failed to allocate memory"."""
+        """Return the error; it advises larger bounds if one was reached, e.g. for "Failed to allocate memory"."""
         b = self._bounds
         if any(word in found for word in ("took more", "needed more", "declares", "allocat")):
             most = f"{b.memory} bytes, {b.processor_seconds} s of processor time, {b.seconds:g} s"
@@ -175,12 +176,12 @@ class Tried(Engine):
 
 
 def key_of(program: Program, inputs: Arrays, outputs: Arrays | None) -> Key:
-    """The combination that a program and its arrays are."""
+    """Return the key of a program with its arrays."""
     return program.name, tuple((name, array.shape) for name, array in [*inputs.items(), *(outputs or {}).items()])
 
 
 def default_bounds(manifest: Manifest) -> Bounds:
-    """The bounds of `load(trial=True)`."""
+    """Return the bounds of `load(trial=True)`."""
     return Bounds(MEMORY + EACH * manifest.weight_bytes)
 
 
@@ -189,6 +190,6 @@ def _zeros(array: Array) -> Tensor:
 
 
 def _bytes(spec: TensorSpec) -> int:
-    """Bytes of a tensor; without those of rows that its program leaves open."""
+    """Return the bytes of a tensor, with open rows counted as 1."""
     sizes = (size for size in spec.shape if size != "rows")
     return math.prod(map(int, sizes)) * np.dtype(spec.dtype).itemsize

@@ -1,8 +1,8 @@
 """The child's side of a trial: the program of `sandbox.process.Bounded` that `trial.Tried` asks.
 
-It opens a bundle's programs by the same engine as its starter, with one thread, and runs combinations of sizes on
-zeros and on the states that the bundle begins with: the check of graphs holds that sizes follow from shapes and
-constants alone, so zeros need what any numbers do.
+It opens a bundle's programs with the same engine as its starter, with one thread, and runs combinations of sizes on
+zeros and on the states' first values. The check of graphs guarantees that sizes follow from shapes and constants alone,
+so zeros take the same memory as any other numbers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Opening(Struct, frozen=True, tag=True):
 
 
 class Combination(Struct, frozen=True, tag=True):
-    """A program with arrays to run it on; without outputs, where it leaves their sizes open."""
+    """A program with arrays to run it on; outputs are None if the program leaves their sizes open."""
 
     program: str
     inputs: dict[str, Tensor]
@@ -56,12 +56,12 @@ class Answer(Struct, frozen=True):
     """The outcome of a request.
 
     Attributes:
-        kind, error: the class of error and its message; "" where all went well.
-        manifest: what was opened, as `digest` says it.
-        description, least_rows: of the engine that opened it.
-        memory: bytes that this process took at most, so far; 0 where the system does not say.
-        seconds: of processor time that the request took.
-        returned: types and shapes of what a program returned whose sizes nobody said.
+        kind, error: the class of the error and its message; "" without an error.
+        manifest: `digest` of the opened bundle's manifest.
+        description, least_rows: attributes of the engine that opened it.
+        memory: peak memory of this process so far, in bytes; 0 except on Linux.
+        seconds: processor time of the request.
+        returned: types and shapes of a program's outputs, if the request had none.
     """
 
     kind: Literal["", "BundleError", "BackendError"] = ""
@@ -76,20 +76,20 @@ class Answer(Struct, frozen=True):
 
 Request: TypeAlias = Opening | Combination
 OLDEST = (1, 25)
-"""Before that, `Pad` by reflection of more than there is returns memory that is none of the model's."""
+"""First safe ONNX Runtime: before it, a reflecting `Pad` wider than its input returns memory outside the model's."""
 OPENED: dict[str, tuple[Bundle, OnnxRuntimeCpu]] = {}
-"""The one bundle that this process has, under ""."""
+"""The bundle and engine of this process, under the key ""."""
 STARTS: dict[str, Array] = {}
-"""The first values of its states, by the inputs that take them."""
+"""First values of its states, by the inputs that read them."""
 
 
 def digest(manifest: Manifest) -> str:
-    """SHA-256 of what a manifest says, the hashes of all files among it."""
+    """Return a SHA-256 of a manifest's content, which includes the hashes of all files."""
     return hashlib.sha256(msgspec.json.encode(manifest)).hexdigest()
 
 
 def answer(request: bytes) -> bytes:
-    """Do one request; both are MessagePack, of a `Request` and an `Answer`."""
+    """Answer one request; the bytes are MessagePack of a `Request`, the result of an `Answer`."""
     asked = msgspec.msgpack.decode(request, type=Request)
     begun = time.process_time()
     try:
@@ -97,8 +97,8 @@ def answer(request: bytes) -> bytes:
     except (BackendError, BundleError) as error:
         found = Answer("BackendError" if isinstance(error, BackendError) else "BundleError", str(error))
     except MemoryError:
-        raise  # it ends the process, whose starter says so
-    except Exception as error:  # ONNX Runtime and NumPy raise their own kinds
+        raise  # ends the process, and the starter reports it
+    except Exception as error:  # ONNX Runtime and NumPy have their own classes of errors
         found = Answer("BundleError", one_line(error))
     spent = msgspec.structs.replace(found, memory=_peak(), seconds=time.process_time() - begun)
     return msgspec.msgpack.encode(spent)
@@ -135,7 +135,7 @@ def _array(name: str, tensor: Tensor) -> Array:
     if tensor.data:
         return np.frombuffer(tensor.data, tensor.dtype).reshape(tensor.shape)
     array = np.zeros(tensor.shape, tensor.dtype)
-    with contextlib.suppress(ValueError):  # a state that has grown
+    with contextlib.suppress(ValueError):  # a state that has grown has not the shape of its first value
         np.copyto(array, STARTS.get(name, array), casting="unsafe")
     return array
 
@@ -143,5 +143,5 @@ def _array(name: str, tensor: Tensor) -> Array:
 def _peak() -> int:
     if sys.platform != "linux":
         return 0
-    lines = Path("/proc/self/status").read_text().splitlines()  # getrusage counts what was there before this program
+    lines = Path("/proc/self/status").read_text().splitlines()  # getrusage would include the memory before exec
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

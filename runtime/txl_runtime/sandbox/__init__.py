@@ -1,1 +1,1 @@
-"""Strangers' files are read and run in a process of their own, which has bounds and may die."""
+"""A separate process with bounds of memory and time, in which strangers' files are read and run."""

@@ -1,10 +1,10 @@
 """The child's side of a bounded process: `python child.py PROGRAM MEMORY SECONDS`, as `process.Bounded` starts it.
 
 PROGRAM is a file of Python with a function `answer(request: bytes) -> bytes`. This module and PROGRAM are run as files,
-so that no package is imported that PROGRAM does not ask for: Python's own library alone takes 30 ms to start.
+so that only the packages that PROGRAM imports are loaded: Python's own library alone takes 30 ms.
 
-A frame is 8 bytes of length, little-endian, and that many bytes. A request is a frame on stdin, its answer a frame on
-stdout. The process ends when stdin does.
+A frame is 8 bytes of length n, little-endian, and n bytes. A request is a frame on stdin, its answer a frame on stdout.
+The process ends when stdin does.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from collections.abc import Callable
 from typing import IO, Any
 
 LENGTH = struct.Struct("<Q")
-"""The beginning of a frame: its length."""
+"""Format of the length at the beginning of a frame."""
 NO_MEMORY = 77
 """The exit code after a MemoryError."""
 
 
 def read_frame(file: IO[bytes], most: int) -> bytes:
-    """The next frame.
+    """Read the next frame and return its content.
 
     Raises:
-        EOFError: the other side is gone.
-        ValueError: the frame has more than `most` bytes, of which none are read; the message is the number it has.
+        EOFError: the other side closed the pipe.
+        ValueError: the frame has more than `most` bytes, of which none are read; the message is its size.
     """
     head = file.read(LENGTH.size)
     if len(head) < LENGTH.size:
@@ -48,7 +48,7 @@ def write_frame(file: IO[bytes], data: bytes) -> None:
     """Write a frame.
 
     Raises:
-        OSError: the other side is gone.
+        OSError: the other side closed the pipe.
     """
     file.write(LENGTH.pack(len(data)))
     file.write(data)
@@ -60,14 +60,14 @@ def main(program: str, memory: str, seconds: str) -> None:
 
     Args:
         program: path of the file with `answer`.
-        memory: bytes of address space beyond what is held once `program` is loaded.
-        seconds: of processor time for each request.
+        memory: bytes of address space beyond those in use after `program` was loaded.
+        seconds: processor time for each request.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches this process too; its starter ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C here, too; the starter ends this process
     sys.path[:] = [place for place in sys.path if place != os.path.dirname(__file__)]  # noqa: PTH120 - 20 ms less
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
-    for number in range(3):  # native code prints, and a line of it would be taken for a frame
+    for number in range(3):  # ONNX Runtime's native code may print, and stdout would take its lines for frames
         os.dup2(nothing, number)
     waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(requests, waiting), daemon=True).start()
@@ -82,11 +82,11 @@ def main(program: str, memory: str, seconds: str) -> None:
     except MemoryError:
         code = NO_MEMORY
     finally:
-        os._exit(code)  # at once: an orderly end would wait for the thread that reads
+        os._exit(code)  # an orderly exit would wait for the reading thread
 
 
 def _read(file: IO[bytes], waiting: queue.SimpleQueue[bytes]) -> None:
-    """Pass requests on, and end with whoever sends them, whatever runs here."""
+    """Pass requests on, and end the process when stdin ends, even in the middle of a request."""
     try:
         while True:
             waiting.put(read_frame(file, sys.maxsize))
@@ -96,7 +96,7 @@ def _read(file: IO[bytes], waiting: queue.SimpleQueue[bytes]) -> None:
 
 def _loaded(program: str) -> Callable[[bytes], bytes]:
     module: Any = type(sys)("bounded")
-    sys.modules["bounded"] = module  # where msgspec and dataclasses look for the types that a class names
+    sys.modules["bounded"] = module  # msgspec and dataclasses look up a class's annotations there
     with open(program, "rb") as file:  # noqa: PTH123 - as above
         exec(compile(file.read(), program, "exec", dont_inherit=True), vars(module))  # noqa: S102 - the project's own
     found: Callable[[bytes], bytes] = module.answer
@@ -104,8 +104,8 @@ def _loaded(program: str) -> Callable[[bytes], bytes]:
 
 
 def _bound_memory(memory: int) -> None:
-    """Allow `memory` bytes of address space beyond those that are held, and no core file."""
-    if sys.platform == "linux":  # elsewhere address space is not what a process takes, or cannot be limited
+    """Allow `memory` bytes of address space beyond those in use, and no core file."""
+    if sys.platform == "linux":  # other systems cannot limit address space, or count more in it than memory
         import resource
 
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - as above
@@ -115,7 +115,7 @@ def _bound_memory(memory: int) -> None:
 
 
 def _bound_time(seconds: int) -> None:
-    """Allow `seconds` of processor time from now on; SIGXCPU ends the process then."""
+    """Allow `seconds` of processor time from now on; then SIGXCPU ends the process."""
     if sys.platform == "linux":
         import resource
 
@@ -126,7 +126,7 @@ def _bound_time(seconds: int) -> None:
 if sys.platform == "linux":
 
     def _limit(kind: int, most: int) -> None:
-        """Set the soft limit, which a hard one that the process was started with may undercut."""
+        """Set a soft limit to `most`, or to the hard limit if that is lower."""
         import resource
 
         hard = resource.getrlimit(kind)[1]

@@ -1,4 +1,4 @@
-"""A process that may die: it answers requests within bounds of memory and time, over plain pipes."""
+"""A bounded process: it answers requests over pipes within limits of memory and time, and may crash alone."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Bounds(Struct, frozen=True):
     """Limits of a bounded process.
 
     Attributes:
-        memory: bytes beyond what the process holds before its first request; kept on Linux alone.
-        processor_seconds: of one request, whole seconds; kept on Linux alone.
-        seconds: by the clock, of one request.
+        memory: bytes beyond those that the process has before its first request; enforced only on Linux.
+        processor_seconds: processor time of one request, whole seconds; enforced only on Linux.
+        seconds: wall-clock time of one request.
 
     Raises:
-        UsageError: one is no positive number, or too large for the system.
+        UsageError: a limit is no positive number, or too large for the system.
     """
 
     memory: int
@@ -43,18 +43,18 @@ class Bounds(Struct, frozen=True):
 
 
 class EndedError(Exception):
-    """The process ended, and answers nothing more. The message is what it did, e.g. "took more than 300 s"."""
+    """The process ended and answers no more requests. The message is its end, e.g. "took more than 300 s"."""
 
 
 class Bounded:
-    """A process with a function `answer` of some file of Python; threads take turns.
+    """A process that runs the function `answer` of a Python file; threads take turns.
 
-    It ends with the `with`, with `close`, when nobody holds this object any more, and with the process that made it.
+    It ends with the `with` block, with `close`, when this object is collected, and with the process that made it.
 
     Args:
-        program: the file. It may import installed packages, which are loaded before memory is counted.
-        bounds: what each request may take.
-        most: bytes of an answer.
+        program: path of the file. Packages that it imports are loaded before memory is counted.
+        bounds: limits of each request.
+        most: most bytes of an answer.
     """
 
     def __init__(self, program: str | Path, bounds: Bounds, most: int = 2**28) -> None:
@@ -81,25 +81,25 @@ class Bounded:
         self.close()
 
     def close(self) -> None:
-        """End the process; what it computes is lost."""
+        """End the process, even in the middle of a request."""
         self._ended = self._ended or "was closed"
         self._end()
 
     def ask(self, request: bytes, seconds: float | None = None) -> bytes:
-        """The answer to a request.
+        """Send a request and return the answer.
 
         Args:
-            request: what `answer` gets.
-            seconds: by the clock; the bounds' without it.
+            request: argument of `answer`.
+            seconds: wall-clock limit; None for that of the bounds.
 
         Raises:
-            EndedError: the process died, took too long, or would answer with too much.
+            EndedError: the process died, took too long, or its answer is too long.
         """
         within = self._bounds.seconds if seconds is None else seconds
         with self._lock:
             if self._ended:
                 raise EndedError(self._ended)
-            timer = threading.Timer(within, self._late, (within,))  # a pipe of Windows cannot be waited for
+            timer = threading.Timer(within, self._late, (within,))  # not select: on Windows it does not take pipes
             timer.daemon = True
             timer.start()
             try:
@@ -110,7 +110,7 @@ class Bounded:
             except ValueError as size:
                 self._ended = f"answered {size} bytes, expected at most {self._most}"
                 raise EndedError(self._ended) from None
-            except BaseException:  # an interrupt, after which the next answer would be this request's
+            except BaseException:  # after an interrupt, the next answer read would be this request's
                 self._ended = "was interrupted"
                 raise
             finally:
@@ -123,7 +123,7 @@ class Bounded:
         self._process.kill()
 
     def _died(self) -> str:
-        self._process.kill()  # where it closed its pipe and lives on
+        self._process.kill()  # it may have closed its pipe and still run
         code = self._process.wait()
         if not self._ended:
             signal = signal_of(code)
@@ -140,5 +140,5 @@ def _end(process: subprocess.Popen[bytes], *pipes: IO[bytes]) -> None:
     process.kill()
     process.wait()
     for pipe in pipes:
-        with contextlib.suppress(OSError):  # of a request that was not read
+        with contextlib.suppress(OSError):  # close flushes a request that the dead process did not read
             pipe.close()

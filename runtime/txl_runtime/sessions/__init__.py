@@ -1,7 +1,7 @@
-"""Sessions: more of them than a stream has rows, each with a memory of its own that outlives requests.
+"""Sessions: any number of them share a stream's rows, each with its own memory that outlives requests.
 
-`Sessions` is the core, for one thread: `submit` takes a `Request` in and gives a `Ticket`, `round` runs one segment of
-some sessions, and `Ticket.events` says what came of it. `AsyncSessions` puts it into a thread of its own, for asyncio.
+`Sessions` is the core, for one thread: `submit` accepts a `Request` and returns a `Ticket`, `round` runs one segment of
+some sessions, and `Ticket.events` returns the results. `AsyncSessions` runs the core in its own thread, for asyncio.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`AsyncSessions`: sessions for asyncio. The core runs in one thread, and readers wait in their event loop.
 
-`save_beside` makes a checkpoint of sessions that go on: states are copied between rounds, and written by one more
-thread.
+`save_beside` makes a checkpoint while sessions run: the core copies states between rounds, and a second thread writes
+them.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 UNREAD = 64
-"""Events that may wait for a reader before its request pauses."""
+"""Number of unread events at which a request pauses."""
 SOONEST, LATEST = 0.001, 3600.0
-"""Seconds that the thread rests at least and at most where it has nothing to do but wait for a time."""
+"""Shortest and longest wait for a deadline, in seconds: 0 would spin, and a lock refuses very long waits."""
 
 
 class Handle:
-    """A request that was taken in, as its reader holds it. It belongs to one event loop.
+    """A reader's handle of an accepted request. It belongs to one event loop.
 
     Attributes:
-        session: the name of its session; "" where it has one of its own that ends with it.
-        ticket: of the core; `done` and `error` may be read from anywhere.
+        session: the name of its session; "" for an unnamed one, which ends with the request.
+        ticket: the core's ticket; any thread may read its `done` and `error`.
     """
 
     def __init__(self, front: AsyncSessions, ticket: Ticket) -> None:
@@ -44,9 +44,9 @@ class Handle:
         self._front, self._came, self.told = front, asyncio.Event(), False
 
     async def batches(self) -> AsyncIterator[list[Event]]:
-        """Events as they come, all that came since the last ones at a time; the last of all is `Finished`.
+        """Yield lists of new events as they come; the last event is `Finished`.
 
-        Leaving this early cancels the request.
+        Leaving the iteration early cancels the request.
         """
         try:
             while True:
@@ -54,7 +54,7 @@ class Handle:
                 self._came.clear()
                 self.told = False
                 events = self.ticket.events()
-                if self.ticket.paused_at(len(events)):  # of what was read, since the thread may have added to it
+                if self.ticket.paused_at(len(events)):  # count what was read: the thread may have added events since
                     self._front.nudge()
                 if events:
                     yield events
@@ -64,26 +64,26 @@ class Handle:
             self.cancel()
 
     def cancel(self) -> None:
-        """End the request with reason "cancelled", soon; once it is done this does nothing."""
+        """End the request with reason "cancelled", before the next round; do nothing if it has ended."""
         if not self.ticket.done:
             self._front.post(lambda _: self.ticket.cancel())
 
     def wake(self) -> None:
-        """Events have come; called in the reader's event loop."""
+        """Wake the reader for new events; called in its event loop."""
         self._came.set()
 
 
 class AsyncSessions:
     """Sessions for the tasks of one event loop.
 
-    The core is called by a thread of its own alone, so nothing here blocks the event loop. The thread rests while there
-    is nothing to do. A request whose reader falls behind pauses, and its row is given to others.
+    Only a thread of its own calls the core, so nothing here blocks the event loop. The thread sleeps while there is
+    nothing to do. A request whose reader falls behind pauses, and its row is given to other sessions.
 
-    Leaving it ends the requests that are unfinished with reason "closed". The sessions are the caller's still.
+    Leaving the context ends all unfinished requests with reason "closed". The caller may go on using the core.
 
     Args:
-        sessions: the core; nobody else calls it in the meantime.
-        unread: events that may wait for a reader before its request pauses.
+        sessions: the core; nobody else may call it in the meantime.
+        unread: number of unread events at which a request pauses.
     """
 
     def __init__(self, sessions: Sessions, unread: int = UNREAD) -> None:
@@ -116,32 +116,33 @@ class AsyncSessions:
     async def submit(
         self, request: Request, session: str | None = None, before: Callable[[Sessions], object] | None = None
     ) -> Handle:
-        """Take a request in; see `Sessions.submit`.
+        """Accept a request; see `Sessions.submit`.
 
         Args:
-            request: what is asked.
-            session: whose memory goes on; None for one of its own.
-            before: is called with the sessions right before, in the same moment; what it raises refuses the request.
+            request: the request.
+            session: name of the session; None for an unnamed one.
+            before: a function that the core's thread calls with the sessions right before `submit`, with no round in
+                between; if it raises, the request is refused with that error.
 
         Raises:
             UsageError: the request does not fit the model or the limits.
             ClosedError: the thread has ended, or has not begun.
-            Busy: there is no room for it now.
+            Busy: a limit is reached; try again later.
         """
         future = self.post(lambda sessions: self._take_in(sessions, request, session, before))
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            future.add_done_callback(_give_up)  # it may be taken in all the same
+            future.add_done_callback(_give_up)  # the thread may accept the request after this task was cancelled
             raise
 
     async def run(self, request: Request, session: str | None = None) -> AsyncIterator[Event]:
-        """The events of a request, one by one. Leaving this early cancels it.
+        """Submit a request and yield its events. Leaving the iteration early cancels the request.
 
         Raises:
-            UsageError: as `submit`.
-            ClosedError: as `submit`.
-            Busy: as `submit`.
+            UsageError: as in `submit`.
+            ClosedError: as in `submit`.
+            Busy: as in `submit`.
         """
         handle = await self.submit(request, session)
         try:
@@ -152,7 +153,7 @@ class AsyncSessions:
             handle.cancel()
 
     async def call(self, function: Callable[[Sessions], T]) -> T:
-        """What a function of the sessions returns, called between rounds by the core's thread.
+        """Let the core's thread call a function with the sessions, between two rounds, and return its result.
 
         Raises:
             ClosedError: the thread has ended, or has not begun.
@@ -160,7 +161,7 @@ class AsyncSessions:
         return await asyncio.wrap_future(self.post(function))
 
     async def ended(self) -> None:
-        """Wait until the thread has ended: because this was left, or because it failed, which nothing mends."""
+        """Wait until the thread has ended: the context was left, or the thread failed, which is final."""
         assert self._thread is not None
         await asyncio.to_thread(self._thread.join)
 
@@ -173,7 +174,7 @@ class AsyncSessions:
     # --- for handles and the thread ---------------------------------------------------------------------------------
 
     def post(self, function: Callable[[Sessions], T]) -> Future[T]:
-        """Let the thread call a function between two rounds; the future has a `ClosedError` where there is none."""
+        """Let the thread call a function between two rounds; the future raises `ClosedError` if there is no thread."""
         future: Future[T] = Future()
         with self._lock:
             if self._thread is None or self._closed:
@@ -184,13 +185,13 @@ class AsyncSessions:
         return future
 
     def nudge(self) -> None:
-        """A request that paused may go on."""
+        """Wake the thread, because a paused request may go on."""
         with self._lock:
             self._nudged = True
             self._lock.notify()
 
     def _work(self) -> None:
-        """What the thread does until the front is left."""
+        """Run rounds and posted functions until the context is left; the thread's function."""
         try:
             resting = False
             while True:
@@ -225,7 +226,11 @@ class AsyncSessions:
         return handle
 
     def _tell(self, over: bool = False) -> None:
-        """Wake the readers whose requests have events, in one call into their event loop. `over`: for the last time."""
+        """Wake the readers whose requests have events, in one call into their event loop.
+
+        Args:
+            over: whether the thread ends, so that waiting `drain` calls return even if requests are unfinished.
+        """
         waiting = [handle for handle in self._handles if not handle.told and handle.ticket.unread]
         for handle in waiting:
             handle.told = True
@@ -247,14 +252,14 @@ class AsyncSessions:
                 self._closing = True
 
     def _fail(self, error: BaseException) -> None:
-        """End all requests with what ended the thread."""
+        """End all requests with the error that ended the thread."""
         said = TxlError(f"the thread of the sessions failed ({type(error).__name__}: {one_line(error)}); restart it")
         for handle in self._handles:
             if not handle.ticket.done:
                 handle.ticket.end("error", 0, said)
 
     def _finish(self) -> None:
-        """End what is unfinished, and answer whoever still waits: calls with a `ClosedError`."""
+        """End all unfinished requests, and give posted functions that were not called a `ClosedError`."""
         try:
             self._sessions.end_requests()
         finally:
@@ -267,16 +272,16 @@ class AsyncSessions:
 
 
 async def save_beside(front: AsyncSessions, checkpoint: Checkpoint) -> int:
-    """Save all sessions while they go on: a round waits for the copy of one state at most.
+    """Save all sessions while they run: a round waits at most for the copy of one state.
 
-    Where this is cancelled, the save ends at the next session, and what is there is the last checkpoint. It returns
-    only then, so that another save may begin.
+    If the task is cancelled, the save ends at the next session and the folder keeps its previous checkpoint. The task
+    ends only after that, so that a next save can begin.
 
     Returns:
-        How many states were written.
+        The number of states that were written.
 
     Raises:
-        TxlError: the disk does not take them; what is there is the last checkpoint, whole.
+        TxlError: the disk is full or fails; the folder keeps its previous checkpoint.
     """
     cancelled = False
 
@@ -287,7 +292,7 @@ async def save_beside(front: AsyncSessions, checkpoint: Checkpoint) -> int:
                     return 0
                 try:
                     state = front.post(partial(Sessions.take, name=name)).result()
-                except TxlError:  # it is closed by now, or lost
+                except TxlError:  # the session was closed since, or its state is lost
                     continue
                 saving.add(name, state)
             return saving.finish()
@@ -307,7 +312,7 @@ def _wake(handles: Sequence[Handle]) -> None:
 
 
 def _answer(future: Future[Any], function: Callable[[Sessions], Any], sessions: Sessions) -> None:
-    """Call a function and hand over what it returns or raises."""
+    """Call a function and put its result or error into the future."""
     if not future.set_running_or_notify_cancel():
         return
     try:
@@ -317,6 +322,6 @@ def _answer(future: Future[Any], function: Callable[[Sessions], Any], sessions: 
 
 
 def _give_up(future: Future[Handle]) -> None:
-    """Cancel a request that was taken in for somebody who is gone."""
+    """Cancel a request that was accepted after its task had been cancelled."""
     if not future.cancelled() and future.exception() is None:
         future.result().cancel()

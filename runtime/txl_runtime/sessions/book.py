@@ -1,4 +1,4 @@
-"""The books on sessions and their requests: who there is, what is unfinished, when it ends, what there is room for."""
+"""The register of sessions and their requests: names, unfinished requests, deadlines, and limits."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from txl_runtime.streaming.checks import shown
 
 
 class Book:
-    """Sessions and their unfinished requests.
+    """A register of sessions and their unfinished requests.
 
     Args:
-        clock: seconds, never going back.
+        clock: a function that returns seconds and never goes back.
 
     Attributes:
-        named: sessions that outlive their requests, by their names; `recent` has them by their last use.
+        named: sessions that outlive their requests, by name.
         active: sessions that have requests, in the order in which they came.
-        unfinished: requests that have not ended.
-        numbers: that never come twice, for versions.
+        recent: names in the order of their last use.
+        unfinished: number of requests that have not ended.
+        numbers: a counter; its numbers are versions, which never repeat.
     """
 
     def __init__(
@@ -37,14 +38,14 @@ class Book:
         self.active: dict[Session, None] = {}
         self.recent, self.numbers = Recent(clock), itertools.count(1)
         self.unfinished = self._input_bytes = 0
-        self._deadlines: list[tuple[float, int, ref[Job]]] = []  # what ended early is held by nobody else
+        self._deadlines: list[tuple[float, int, ref[Job]]] = []  # weak, so that an ended request is freed early
         self._pace, self._ended = 1.0, clock()
 
     def find(self, name: object) -> Session:
-        """The session of a name.
+        """Return the session of a name.
 
         Raises:
-            UsageError: there is none.
+            UsageError: no session has this name.
         """
         session = self.named.get(name) if isinstance(name, str) else None
         if session is None:
@@ -52,14 +53,14 @@ class Book:
         return session
 
     def open(self, name: str) -> Session:
-        """A session more.
+        """Return a new session, named or, for "", unnamed.
 
         Raises:
-            Busy: there is no room for it.
+            Busy: the limit of named sessions, or of their bytes, is reached.
         """
         number = next(self.numbers)
         if not name:
-            return Session(f"{number:0>{LONGEST_NAME + 1}}", "")  # longer than any name
+            return Session(f"{number:0>{LONGEST_NAME + 1}}", "")  # a key longer than any name cannot equal one
         if self.room() < 1 or len(self.named) >= self._capacity():
             self._counters.busy += 1
             oldest = next(iter(self.recent), None)
@@ -71,11 +72,11 @@ class Book:
         return session
 
     def check_room(self, work: Work) -> None:
-        """Refuse a request that there is no room for.
+        """Check that the limits leave room for a request.
 
         Raises:
-            UsageError: there never is.
-            Busy: there is none now.
+            UsageError: the request is too large for an empty server.
+            Busy: unfinished requests leave no room now.
         """
         limits = self._limits
         if work.nbytes > limits.input_bytes:
@@ -90,11 +91,11 @@ class Book:
             told = f"the inputs of unfinished requests have {self._input_bytes} bytes"
         if told is not None:
             self._counters.busy += 1
-            half = self._pace * self.unfinished / 2  # until half of them are done
+            half = self._pace * self.unfinished / 2  # seconds until about half of the requests have ended
             raise Busy(f"{told}, expected fewer; come back later", min(60.0, max(1.0, half)))
 
     def add(self, job: Job) -> None:
-        """Take a request in, behind those that its session has."""
+        """Add a request after those that its session has."""
         session = job.session
         if not session.jobs:
             self.active[session], session.served = None, self._counters.rounds
@@ -102,7 +103,7 @@ class Book:
         if session.name:
             self.recent.touch(session.name)
         if job.work.seconds is not None:
-            if len(self._deadlines) > 2 * self.unfinished + 64:  # of many that ended long before their time
+            if len(self._deadlines) > 2 * self.unfinished + 64:  # many requests ended long before their deadline
                 self._deadlines = [entry for entry in self._deadlines if _unfinished(entry[2]) is not None]
                 heapq.heapify(self._deadlines)
             heapq.heappush(self._deadlines, (self._clock() + job.work.seconds, next(self.numbers), ref(job)))
@@ -111,7 +112,7 @@ class Book:
         self._counters.requests += 1
 
     def end(self, job: Job, reason: Reason, error: TxlError | None = None) -> None:
-        """End a request, once."""
+        """End a request; do nothing if it has ended."""
         if job.ticket.done:
             return
         session = job.session
@@ -131,7 +132,7 @@ class Book:
             self.recent.touch(session.name)
 
     def end_overdue(self) -> None:
-        """End requests whose time is over."""
+        """End requests whose deadline has passed, with reason "timeout"."""
         while self._deadlines:
             due, _, held = self._deadlines[0]
             job = _unfinished(held)
@@ -142,7 +143,7 @@ class Book:
                 self.end(job, "timeout")
 
     def end_all(self) -> None:
-        """End all requests."""
+        """End all requests with reason "closed"."""
         for session in list(self.active):
             for job in list(session.jobs):
                 self.end(job, "closed")
@@ -151,14 +152,14 @@ class Book:
         """End a session with all of its requests."""
         for job in list(session.jobs):
             self.end(job, reason, error)
-        if reason == "error" and session.name and session.row is not None:  # one without a row was lost by the store
+        if reason == "error" and session.name and session.row is not None:  # without a row, the store counts the loss
             self._counters.broken += 1
         self._forget(session)
         self.recent.forget(session.name)
         self.named.pop(session.name, None)
 
     def expire(self) -> int:
-        """Close sessions that nobody used for long; how many."""
+        """Close named sessions that were idle for `Limits.idle_seconds`, and return their number."""
         closed = 0
         for name in self.recent.idle(self._limits.idle_seconds):
             session = self.named[name]
@@ -171,7 +172,7 @@ class Book:
         return closed
 
     def due(self) -> float | None:
-        """Seconds until a request runs out of time or a session expires, if nothing else happens; None for never."""
+        """Return the seconds until the next deadline of a request or expiry of a session; None for never."""
         times = [self._deadlines[0][0] - self._clock()] if self._deadlines else []
         oldest = next(iter(self.recent), None)
         if oldest is not None:
@@ -179,10 +180,10 @@ class Book:
         return max(0.0, min(times)) if times else None
 
     def room(self) -> int:
-        """How many more sessions without names may begin.
+        """Return the number of further sessions that may begin.
 
-        Every session that exists then must find a place when it is parked. Sessions whose readers are slow do not
-        count here, since they would keep all others waiting; `Limits.waiting` bounds them.
+        Every session has to find room when it is parked. Unnamed sessions that pause for a slow reader do not count
+        here, since they would keep all others waiting; `Limits.waiting` bounds them.
         """
         begun = (s for s in self.active if not s.name and (s.row is not None or not s.fresh))
         strangers = sum(not session.jobs[0].ticket.waits for session in begun)
@@ -192,12 +193,12 @@ class Book:
         return self._store.capacity(len(self._rows.owners))
 
     def _forget(self, session: Session) -> None:
-        """Let nothing be left of a session's state."""
+        """Erase a session's state from its row and from the store."""
         self._rows.clear(session)
         self._store.drop(session.key)
 
 
 def _unfinished(held: ref[Job]) -> Job | None:
-    """A request that has not ended."""
+    """Return the request of a weak reference; None if it has ended."""
     job = held()
     return None if job is None or job.ticket.done else job

@@ -1,14 +1,14 @@
-"""All sessions of a server in a folder, and back: what a restart continues from, whatever ended the server.
+"""Checkpoints: all sessions of a server in a folder, from which a restart continues even after a crash.
 
     sessions.lock       held while a server has the folder; a lock ends with its process
     sessions.json       the index: names, and the file of each with its size and SHA-256. It is replaced last
-    <number>.session    one session's state each, written once, under a number that was drawn
+    <number>.session    one session's state, written once; the number is random
 
-A file is written through to the disk before an index names it, and removed after an index that does not name it. So an
-index is always of whole files, and what a killed server has left over is what no index names.
+A file is on the disk before an index names it, and is removed only after an index without it is on the disk. So every
+file in an index is whole, and files that no index names are left over from a killed server.
 
-Sessions are independent of one another, so a checkpoint need not be of one moment: states are copied one by one between
-rounds, which stalls nobody for longer than one copy takes, and written by another thread.
+Sessions are independent of one another, so their states may be of different moments: they are copied one by one between
+rounds, which delays a round by one copy at most, and a second thread writes them.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from txl_runtime.streaming.checks import check_path
 FORMAT = "txl-deploy.sessions/1"
 INDEX = "sessions.json"
 FILE = r"^[0-9a-f]{32}\.session\Z"
-"""Names of sessions' files: a random number, which says nothing of what is in them."""
+"""Pattern of the names of sessions' files: a random number, which reveals nothing about the session."""
 MOST = 2**28
-"""Bytes of an index at most: half a million sessions."""
+"""Most bytes of an index, 256 MiB: half a million sessions."""
 
 
 class _Entry(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where one session's state is."""
+    """A session's entry in the index: its file, with size and hash."""
 
     name: str
     file: Annotated[str, Meta(pattern=FILE)]
@@ -56,7 +56,7 @@ class _Entry(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Index(Struct, frozen=True):
-    """What `sessions.json` holds: of the sessions, the least recently used first."""
+    """The content of `sessions.json`; the least recently used session comes first."""
 
     format: str
     model_id: str
@@ -64,42 +64,41 @@ class _Index(Struct, frozen=True):
 
 
 class LostSessionError(TxlError):
-    """One session's saved state is damaged or missing; all others are not."""
+    """The saved state of one session is damaged or missing."""
 
 
 class Kept(Protocol):
-    """What a checkpoint asks of sessions."""
+    """The methods of `Sessions` that a checkpoint calls."""
 
     def versions(self) -> Mapping[str, int]:
-        """By the names of sessions that outlive requests, the least recently used first.
+        """Return a version for each named session, the least recently used first.
 
-        Returns:
-            A number that changes whenever the session's state does, and never comes back.
+        A version changes whenever the session's state does, and never repeats.
         """
 
     def take(self, name: str) -> SessionState:
-        """A copy of a session's state."""
+        """Return a copy of a session's state."""
 
     def put(self, name: str, state: SessionState) -> None:
         """Begin a session with a state."""
 
 
 class Checkpoint:
-    """A folder that one server keeps its sessions in. It is the server's alone until it is closed.
+    """A folder in which one server keeps its sessions; it is locked until `close`.
 
     Args:
-        folder: made where there is none.
-        model_id: of the server's bundle.
+        folder: path of the folder, which is made if it does not exist.
+        model_id: the manifest's, of the server's bundle.
 
     Raises:
-        UsageError: another server has the folder, or the sessions in it are another model's; or the index is damaged.
+        UsageError: a second server uses the folder, its sessions are of a different model, or the index is damaged.
         TxlError: the folder cannot be read or written to.
     """
 
     def __init__(self, folder: str | Path, model_id: str) -> None:
         self.folder, self._model_id = check_path(folder), model_id
         self._lock = Lock(self.folder)
-        self._perhaps = set[str]()  # files of an index that may have got into place although writing it failed
+        self._perhaps = set[str]()  # files of an index whose write raised an error, yet which may be in place
         try:
             self._entries = {entry.name: entry for entry in self._read_index()}
             self._remove_left_over()
@@ -107,7 +106,7 @@ class Checkpoint:
             self._lock.release()
             raise
         self._versions: dict[str, int] = {}
-        self._saving = self._stale = False  # stale: the index in the folder is another one than it was
+        self._saving = self._stale = False  # stale: others removed the index or a file, so it has to be written again
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -117,15 +116,15 @@ class Checkpoint:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the sessions that are saved, the least recently used first."""
+        """Names of the saved sessions, the least recently used first."""
         return tuple(self._entries)
 
     def load(self, name: str) -> SessionState:
-        """The saved state of a session.
+        """Return the saved state of a session.
 
         Raises:
             LostSessionError: its file is damaged or missing.
-            TxlError: it may be whole, and cannot be read.
+            TxlError: its file cannot be read now, but may be whole.
         """
         entry = self._entries[name]
         path = self.folder / entry.file
@@ -145,18 +144,18 @@ class Checkpoint:
             raise LostSessionError(f"session {brief(name)!r} is lost: {path} {error}; begin it again") from None
 
     def restore(self, sessions: Kept) -> dict[str, LostSessionError]:
-        """Begin every session that is saved.
+        """Begin every saved session.
 
         Args:
-            sessions: without any yet.
+            sessions: an object without sessions.
 
         Returns:
-            Why sessions could not be restored, by their names: their files are damaged or missing. All others are
-            there. The next save forgets those.
+            Errors by name, of sessions whose files are damaged or missing. All others are restored. The next save
+            drops the lost ones.
 
         Raises:
-            TxlError: a state does not fit the bundle or cannot be read, or there is no room for so many sessions. The
-                folder stays as it is.
+            TxlError: a state does not fit the bundle or cannot be read, or the limits are too small. The folder stays
+                unchanged.
         """
         lost: dict[str, LostSessionError] = {}
         for name in self.names:
@@ -171,13 +170,13 @@ class Checkpoint:
         return lost
 
     def begin(self, versions: Mapping[str, int]) -> Save:
-        """Begin to save.
+        """Begin a save.
 
         Args:
-            versions: of all sessions that are to be saved, see `Kept.versions`.
+            versions: versions of all sessions to save, from `Kept.versions`.
 
         Raises:
-            UsageError: a save is under way already.
+            UsageError: a save is running.
             TxlError: the folder cannot be read, or is gone.
         """
         if self._saving:
@@ -185,36 +184,36 @@ class Checkpoint:
         there = self._there()
         self._stale |= INDEX not in there and bool(self._entries)
         for name in [name for name, entry in self._entries.items() if entry.file not in there]:
-            del self._entries[name]  # others removed its file: it is saved again
+            del self._entries[name]  # somebody removed its file: save the session again
             self._versions.pop(name, None)
             self._stale = True
         self._saving = True
         return Save(self, versions)
 
     def save(self, sessions: Kept) -> int:
-        """Save all sessions, in this thread: what has not changed since the last time is not written again.
+        """Save all sessions, in this thread; a state that has not changed since the last save is not written again.
 
         Returns:
-            How many states were written.
+            The number of states that were written.
 
         Raises:
-            TxlError: the disk does not take them; what is there is the last checkpoint, whole.
+            TxlError: the disk is full or fails; the folder keeps its previous checkpoint.
         """
         with self.begin(sessions.versions()) as save:
             for name in save.wanted:
                 try:
                     state = sessions.take(name)
-                except TxlError:  # it is lost: what was saved of it before stays
+                except TxlError:  # the state is lost: the checkpoint keeps the one saved before
                     continue
                 save.add(name, state)
             return save.finish()
 
     def close(self) -> None:
-        """Let others have the folder."""
+        """Unlock the folder."""
         self._lock.release()
 
     def _there(self) -> set[str]:
-        """Names of what is in the folder."""
+        """Return the names of all files in the folder."""
         try:
             return {path.name for path in self.folder.iterdir()}
         except OSError as error:
@@ -248,7 +247,7 @@ class Checkpoint:
         return index.sessions
 
     def _remove_left_over(self) -> None:
-        """Remove what no index names, and what is left of an index that was being written: nobody else writes here."""
+        """Remove files that no index names, and partial files of an index; the lock keeps other writers away."""
         known = {entry.file for entry in self._entries.values()} | self._perhaps
         with contextlib.suppress(OSError):
             for path in sorted(self.folder.iterdir()):
@@ -257,7 +256,7 @@ class Checkpoint:
                     remove(path)
 
     def _put_in_place(self, entries: dict[str, _Entry], versions: dict[str, int]) -> None:
-        """Let an index of new entries be the checkpoint."""
+        """Write the index of new entries, which makes them the checkpoint."""
         if self._stale or self._perhaps or list(entries.items()) != list(self._entries.items()):
             index = _Index(FORMAT, self._model_id, tuple(entries.values()))
             sync_folder(self.folder)
@@ -274,10 +273,10 @@ class Checkpoint:
 
 
 class Save:
-    """A checkpoint that is being made. What it has written is removed if it ends before `finish`.
+    """A checkpoint in progress. If it ends before `finish`, the files that it wrote are removed.
 
     Attributes:
-        wanted: names of sessions whose state is not saved as it is now.
+        wanted: names of sessions whose current state is not saved yet.
     """
 
     def __init__(self, checkpoint: Checkpoint, versions: Mapping[str, int]) -> None:
@@ -293,10 +292,10 @@ class Save:
         self.end()
 
     def add(self, name: str, state: SessionState) -> None:
-        """Write a state that was taken after the versions were; any thread may, one at a time.
+        """Write a state that was taken after `versions`; any thread may call this, one at a time.
 
         Raises:
-            TxlError: the disk does not take it.
+            TxlError: the disk is full or fails.
         """
         data = state.to_bytes()
         path = self._checkpoint.folder / f"{secrets.token_hex(16)}.session"
@@ -307,15 +306,15 @@ class Save:
         self._new[name] = _Entry(name, path.name, len(data), hashlib.sha256(data).hexdigest())
 
     def finish(self) -> int:
-        """Let what was added, and what has not changed, be the checkpoint.
+        """Make the added and the unchanged states the checkpoint.
 
-        Of a session that was wanted and not added it keeps what it had.
+        For a session that was wanted and not added, the checkpoint keeps the old state.
 
         Returns:
-            How many states were written.
+            The number of states that were written.
 
         Raises:
-            TxlError: the disk does not take it, what is there is the last checkpoint, whole; or others removed files
+            TxlError: the disk is full or fails, and the folder keeps its previous checkpoint; or somebody removed files
                 meanwhile, which the next save writes again.
         """
         checkpoint = self._checkpoint
@@ -337,7 +336,7 @@ class Save:
         return len(self._new)
 
     def end(self) -> None:
-        """Remove what was added and is in no checkpoint; calling it again does nothing."""
+        """End the save, removing added files that are in no checkpoint; a second call does nothing."""
         if self._checkpoint._saving:
             self._checkpoint._saving = False
             self._checkpoint._remove_left_over()
@@ -350,6 +349,6 @@ def save_sessions(sessions: Kept, folder: str | Path, model_id: str) -> int:
 
 
 def restore_sessions(sessions: Kept, folder: str | Path, model_id: str) -> dict[str, LostSessionError]:
-    """Begin all sessions that a folder holds; see `Checkpoint.restore`."""
+    """Begin all sessions in a folder; see `Checkpoint.restore`."""
     with Checkpoint(folder, model_id) as checkpoint:
         return checkpoint.restore(sessions)

@@ -1,4 +1,4 @@
-"""`Sessions`: more of them than a stream has rows, served by one thread."""
+"""`Sessions`: the core, in which one thread serves any number of sessions on a stream's rows."""
 
 from __future__ import annotations
 
@@ -26,23 +26,24 @@ logger = logging.getLogger(__name__)
 
 
 class Sessions:
-    """Sessions of one model: each has a memory of its own, which outlives its requests where the session has a name.
+    """The sessions of one model. Each has its own memory, which outlives its requests if the session has a name.
 
-    One thread calls this, and nothing happens but in these calls: `submit` takes a request in, `round` runs one
-    segment of some sessions, and a ticket's `events` say what came of it. Where more sessions have something to do than
-    the stream has rows, they take turns; what has no row is parked in host memory.
+    One thread calls this, and works only in these calls: `submit` accepts a request, `round` runs one segment of some
+    sessions, and a ticket's `events` returns the results. If more sessions have work than the stream has rows, they
+    take turns; the state of a session without a row is parked in host memory.
 
-    What a session is given does not depend on the others: its tokens are cut from its request's own first one, its
-    random numbers are its own, and what goes wrong in its computation ends it alone.
+    A session's results do not depend on other sessions: its tokens are cut into segments from its request's first one
+    on, it has its own random numbers, and an error in its computation ends only it.
 
     Args:
-        model: with independent sequences. One whose sequences run in lockstep is served one session at a time.
-        rows: sequences of the stream, at most the bundle's batch size; None for as many as there can be.
-        limits: on sessions, requests and bytes.
-        clock: seconds, never going back.
+        model: a model whose sequences do not influence one another. In lockstep, one session is served at a time.
+        rows: number of the stream's sequences, at most the bundle's batch size; None for the most possible.
+        limits: limits on sessions, requests and bytes.
+        clock: a function that returns seconds and never goes back.
 
     Attributes:
-        counters: what was done so far.
+        counters: counts of rounds, tokens, requests and the like since the beginning.
+        rows: number of the stream's sequences.
 
     Raises:
         UsageError: the model's sequences influence one another; or rows or limits are out of range.
@@ -68,7 +69,7 @@ class Sessions:
         self._leading = stream.loop.leading
         alone = any(entry.axes.batch is None for entry in self._manifest.interface)
         self._turns = Turns(self._cuts, alone, self._leading)
-        self._newcomer = True  # whether the next row is for one that was never served
+        self._newcomer = True  # whether the next row goes to a request that was never served
         self._book = Book(self._rows, self._store, self._limits, self.counters, clock)
 
     def __enter__(self) -> Sessions:
@@ -83,17 +84,17 @@ class Sessions:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, session: str | None = None, unread: int | None = None) -> Ticket:
-        """Take a request in. Everything is checked here; nothing runs before the next `round`.
+        """Check and accept a request; nothing runs before the next `round`.
 
         Args:
-            request: what to do.
-            session: the name of a session, which begins with its first request; None for one that ends with this
-                request. A session's requests are served one after the other.
-            unread: where so many events are unread the request pauses; None to let it go on.
+            request: the request.
+            session: the name of a session, which begins with its first request; None for an unnamed one, which ends
+                with this request. A session's requests are served one after the other.
+            unread: number of unread events at which the request pauses; None for no pause.
 
         Raises:
-            UsageError: the request does not fit the model or the limits, or the name is none.
-            Busy: there is no room for it now.
+            UsageError: the request does not fit the model or the limits, or the name is not valid.
+            Busy: a limit is reached; try again later.
         """
         name = "" if session is None else check_name(session)
         if unread is not None and (not is_whole(unread) or unread < 1):
@@ -112,8 +113,8 @@ class Sessions:
         """Run one segment for some sessions.
 
         Returns:
-            Whether a segment ran or a request ended. False if there was nothing to do: every request has ended, or
-            pauses because its events are unread, or waits until one of those goes on.
+            True if a segment ran or a request ended. False if there was nothing to do: every request has ended, pauses
+            because its events are unread, or waits for one that pauses.
         """
         unfinished = self._book.unfinished
         self._book.end_overdue()
@@ -136,11 +137,11 @@ class Sessions:
     # --- sessions ---------------------------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
-        """Of all sessions that have one, the least recently used first."""
+        """Return the names of all named sessions, the least recently used first."""
         return list(self._book.recent)
 
     def info(self, name: str) -> SessionInfo:
-        """How a session stands.
+        """Return a session's place, sizes and counts.
 
         Raises:
             UsageError: there is no session of this name.
@@ -160,11 +161,11 @@ class Sessions:
         )
 
     def begin(self, name: str) -> None:
-        """Begin a session that was fed nothing; one that has this name is closed before.
+        """Begin an empty session; an existing one of this name is closed first.
 
         Raises:
-            UsageError: the name is none.
-            Busy: there is no room for a session more.
+            UsageError: the name is not valid.
+            Busy: the limit of sessions is reached.
         """
         name = check_name(name)
         if name in self._book.named:
@@ -181,10 +182,10 @@ class Sessions:
         self._book.drop(self._book.find(name), "closed")
 
     def cancel(self, name: str) -> int:
-        """End the requests of a session with reason "cancelled"; the session stays, with what it was fed.
+        """End the requests of a session with reason "cancelled"; the session keeps its state.
 
         Returns:
-            How many.
+            The number of requests that were ended.
 
         Raises:
             UsageError: there is no session of this name.
@@ -195,7 +196,7 @@ class Sessions:
         return len(jobs)
 
     def take(self, name: str) -> SessionState:
-        """A copy of a session's state. Of one that has a request it is that after the last round.
+        """Return a copy of a session's state, as it is after the last round.
 
         Raises:
             UsageError: there is no session of this name.
@@ -210,7 +211,7 @@ class Sessions:
 
         Raises:
             UsageError: the state does not fit the model, or the session has requests.
-            Busy: there is no room for a session more.
+            Busy: the limit of sessions is reached.
         """
         name = check_name(name)
         if not isinstance(state, SessionState):
@@ -229,15 +230,11 @@ class Sessions:
         self._book.recent.touch(name)
 
     def expire(self) -> int:
-        """Close sessions that nobody used for `limits.idle_seconds`; every round does so, too.
-
-        Returns:
-            How many.
-        """
+        """Close sessions that were idle for `limits.idle_seconds`; return their number. Every round does so, too."""
         return self._book.expire()
 
     def versions(self) -> dict[str, int]:
-        """By the names of sessions, the least recently used first: a number that changes whenever the state does."""
+        """Return a version by session name, the least recently used first; it changes whenever the state does."""
         return {name: self._book.named[name].version for name in self._book.recent}
 
     def save(self, folder: str | Path) -> int:
@@ -245,15 +242,15 @@ class Sessions:
         return save_sessions(self, folder, self._manifest.model_id)
 
     def restore(self, folder: str | Path) -> Mapping[str, TxlError]:
-        """Begin all sessions that a folder holds; see `Checkpoint.restore`."""
+        """Begin all sessions in a folder; see `Checkpoint.restore`."""
         return restore_sessions(self, folder, self._manifest.model_id)
 
     def end_requests(self) -> None:
-        """End all requests with reason "closed". Sessions that have names stay as they are after the last round."""
+        """End all requests with reason "closed"; named sessions keep their state."""
         self._book.end_all()
 
     def shut(self) -> None:
-        """End all requests with reason "closed" and all sessions."""
+        """End all requests, with reason "closed", and all sessions."""
         for session in [*self._book.active, *self._book.named.values()]:
             self._book.drop(session, "closed")
 
@@ -261,17 +258,17 @@ class Sessions:
 
     @property
     def unfinished(self) -> int:
-        """Requests that have not ended."""
+        """Number of requests that have not ended."""
         return self._book.unfinished
 
     @property
     def waiting(self) -> int:
-        """Requests that are on no row now: they wait for one, or behind another request of their session."""
+        """Number of requests on no row: they wait for one, or for an earlier request of their session."""
         return self._book.unfinished - sum(session.row is not None for session in self._book.active)
 
     @property
     def lost(self) -> int:
-        """Sessions whose memory was lost so far: by the engine, or by computing no numbers."""
+        """Number of sessions whose memory was lost so far: by the engine, or because it computed NaN."""
         return self._store.lost + self.counters.broken
 
     @property
@@ -280,13 +277,13 @@ class Sessions:
         return self._store.host_bytes
 
     def due(self) -> float | None:
-        """Seconds until a request runs out of time or a session expires, if nothing else happens; None for never."""
+        """Return the seconds until the next deadline of a request or expiry of a session; None for never."""
         return self._book.due()
 
     # --- rounds -----------------------------------------------------------------------------------------------------
 
     def _mend(self) -> None:
-        """Begin the stream anew where a state was left half replaced: what stood on its rows is lost.
+        """Reset the stream if a state was left half replaced; the states on its rows are lost.
 
         Raises:
             BackendError: the engine failed.
@@ -300,7 +297,7 @@ class Sessions:
                 self._store.lose(session.key, told)
 
     def _goes_on(self, session: Session) -> bool:
-        """Whether a session's first request has something to do and is not kept from it by its reader."""
+        """Return whether a session's first request can go on; one that does not fit the session ends with an error."""
         while session.jobs:
             job = session.jobs[0]
             if not job.begun:
@@ -316,7 +313,7 @@ class Sessions:
         return False
 
     def _give_rows(self, ready: list[Session]) -> None:
-        """Put sessions that wait on rows."""
+        """Give rows to waiting sessions, parking others."""
         waiting = in_order((session for session in ready if session.row is None), self._newcomer)
         runnable, room = set(ready), self._book.room() if waiting else 0
         for session in waiting:
@@ -341,10 +338,10 @@ class Sessions:
                     self._book.drop(session, "error", error)
 
     def _close_up(self, some: Sequence[Session]) -> None:
-        """Let some sessions stand on the first rows, where others are not computed while these run.
+        """Move sessions that run to the first rows, if the loop then computes only those rows.
 
-        One that has a single short segment to run is exchanged with nobody who ran lately: that costs more than the
-        segment.
+        A session whose request needs only one more short segment does not change places with one that ran within the
+        last `LATELY` rounds: that costs more than the segment.
         """
         if not self._leading:
             return
@@ -361,14 +358,14 @@ class Sessions:
                 self._book.end(session.jobs[0], "error", error)
 
     def _ends_now(self, job: Job) -> bool:
-        """Whether one more segment, one of the shortest, is all that a request needs."""
+        """Return whether one more segment of the shortest length ends a request."""
         return job.left <= self._cuts.shortest and job.drawn + 1 >= job.work.max_new_tokens
 
     def _serve(self, parts: list[Part]) -> None:
-        """Run a segment and end the requests that are done with it."""
+        """Run a segment and end the requests that it completes."""
         try:
             self._segments.run(parts)
-        except Exception as error:  # of an engine, or a fault of ours: it ends these requests and nothing else
+        except Exception as error:  # an engine's error or a defect here ends these requests, not the server
             if not isinstance(error, TxlError):
                 logger.exception("a segment failed")
                 error = BackendError(f"the segment failed ({type(error).__name__}: {one_line(error)}); ask again")
@@ -400,7 +397,7 @@ class Sessions:
             self._book.end(job, "length")
 
     def _ends(self, job: Job, token: int) -> bool:
-        """Whether the caller's own function ends a request at a token."""
+        """Return whether the caller's `until` ends a request at a token, or fails."""
         if job.work.until is None:
             return False
         try:
@@ -411,14 +408,17 @@ class Sessions:
             return True
 
     def _check_start(self, work: Work, session: Session | None, waiting: bool = True) -> None:
-        """Hold what a request begins with against the pending token of its session, as far as that is known.
+        """Check that a request's first input fits the session's pending token.
+
+        Args:
+            waiting: whether the request would wait for others of its session; it is then checked at its turn.
 
         Raises:
-            UsageError: they do not go together.
+            UsageError: inputs would follow a pending token, or there is neither a token nor a pending one.
         """
         pending = session is not None and session.pending is not None
         if waiting and session is not None and session.jobs:
-            return  # known when it is this one's turn
+            return  # earlier requests of the session may still draw a pending token
         if work.arrays is not None and pending:
             raise UsageError(
                 "the session has a token that was drawn and not fed yet, expected none before inputs; feed it with a "
@@ -431,5 +431,5 @@ class Sessions:
 
 
 def _on_rows(sessions: Sequence[Session]) -> list[Job]:
-    """The first request of each session that has one, and a row."""
+    """Return the first request of each session that has a request and a row."""
     return [session.jobs[0] for session in sessions if session.row is not None and session.jobs]

@@ -1,4 +1,4 @@
-"""A folder that one process alone writes to: its lock, and private files in it."""
+"""A folder that only one process writes to: its lock, and private files in it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from txl_runtime.files import NotPlainError, lock, open_plain
 
 LOCK = "sessions.lock"
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
-"""Rights of what is made here: a session's memory tells what was fed to it."""
+"""Permissions of new files and folders, for their owner alone: a session's memory reveals its texts."""
 
 
 class Lock:
-    """A lock on a folder, which ends with its process whatever ends that; the file it is held on stays there, empty.
+    """A lock on a folder, held on an empty file in it. The system releases it when the process ends, even if killed.
 
     Args:
-        folder: that is to be this process's; it is made where there is none.
+        folder: path of the folder, which is made if it does not exist.
 
     Raises:
-        UsageError: another process, or another owner in this process, has the folder.
+        UsageError: a second process, or a second owner in this process, holds the lock.
         TxlError: the folder cannot be made or written to.
     """
 
@@ -49,21 +49,21 @@ class Lock:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Let others have the folder; calling it again does nothing."""
+        """Unlock the folder; a second call does nothing."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
-            with contextlib.suppress(OSError):  # it is closed whatever is said of it
+            with contextlib.suppress(OSError):  # close releases the descriptor even if it reports an error
                 os.close(descriptor)
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a new file that nobody else may read; return when the disk holds it.
+    """Write a new file that only its owner may read; return when the disk holds it.
 
     Args:
-        path: where nothing is yet.
+        path: path of the file, which must not exist.
 
     Raises:
-        OSError: it cannot be written; nothing is left of it, as far as it can be removed.
+        OSError: the file cannot be written; it was removed again, if possible.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     with open(os.open(path, flags, PRIVATE_FILE), "wb", buffering=0) as stream:  # noqa: PTH123 - a descriptor
@@ -78,11 +78,11 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def read_private(path: Path, size: int) -> bytes:
-    """Read a file that has so many bytes.
+    """Read a file of exactly `size` bytes.
 
     Raises:
-        OSError: it is not there, or cannot be read.
-        ValueError: it has another size, or is no file; what is said continues a sentence about it.
+        OSError: the file is missing, or cannot be read.
+        ValueError: the size differs, or it is no plain file; the message continues a sentence, e.g. "is no plain file".
     """
     try:
         with open_plain(path, links=False) as (stream, known):
@@ -97,7 +97,7 @@ def read_private(path: Path, size: int) -> bytes:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, if it is there and can be removed."""
+    """Remove a file; do nothing if it is missing or cannot be removed."""
     try:
         path.unlink(missing_ok=True)
     except OSError:
@@ -105,7 +105,7 @@ def remove(path: Path) -> None:
 
 
 def unwritable(place: Path, error: OSError) -> TxlError:
-    """What to say where a folder or a file cannot be written."""
+    """Return the error for a folder or a file that cannot be written."""
     said = error.strerror or type(error).__name__
     return TxlError(
         f"{place}: cannot be written ({said}), expected a folder with room and rights; choose another place"

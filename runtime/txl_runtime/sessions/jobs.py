@@ -1,4 +1,4 @@
-"""Requests that are being served, and the sessions that they belong to."""
+"""Requests in progress, and the sessions that they belong to."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 def _nothing() -> None:
-    """What cancels a request that has ended."""
+    """Do nothing: the cancel function of a request that has ended."""
 
 
 class Ticket:
-    """What a caller holds of a request that was taken in.
+    """A caller's handle of an accepted request.
 
     Attributes:
-        session: the name of its session; "" where it has one of its own that ends with it.
-        done: whether it has ended.
-        error: why it ended with reason "error".
+        session: the name of its session; "" for an unnamed one, which ends with the request.
+        done: whether the request has ended.
+        error: the error, if it ended with reason "error".
     """
 
     def __init__(self, session: str, cancel: Callable[[], None], most: int | None) -> None:
@@ -38,28 +38,28 @@ class Ticket:
         self._events: deque[Event] = deque()
 
     def events(self) -> list[Event]:
-        """What came since the last call; the last event of all is `Finished`."""
+        """Return the events since the last call; the last event of a request is `Finished`."""
         found: list[Event] = []
         while self._events:
             found.append(self._events.popleft())
         return found
 
     def cancel(self) -> None:
-        """End the request with reason "cancelled". What was fed stays fed. Once it is done this does nothing."""
+        """End the request with reason "cancelled"; tokens fed so far stay in the state. Do nothing if it has ended."""
         self._cancel()
 
     @property
     def unread(self) -> int:
-        """Events that were not read yet."""
+        """Number of unread events."""
         return len(self._events)
 
     @property
     def waits(self) -> bool:
-        """Whether so many events are unread that the request pauses."""
+        """True if the request pauses because too many events are unread."""
         return self.paused_at(len(self._events))
 
     def paused_at(self, unread: int) -> bool:
-        """Whether the request pauses, or has paused, where so many events are unread."""
+        """Return whether the request pauses at this number of unread events."""
         return self._most is not None and unread >= self._most
 
     def tell(self, event: Event) -> None:
@@ -67,21 +67,21 @@ class Ticket:
         self._events.append(event)
 
     def end(self, reason: Reason, fed: int, error: TxlError | None, seen: int = 0) -> None:
-        """Add the last event. From then on nothing holds the request, whose memory is free without the collector."""
+        """Add the last event, and drop the reference to the request, so that it is freed without the collector."""
         self.error, self.done, self._cancel = error, True, _nothing
         self._events.append(Finished(reason, fed, seen))
 
 
 @dataclass(eq=False)
 class Work:
-    """A request, checked: what it feeds and what it gives back.
+    """A checked request.
 
     Attributes:
-        tokens: int32 [T]; once the work has begun, with the token that was pending before it.
-        arrays: in place of tokens, in the table's types and with one sequence.
+        tokens: int32 [T]; after `Job.begin`, the session's pending token comes first.
+        arrays: inputs by name instead of tokens, in the table's types and with one sequence; else None.
         columns: T of the arrays.
         last, max_new_tokens, stops, until, top, score, seconds, memory_length: see `Request`.
-        sampler: draws its tokens; None where none are.
+        sampler: sampler of its tokens; None if it draws none.
     """
 
     tokens: Ids
@@ -99,26 +99,26 @@ class Work:
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of its inputs, as they were submitted."""
+        """Bytes of its inputs, as submitted."""
         return self.tokens.nbytes + sum(array.nbytes for array in (self.arrays or {}).values())
 
 
 @dataclass(eq=False)
 class Session:
-    """A session as it stands.
+    """The current condition of a session.
 
     Attributes:
-        key: what its state is parked under; no two sessions have the same.
-        name: "" of a session that ends with its request.
-        row: of the stream; None where it has none.
-        fresh: whether nothing was ever fed, so that it has no state anywhere.
-        pending: the token that was drawn last and not fed yet.
-        seen: positions that were fed in all.
-        fill: memory rows of its state where that is parked.
-        version: changes whenever its state does.
-        served: the number of the round that served it last.
-        turns: rounds that served it since it came to its row.
-        jobs: its requests, the one that is being served first.
+        key: unique key of its parked state.
+        name: its name; "" for a session that ends with its request.
+        row: its row of the stream; None if it has none.
+        fresh: whether nothing was fed yet, so that it has no state.
+        pending: the last drawn token, if it was not fed yet.
+        seen: number of positions fed so far.
+        fill: number of memory rows of its parked state.
+        version: a number that changes whenever its state does.
+        served: number of the last round that served it.
+        turns: number of rounds that served it since it came to its row.
+        jobs: its requests in order; the first is in progress.
     """
 
     key: str
@@ -136,16 +136,16 @@ class Session:
 
 @dataclass(eq=False)
 class Job:
-    """A request that is unfinished.
+    """An unfinished request.
 
     Attributes:
-        work: what is to be done.
-        session: whose request it is.
-        ticket: where events go.
-        nbytes: of its inputs, as they were submitted.
-        at: positions that were fed; of tokens, the pending one among them.
-        drawn: tokens that were drawn.
-        before: tokens that stood pending before the request's own, 0 or 1.
+        work: the checked request.
+        session: its session.
+        ticket: the ticket that receives its events.
+        nbytes: bytes of its inputs, as submitted.
+        at: number of positions fed, including the pending token.
+        drawn: number of tokens drawn.
+        before: number of pending tokens before the request's own, 0 or 1.
         begun: whether `begin` was called.
     """
 
@@ -159,7 +159,7 @@ class Job:
     begun: bool = False
 
     def begin(self) -> None:
-        """Let the session's pending token be the first of the tokens; the job is the session's first now."""
+        """Put the session's pending token before the tokens; call this when the job is the session's first."""
         self.begun = True
         if self.session.pending is not None:
             self.before = 1
@@ -167,33 +167,33 @@ class Job:
 
     @property
     def length(self) -> int:
-        """Positions that are given, before anything is drawn."""
+        """Number of positions that the request feeds before it draws."""
         return len(self.work.tokens) if self.work.arrays is None else self.work.columns
 
     @property
     def left(self) -> int:
-        """Positions that could be fed now: the rest of what was given, or the token that was drawn last."""
+        """Number of positions that could be fed now: the rest of the request's, or 1, the last drawn token."""
         return max(1, self.length - self.at)
 
     def ids(self, count: int) -> Ids:
-        """The tokens that are fed next."""
+        """Return the next tokens to feed, at most `count`."""
         if self.at < self.length:
             return self.work.tokens[self.at : self.at + count]
         return np.array([self.session.pending], np.int32)
 
     def targets(self, count: int) -> Ids:
-        """The tokens that follow the ones that are fed next."""
+        """Return the `count` tokens that follow the next ones to feed, each one position later."""
         return self.work.tokens[self.at + 1 : self.at + 1 + count]
 
     def draws_after(self, count: int) -> bool:
-        """Whether a token is drawn once so many positions more are fed."""
+        """Return whether a token is drawn after `count` further positions."""
         return self.drawn < self.work.max_new_tokens and self.at + count >= self.length
 
     def scored(self, count: int) -> int:
-        """How many of the request's tokens the next so many positions tell the log-probabilities of."""
+        """Return how many of the next `count` positions score a token of the request: all but its last."""
         return max(0, min(count, self.length - 1 - self.at)) if self.work.score else 0
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing left to feed or draw."""
+        """True if nothing is left to feed or draw."""
         return self.at >= self.length and self.drawn >= self.work.max_new_tokens

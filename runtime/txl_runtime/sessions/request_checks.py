@@ -1,4 +1,4 @@
-"""Requests, held against the model and the limits before anything is taken in."""
+"""Checks of requests against the model and the limits, before a request is accepted."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from txl_runtime.streaming.sampling import Sampler, check_stop_tokens
 from txl_runtime.types import Array, Ids
 
 COUNTS = {"sessions": 1, "waiting": 0, "host_bytes": 0, "input_bytes": 0, "positions": 1}
-"""Limits that are whole numbers, and the least of each."""
+"""Limits that are whole numbers, with the least value of each."""
 PLAIN = {
     name: getattr(Request(), name)
     for name in ("tokens", "max_new_tokens", "stop_tokens", "until", "top_logprobs", "score")
 }
-"""What a request of inputs says nothing of, as it is where nothing is said."""
+"""Fields that a request with inputs must leave at these defaults."""
 
 
 def check_limits(limits: object) -> Limits:
-    """Limits that make sense.
+    """Return the limits after checking them.
 
     Raises:
-        UsageError: one does not.
+        UsageError: a limit has a wrong type or is out of range.
     """
     if not isinstance(limits, Limits):
         raise UsageError(f"limits are {shown(limits)}, expected Limits(...)")
@@ -42,10 +42,10 @@ def check_limits(limits: object) -> Limits:
 
 
 def check_row_count(rows: int | None, manifest: Manifest) -> int:
-    """How many sequences the sessions of a model share; as many as there can be without a number.
+    """Return the number of sequences that sessions share; the most possible if `rows` is None.
 
     Raises:
-        UsageError: the model's sequences influence one another, or it has no stream of so many.
+        UsageError: the model's sequences influence one another, or it has no stream of `rows` sequences.
     """
     if not manifest.can.run_fewer:
         raise UsageError(
@@ -67,10 +67,10 @@ def check_row_count(rows: int | None, manifest: Manifest) -> int:
 
 
 def check_request(request: object, manifest: Manifest, limits: Limits) -> Work:
-    """What a request asks for, in arrays of its own.
+    """Return a checked request; its arrays are copies.
 
     Raises:
-        UsageError: the model cannot do it, or an option is of the wrong kind or out of its range.
+        UsageError: the model does not support the request, or an option has a wrong type or is out of range.
     """
     if not isinstance(request, Request):
         raise UsageError(f"the request is a {type(request).__name__}, expected Request(...)")
@@ -117,20 +117,20 @@ def check_request(request: object, manifest: Manifest, limits: Limits) -> Work:
 
 
 def check_whole(manifest: Manifest, columns: int) -> None:
-    """Hold a number of tokens against a model that takes whole segments alone.
+    """Check that tokens fill whole segments, if the model's lengths are exact.
 
     Raises:
-        UsageError: they do not fill segments.
+        UsageError: a rest remains that no segment holds.
     """
     if columns and not manifest.can.run_ragged:
         strict_cuts(columns, np.array([columns], np.int32), manifest)
 
 
 def _ids(request: Request, manifest: Manifest, limits: Limits) -> Ids:
-    """The tokens of a request, int32 [T], a copy."""
+    """Return a copy of a request's tokens, int32 [T]."""
     require_tokens(manifest, "a request of tokens")
     given = [request.tokens] if isinstance(request.tokens, str | bytes) else request.tokens
-    if isinstance(given, list | tuple):  # before NumPy lays anything out: of texts each would be as long as the longest
+    if isinstance(given, list | tuple):  # checked before NumPy makes an array of texts, each as long as the longest
         if len(given) > limits.positions:
             raise UsageError(
                 f"the request has {len(given)} tokens, expected at most {limits.positions} positions; give it in "
@@ -165,7 +165,7 @@ def _sampler(sampling: object, manifest: Manifest) -> Sampler:
 
 
 def _arrays(request: Request, manifest: Manifest, limits: Limits, seconds: float | None, rows: int | None) -> Work:
-    """A request of arrays by name."""
+    """Return a checked request of arrays by name."""
     for name in PLAIN:
         value = getattr(request, name)
         if value is PLAIN[name]:
@@ -179,7 +179,7 @@ def _arrays(request: Request, manifest: Manifest, limits: Limits, seconds: float
             f"the inputs have {columns} positions, expected at most {limits.positions}; give them in several requests "
             "of one session"
         )
-    if columns not in manifest.segment_lengths:  # else it is one segment, whatever the model
+    if columns not in manifest.segment_lengths:  # a program's own length is one segment and is not cut
         cuts = strict_cuts(columns, counts, manifest)
         check_cuttable(cuts, manifest, "give each segment in a request of its own")
     arrays: dict[str, Array] = {name: np.array(array) for name, array in inputs.items()}

@@ -1,4 +1,4 @@
-"""What is asked of sessions, and what comes back: requests, events, limits."""
+"""The messages of sessions: requests, the events that answer them, limits and counters."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from txl_runtime.errors import TxlError, UsageError
 from txl_runtime.types import Array, Floats, Ids
 
 
-class Busy(TxlError):  # noqa: N818 - what it says is a state and no mistake
-    """There are too many sessions, requests or bytes already; nothing was taken in.
+class Busy(TxlError):  # noqa: N818 - it names a condition, not a mistake
+    """A limit of sessions, requests or bytes is reached; nothing was accepted.
 
     Attributes:
-        retry_after: seconds after which it may be worth asking again; an estimate.
+        retry_after: estimated seconds after which a retry may succeed.
     """
 
     def __init__(self, said: str, retry_after: float) -> None:
@@ -27,21 +27,21 @@ class Busy(TxlError):  # noqa: N818 - what it says is a state and no mistake
 
 
 class ClosedError(UsageError):
-    """Sessions are not open: they were closed, or their thread has failed. Nothing was done of what was asked."""
+    """Sessions are not open: they were closed, or their thread has failed. The call had no effect."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much sessions may take. The defaults suit a small machine.
+    """Limits of a server's sessions. The defaults suit a small machine.
 
     Attributes:
-        sessions: named sessions at a time.
-        waiting: unfinished requests beyond the number of rows.
-        host_bytes: bytes of parked states in host memory. As many states as there are rows may come on top, and those
-            of requests in sessions without names whose events are unread, which `waiting` bounds.
-        input_bytes: bytes of the inputs of unfinished requests, in all.
-        idle_seconds: a named session that nobody used for so long is closed.
-        positions: of one request: what it feeds and what it draws.
+        sessions: most named sessions at a time.
+        waiting: most unfinished requests beyond the number of rows.
+        host_bytes: most bytes of parked states in host memory. One state per row may be added to that, and the states
+            of unnamed sessions whose events are unread, which `waiting` bounds.
+        input_bytes: most bytes of the inputs of all unfinished requests together.
+        idle_seconds: seconds without use after which a named session is closed.
+        positions: most positions of one request, fed and drawn together.
     """
 
     sessions: int = 1024
@@ -54,14 +54,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn.
+    """The options of drawing tokens.
 
     Attributes:
-        temperature: divides the log-probabilities; 0 takes the most probable token.
+        temperature: divisor of the log-probabilities; 0 takes the most probable token.
         top_k: keep the k most probable tokens; None for all.
         top_p: keep the smallest set of most probable tokens whose probability reaches p; None for all.
-        seed: of the random draws; None for a fresh one. A request draws what a stream of one sequence draws.
-        sequence: which of several requests with the seed in common: draws what that sequence of a stream draws.
+        seed: seed of the random numbers; None for a fresh one. A stream of one sequence draws the same tokens.
+        sequence: index among several requests with the same seed; sequence 3 draws what sequence 3 of a stream draws.
     """
 
     temperature: float = 1.0
@@ -73,27 +73,27 @@ class Sampling:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """What a session is to do: feed tokens or arrays, then draw tokens.
+    """A task for a session: feed tokens or arrays, then draw tokens.
 
-    Before the tokens the session's pending token is fed: the one that was drawn last and not fed yet. Both together are
+    The session's pending token, the last drawn one if it was not fed yet, is fed before the tokens. Both together are
     cut as `Stream.feed` cuts them.
 
     Attributes:
-        tokens: int [T]. There may be none where the session has a pending token.
-        max_new_tokens: how many to draw at most. The last one that is drawn becomes the pending token.
-        sampling: how.
+        tokens: int [T]; T may be 0 if the session has a pending token.
+        max_new_tokens: most tokens to draw. The last drawn one becomes the pending token.
+        sampling: options of drawing.
         stop_tokens: ids that end the request; they are drawn and become the pending token.
-        until: is called with every token that is drawn, by the thread that runs the rounds; True ends the request there
-            as a stop token does.
-        top_logprobs: None for no log-probabilities; k for that of every drawn token and for those of the k best.
-        score: whether the tokens of the prompt are scored as well, with the k best where `top_logprobs` says so. The
-            first one has a log-probability only where a pending token stands before it.
-        inputs: in place of tokens, for any model: arrays by name with one sequence, as `Stream.feed` takes them.
-        last: of inputs, whether the results of the last position alone are wanted: as with `Stream.feed` they then have
-            no axis of positions, and come in one event.
-        seconds: after so many since it was submitted the request ends with reason "timeout"; None for no limit.
-        memory_length: memory rows that the session keeps and sees at most while this request runs, 0 … M; None for M.
-            Rows beyond are gone when its first segment has run, whatever the next request allows.
+        until: a function that the thread of the rounds calls with every drawn token; True ends the request, as a stop
+            token does.
+        top_logprobs: None for no log-probabilities; k for those of every drawn token and of the k best.
+        score: whether to score the tokens of the prompt, too, with the k best of `top_logprobs`. The first one has a
+            log-probability only after a pending token.
+        inputs: instead of tokens, for any model: arrays by name with one sequence, as for `Stream.feed`.
+        last: for inputs, whether to return only the last position: as in `Stream.feed`, results then have no axis of
+            positions, and come in one event.
+        seconds: seconds after `submit` at which the request ends with reason "timeout"; None for no limit.
+        memory_length: most memory rows that the session keeps while this request runs, 0 … M; None for M. Its first
+            segment drops the older rows for good.
     """
 
     tokens: ArrayLike = ()
@@ -111,12 +111,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Token:
-    """A token that was drawn.
+    """A drawn token.
 
     Attributes:
-        id: of the token.
-        logprob: its natural log-probability, before temperature, top-k and top-p; None where it was not asked for.
-        top: ids and log-probabilities of the k best tokens, the best first; of those that tie the smaller id.
+        id: its id.
+        logprob: its natural log-probability, before temperature, top-k and top-p; None without `top_logprobs`.
+        top: ids and log-probabilities of the k best tokens, the best first; of equal ones the smaller id first.
     """
 
     id: int
@@ -126,12 +126,12 @@ class Token:
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """Log-probabilities of some of the request's tokens; a long prompt gives one event per segment.
+    """Log-probabilities of the prompt's tokens in one segment.
 
     Attributes:
-        first: which of the request's tokens the first entry is of.
+        first: index, among the request's tokens, of the first one here.
         logprobs: natural log-probabilities of these tokens, float32 [t].
-        top_ids, top_logprobs: the k best tokens at their places, the best first, int32 [t, k] and float32 [t, k].
+        top_ids, top_logprobs: the k best tokens in their places, the best first, int32 [t, k] and float32 [t, k].
     """
 
     first: int
@@ -142,11 +142,11 @@ class Prompt:
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """What the model returned for a segment of `Request.inputs`.
+    """The model's outputs for a segment of `Request.inputs`.
 
     Attributes:
         first: the segment's first position.
-        arrays: by name, in the output table's order of axes, with one sequence.
+        arrays: outputs by name, in the table's order of axes, with one sequence, e.g. [1, t, F].
     """
 
     first: int
@@ -154,11 +154,11 @@ class Outputs:
 
 
 def joined(segments: Sequence[Outputs], table: Sequence[Output]) -> dict[str, Array]:
-    """What the model returned for a whole request: its segments' outputs, put together along the positions.
+    """Return the outputs of a whole request: segments of [1, 8, F] and [1, 4, F] give [1, 12, F].
 
     Args:
-        segments: in their order; at least one.
-        table: the outputs of the bundle. Those without positions are those of the last segment.
+        segments: the request's events in order; at least one.
+        table: the bundle's outputs. One without positions is taken from the last segment.
     """
     results = dict(segments[-1].arrays)
     for output in table if len(segments) > 1 else ():
@@ -180,11 +180,11 @@ class Finished:
     """The end of a request; always the last event.
 
     Attributes:
-        reason: "stop": a stop token was drawn, or `until` said so. "length": everything that was asked for is done.
-            "cancelled", "timeout", "closed": it was ended early, by the caller, its time or the end of its session.
-            "error": `Ticket.error` says what went wrong.
-        fed: positions that this request fed, the token that was pending before it among them.
-        seen: positions that the session was fed in all, up to then.
+        reason: "stop": a stop token was drawn, or `until` returned True. "length": the whole request is done.
+            "cancelled", "timeout", "closed": it was ended early, by the caller, its deadline or the end of its session.
+            "error": the error is in `Ticket.error`.
+        fed: number of positions that this request fed, including the pending token before it.
+        seen: number of positions that the session was fed up to then.
     """
 
     reason: Reason
@@ -197,18 +197,18 @@ Event: TypeAlias = Token | Prompt | Outputs | Finished
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """How a session stands.
+    """The condition of a session.
 
     Attributes:
-        name: of the session.
-        place: where its state is: on a row of the stream, or parked in host memory; "new" before anything was fed.
-        seen: positions that it was fed in all.
-        fill: memory rows that exist, 0 … M; None where the model counts none.
-        pending: the token that was drawn last and is fed with the next request; None where there is none.
+        name: name of the session.
+        place: place of its state: "row" of the stream, or parked in "host" memory; "new" before the first position.
+        seen: number of positions fed so far.
+        fill: number of memory rows, 0 … M; None if the model counts none.
+        pending: the last drawn token, if the next request will feed it; else None.
         running: whether it has a request.
-        waiting: requests behind that one.
-        nbytes: bytes of its state at most.
-        idle_seconds: since it was used last; 0 while it has a request.
+        waiting: number of requests after the first.
+        nbytes: most bytes of its state; 0 before the first position.
+        idle_seconds: seconds since its last use; 0 while it has a request.
     """
 
     name: str
@@ -224,18 +224,18 @@ class SessionInfo:
 
 @dataclass
 class Counters:
-    """What was done so far.
+    """Counts since the beginning.
 
     Attributes:
-        rounds: segments that ran, for some sessions each.
-        positions: that were fed.
-        tokens: that were drawn.
-        requests: that were taken in.
-        busy: requests and sessions that were refused for want of room.
-        parked, resumed: states that were moved from a row, and onto one.
-        expired: sessions that were closed because nobody used them.
-        broken: named sessions that ended because what they computed is no number.
-        finished: requests that ended, by their reason.
+        rounds: segments that ran, each for one or more sessions.
+        positions: positions fed.
+        tokens: tokens drawn.
+        requests: requests accepted.
+        busy: requests and sessions refused with `Busy`.
+        parked, resumed: states moved from a row to host memory, and back.
+        expired: sessions closed because they were idle.
+        broken: named sessions that ended because they computed NaN.
+        finished: ended requests, by reason.
     """
 
     rounds: int = 0

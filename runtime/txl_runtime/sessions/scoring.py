@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens that are known, and of the best ones at their places, some rows at a time."""
+"""Log-probabilities of known tokens, and of the k best ones in their places, a bounded number of rows at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from txl_runtime.streaming.sampling import best_first
 from txl_runtime.types import Floats, Ids
 
 CHUNK = 2**22
-"""Log-probabilities that are held at a time, 16 MiB."""
+"""Most log-probabilities held at a time, 16 MiB of float32."""
 
 Best = tuple[tuple[int, float], ...]
 
@@ -21,13 +21,13 @@ def score_rows(output: StreamSoftmax, features: Floats, targets: Ids, top: int) 
 
     Args:
         output: the softmax.
-        features: of the positions, [t, F].
-        targets: the token after each of them, [t] or longer.
+        features: the positions' rows, [t, F].
+        targets: the token after each position, [t] or longer.
         top: k.
 
     Returns:
-        Log-probabilities of the targets [t], NaN where there are any; ids and log-probabilities of the k best tokens,
-        [t, k].
+        Log-probabilities of the targets, [t]; ids and log-probabilities of the k best tokens, [t, k]. A row with NaN
+        gives NaN; with k > 0, so do all rows of its chunk.
     """
     count, words = len(features), output.clusters[-1][1]
     logprobs = np.zeros(count, np.float32)
@@ -42,7 +42,7 @@ def score_rows(output: StreamSoftmax, features: Floats, targets: Ids, top: int) 
         values = row[: last - first]
         output.logprobs(features[first:last], values)
         logprobs[first:last] = values[np.arange(last - first), targets[first:last]]
-        if np.isnan(values).any():  # there are no best ones
+        if np.isnan(values).any():  # NaN has no order, so there are no k best; the caller closes the session
             logprobs[first:last] = np.nan
             continue
         for place, found in enumerate(values, first):
@@ -52,13 +52,13 @@ def score_rows(output: StreamSoftmax, features: Floats, targets: Ids, top: int) 
 
 
 def best_of(output: StreamSoftmax, features: Floats, tokens: Ids, tops: Sequence[int]) -> list[tuple[float, Best]]:
-    """The log-probability of a token after each of some positions, and the best tokens there; NaN where there is any.
+    """Return, for each position, the log-probability of its token and the k best; (NaN, ()) if its row holds NaN.
 
     Args:
         output: the softmax.
-        features: of the positions, [n, F].
-        tokens: one for each, [n].
-        tops: k of each.
+        features: the positions' rows, [n, F].
+        tokens: the token after each position, [n].
+        tops: k of each position.
     """
     found: list[tuple[float, Best]] = []
     some = max(1, CHUNK // output.clusters[-1][1])

@@ -1,4 +1,4 @@
-"""One segment of some sessions: what each feeds side by side, and no more of the softmax than was asked for."""
+"""One segment of several sessions, side by side on a stream's rows, computing only the softmax that they need."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from txl_runtime.types import Array, Floats, Ids
 
 @dataclass
 class Part:
-    """What one job does in a segment, and what became of it.
+    """A job's share of a segment, and its result.
 
     Attributes:
-        job: whose session is on a row.
-        row: of the stream.
-        size: positions that it feeds.
-        first: how many positions it had fed before.
-        scored: how many of its tokens are scored.
-        token: that was drawn.
-        error: of this job alone.
-        broken: whether its memory holds what is no number.
+        job: a job whose session is on a row.
+        row: the row of the stream.
+        size: number of positions that it feeds.
+        first: number of positions that it fed before.
+        scored: number of its tokens that are scored.
+        token: the drawn token, if any.
+        error: an error of this job alone.
+        broken: whether it computed NaN, so that its session has to be closed.
     """
 
     job: Job
@@ -48,12 +48,12 @@ class Part:
 
     @classmethod
     def of(cls, job: Job, size: int) -> Part:
-        """The next positions of a job."""
+        """Return the part with the next `size` positions of a job."""
         assert job.session.row is not None
         return cls(job, job.session.row, size, job.at, job.scored(size))
 
     def fail(self, error: TxlError, broken: bool) -> None:
-        """Note what went wrong for this job alone."""
+        """Note an error of this job alone."""
         if broken:
             name = self.job.session.name
             who = f"session {brief(name)!r}" if name else "the session"
@@ -62,7 +62,7 @@ class Part:
 
 
 class Segments:
-    """Runs segments on the loop of a stream."""
+    """A runner of segments on a stream's loop."""
 
     def __init__(self, stream: Stream, manifest: Manifest) -> None:
         self.stream, self._manifest, self._b = stream, manifest, stream.batch_size
@@ -71,13 +71,13 @@ class Segments:
 
     @property
     def _loop(self) -> Loop:
-        return self.stream.loop  # asked for each time: a model that is closed takes it away
+        return self.stream.loop  # read each time: closing the model replaces it
 
     def run(self, parts: Sequence[Part]) -> None:
-        """Run one segment: what is drawn, scored and returned goes to the tickets.
+        """Run one segment, and send tokens, scores and outputs to the tickets.
 
         Raises:
-            TxlError: the engine failed. `Job.at` says whether the segment was fed before that.
+            TxlError: the engine failed; if `Job.at` has advanced, the segment is part of the state nevertheless.
         """
         counts = np.zeros(self._b, np.int32)
         for part in parts:
@@ -91,14 +91,14 @@ class Segments:
                 self._run_tokens(parts, counts)
             else:
                 self._run_arrays(parts, counts)
-        finally:  # whoever stands on these rows next has all of the memory
+        finally:  # the limit is this request's: the row's next session keeps all M rows
             for part in limited:
                 self._limit(part, None)
-                if held is not None and part.job.at == part.first:  # nothing was fed, so nothing is cut off either
+                if held is not None and part.job.at == part.first:  # the segment failed: undo the cut of the memory
                     self._loop.fill[part.row] = held[part.row]
 
     def _limit(self, part: Part, most: int | None) -> None:
-        """Limit the memory rows of the row that a part is on, or let it have all of them."""
+        """Limit the memory rows of a part's row to `most`; None for M."""
         self._loop.limit(np.array([part.row]), self._manifest.memory_length if most is None else most)
 
     def _run_tokens(self, parts: Sequence[Part], counts: Ids) -> None:
@@ -159,7 +159,7 @@ class Segments:
             part.job.ticket.tell(Outputs(part.first, arrays))
 
     def _tell_last(self, parts: Sequence[Part], result: Result) -> None:
-        """Log-probabilities after the last position, and no more of the softmax."""
+        """Send the log-probabilities after the last position, without computing those of other positions."""
         output = self._loop.output
         logprobs = np.zeros((len(parts), output.clusters[-1][1]), np.float32)
         if parts:
@@ -211,4 +211,4 @@ def _advance(parts: Sequence[Part]) -> None:
         job, session = part.job, part.job.session
         job.at += part.size
         session.seen += part.size
-        session.fresh, session.pending = False, None  # what was pending stands before everything else
+        session.fresh, session.pending = False, None  # the pending token is fed first, so it is fed by now

@@ -1,4 +1,4 @@
-"""Sessions on the rows of a stream: who is where, and how states come and go."""
+"""Sessions on the rows of a stream: the owner of each row, and moves of states to and from rows."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from txl_runtime.streaming.stream import Stream
 
 
 class SessionRows:
-    """The rows of a stream and the sessions on them. A state moves as one sequence's `RowState` alone.
+    """The rows of a stream and the sessions on them. A state moves as a `RowState`.
 
     Args:
-        stream: whose rows these are; nobody else uses it.
+        stream: a stream that nobody else uses.
 
     Attributes:
-        owners: the session on each row; None where there is none.
-        torn: whether a state was left half replaced, so that nothing of the stream's memory can be believed.
+        owners: the session on each row; None for a free row.
+        torn: whether a state was left half replaced, so that no state on the rows is valid.
     """
 
     def __init__(self, stream: Stream, manifest: Manifest, update: str, store: Store, counters: Counters) -> None:
@@ -33,15 +33,15 @@ class SessionRows:
         self._store, self._counters = store, counters
         self.owners: list[Session | None] = [None] * stream.batch_size
         self.torn = False
-        self._used = [False] * stream.batch_size  # whether something may stand there
+        self._used = [False] * stream.batch_size  # whether a row may hold a state that has to be cleared
         stream.reset()
         self._fresh = stream.take(0)
 
     def give(self, session: Session, row: int) -> None:
-        """Put a session on a row that is free.
+        """Put a session on a free row.
 
         Raises:
-            TxlError: its state is lost, or the engine failed. A state that is not lost is where it was.
+            TxlError: its state is lost, or the engine failed and the state stays parked.
         """
         if session.fresh:
             if self._used[row]:
@@ -57,10 +57,10 @@ class SessionRows:
         self._settle(session, row)
 
     def park(self, session: Session) -> None:
-        """Take a session from its row and keep its state.
+        """Take a session from its row and park its state.
 
         Raises:
-            TxlError: the engine failed; the session is where it was.
+            TxlError: the engine failed; the session stays on its row.
         """
         assert session.row is not None
         if not session.fresh:
@@ -71,10 +71,10 @@ class SessionRows:
         self.leave(session)
 
     def move(self, session: Session, row: int) -> None:
-        """Put a session that has a row on another one; whoever is there comes to its row.
+        """Move a session from its row to `row`; the owner of that row, if any, moves to the first one.
 
         Raises:
-            TxlError: the engine failed; both sessions are where they were.
+            TxlError: the engine failed; both sessions stay on their rows.
         """
         assert session.row is not None
         before, owner = session.row, self.owners[row]
@@ -88,25 +88,25 @@ class SessionRows:
             owner.row = before
 
     def leave(self, session: Session) -> None:
-        """Let a session's row be free. What stands there is cleared before the next one comes, or replaced."""
+        """Free a session's row, if it has one. The state there is cleared or replaced when the next session comes."""
         if session.row is not None:
             self.owners[session.row] = None
             session.row = None
 
     def clear(self, session: Session) -> None:
-        """Let a session's row be free, with nothing left of what stood there."""
+        """Free a session's row and clear the state there."""
         row = session.row
         self.leave(session)
         if row is not None:
-            with contextlib.suppress(TxlError):  # the engine failed; it is tried again before the next one comes
+            with contextlib.suppress(TxlError):  # if the engine failed, the row is cleared before its next session
                 self._reset(row)
                 self._used[row] = False
 
     def state(self, session: Session) -> SessionState:
-        """A copy of a session's state, wherever it is.
+        """Return a copy of a session's state, from its row or the store.
 
         Raises:
-            TxlError: it is lost.
+            TxlError: the state is lost.
         """
         if session.fresh:
             row: RowState = self._fresh
@@ -117,7 +117,7 @@ class SessionRows:
         return SessionState.of(row, self._manifest, self._table, session.pending, session.seen)
 
     def fill(self, session: Session) -> int | None:
-        """Memory rows of a session's state, wherever it is; None where the model counts none."""
+        """Return the number of memory rows of a session; None if the model counts none."""
         if not self._manifest.can.count_rows:
             return None
         if session.fresh:
@@ -125,15 +125,15 @@ class SessionRows:
         return session.fill if session.row is None else int(self._stream.fill[session.row])
 
     def checked(self, state: SessionState) -> RowState:
-        """A copy of a state that fits the model.
+        """Return a copy of a state after checking that it fits the model.
 
         Raises:
-            UsageError: it does not fit.
+            UsageError: the state does not fit.
         """
         return _copied(state.row(self._manifest, self._table))
 
     def renew(self) -> None:
-        """Begin the stream anew, without any sessions on it.
+        """Reset the stream, and free all rows.
 
         Raises:
             BackendError: the engine failed.
@@ -146,7 +146,7 @@ class SessionRows:
         self.torn = False
 
     def _put(self, states: Mapping[int, RowState]) -> None:
-        """Replace what stands on some rows."""
+        """Replace the states on some rows; `torn` stays True if this is interrupted."""
         self.torn = True
         for row, state in states.items():
             self._stream.put(row, state)

@@ -1,7 +1,7 @@
-"""What a session is between requests: its memory, the token that was drawn last and not fed yet, and how far it came.
+"""The state of a session between requests: its memory, its pending token, and the number of positions it has seen.
 
-As a file it is a saved state of one sequence, with the rest in the metadata: `StreamState.load` reads it too, and a
-saved state of one sequence is a session's state without a token to feed.
+Its file is a saved state of one sequence, with the rest in the metadata. So `StreamState.load` reads it, too, and any
+saved state of one sequence can be read as a session's, without a pending token.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from txl_runtime.streaming.states import check_fits, parted, snapshot_of_row
 from txl_runtime.types import Array
 
 LONGEST_NAME = 256
-"""Characters of a session's name at most."""
+"""Most characters of a session's name."""
 MOST_SEEN = 10**15
-"""More positions than any session sees; a forged number must not become one that no file can hold."""
+"""Bound on `seen`, above any real session's: a forged larger number could not be written to a file again."""
 PENDING, SEEN = "session.pending", "session.seen"
-"""In a file's metadata: decimal numbers."""
+"""Keys of decimal numbers in a file's metadata."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class SessionState:
     """The state of one session, apart from any stream.
 
     Attributes:
-        state: of its one sequence, bound to the model.
-        pending: the token that was drawn last and is fed with the next request; None where there is none.
-        seen: how many positions the session was fed in all.
+        state: the state of one sequence, bound to the model.
+        pending: the last drawn token, if the next request has to feed it; else None.
+        seen: number of positions that the session was fed.
     """
 
     state: StreamState
@@ -48,20 +48,20 @@ class SessionState:
     def of(
         cls, row: RowState, manifest: Manifest, table: Sequence[StateTensor], pending: int | None, seen: int
     ) -> SessionState:
-        """The state of a sequence that was taken from a stream; the arrays are the row's own, not copies.
+        """Return the state of a sequence that was taken from a stream; the arrays are shared, not copied.
 
         Args:
-            row: as `Stream.take` returned it.
+            row: the result of `Stream.take`.
             table: the stream's state table, `manifest.states_of(update)`.
             pending, seen: see the class.
         """
         return cls(snapshot_of_row(row, manifest, table), pending, seen)
 
     def row(self, manifest: Manifest, table: Sequence[StateTensor]) -> RowState:
-        """What `Stream.put` takes, after everything was checked; the arrays are the state's own, not copies.
+        """Return the checked state for `Stream.put`; the arrays are shared, not copied.
 
         Raises:
-            UsageError: the state is of another model, form of memory or number of sequences, or its parts do not fit.
+            UsageError: the state has a different model, form of memory or number of sequences, or a wrong part.
         """
         check_fits(self.state, manifest, table, 1)
         size, pending = manifest.vocab_size, self.pending
@@ -74,11 +74,11 @@ class SessionState:
 
     @property
     def model_id(self) -> str:
-        """Of the bundle whose memory this is."""
+        """The `model_id` of the bundle that the state belongs to."""
         return self.state.model_id
 
     def to_bytes(self) -> bytes:
-        """The bytes of a file, as `save` writes it."""
+        """Return the bytes of the file that `save` writes."""
         more = {SEEN: str(self.seen)}
         if self.pending is not None:
             more[PENDING] = str(self.pending)
@@ -86,20 +86,20 @@ class SessionState:
 
     @classmethod
     def from_bytes(cls, data: bytes, source: str = "the state") -> SessionState:
-        """Read what `to_bytes` gave, or the bytes of any saved state of one sequence. Its arrays are copies.
+        """Read the bytes that `to_bytes` returned, or those of any saved state of one sequence; arrays are copies.
 
         Raises:
-            UsageError: they are damaged, or no saved state, or one of several sequences.
+            UsageError: the bytes are damaged, no saved state, or one of several sequences.
         """
         return _read(*tensors_of(data, source), source)
 
     def save(self, path: str | Path) -> None:
-        """Write a file; as `StreamState.save`."""
+        """Write a file, as `StreamState.save` does."""
         write_named(check_path(path), self.to_bytes())
 
     @classmethod
     def load(cls, path: str | Path) -> SessionState:
-        """Read what `save` wrote, or any saved state of one sequence.
+        """Read a file that `save` wrote, or any saved state of one sequence.
 
         Raises:
             UsageError: the file is missing, damaged, no saved state, or one of several sequences.
@@ -109,15 +109,15 @@ class SessionState:
 
 
 def check_name(name: object) -> str:
-    """The name of a session: any text of 1 … 256 characters that UTF-8 has bytes for.
+    """Return the name of a session, any text of 1 … 256 characters that UTF-8 can encode.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: the name is no such text.
     """
     if isinstance(name, str) and 1 <= len(name) <= LONGEST_NAME:
         try:
             name.encode()
-        except UnicodeEncodeError:  # half of a surrogate pair
+        except UnicodeEncodeError:  # a lone surrogate, as in JSON's "\ud800"
             pass
         else:
             return str(name)
@@ -126,7 +126,7 @@ def check_name(name: object) -> str:
 
 
 def largest_state(manifest: Manifest, table: Sequence[StateTensor]) -> int:
-    """Bytes of the arrays of a session's state at most: memory rows are kept as float32, whole tensors as they are."""
+    """Return the most bytes of a session's state: memory rows are kept as float32, "replace" states in their type."""
     return sum(BYTES.get(entry.taken_dtype, 4) * entry.values(manifest.memory_length) for entry in table)
 
 

@@ -1,4 +1,4 @@
-"""Sessions that are on no row: their states in host memory, and the order in which sessions were used."""
+"""Parked states of sessions that have no row, in host memory, and the order in which sessions were used."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from txl_runtime.streaming.state import RowState
 
 
 class Store:
-    """Parked states by the names of their sessions. One thread uses it.
+    """Parked states by the keys of their sessions. Only one thread uses it.
 
     Args:
-        largest: bytes of a state at most, as `largest_state` says.
+        largest: most bytes of a state, from `largest_state`.
 
     Attributes:
-        host_bytes: what the parked states take now, in bytes of arrays.
-        lost: how many states were lost so far.
+        host_bytes: bytes of the arrays of all parked states.
+        lost: number of states lost so far.
     """
 
     def __init__(self, limits: Limits, largest: int) -> None:
@@ -29,7 +29,7 @@ class Store:
         self.host_bytes = self.lost = 0
 
     def capacity(self, rows: int) -> int:
-        """How many sessions there may be, so that each that is not on one of the rows has room here."""
+        """Return the most sessions such that each without a row has room: at most rows + host_bytes // largest."""
         sessions = self._limits.sessions
         return min(sessions, rows + self._limits.host_bytes // self._largest) if self._largest else sessions
 
@@ -37,21 +37,21 @@ class Store:
         return name in self._states or name in self._gone
 
     def park(self, name: str, state: RowState) -> None:
-        """Keep a state.
+        """Park a state.
 
         Args:
-            name: of the session; what was parked under it before is dropped.
-            state: it is kept as it is, and must not be written to.
+            name: key of the session; a state parked under it before is dropped.
+            state: the state, which is not copied and must not be written to.
         """
         self.drop(name)
         self._states[name] = state
         self.host_bytes += _nbytes(state)
 
     def fetch(self, name: str) -> RowState:
-        """Take a state out.
+        """Take a state out, and forget its session.
 
         Raises:
-            TxlError: it is lost. The session is unknown here afterwards.
+            TxlError: the state is lost.
         """
         try:
             return self.look(name)
@@ -59,11 +59,11 @@ class Store:
             self.drop(name)
 
     def look(self, name: str) -> RowState:
-        """A state that stays here; it must not be written to.
+        """Return a parked state, which stays here and must not be written to.
 
         Raises:
-            TxlError: it is lost.
-            KeyError: nothing is parked under this name.
+            TxlError: the state is lost.
+            KeyError: no state is parked under this key.
         """
         if name in self._gone:
             raise TxlError(self._gone[name])
@@ -77,7 +77,7 @@ class Store:
             self.host_bytes -= _nbytes(state)
 
     def lose(self, name: str, told: str) -> None:
-        """Note that a state is lost; its next `fetch` says why."""
+        """Count a state as lost; its next `fetch` raises an error with the text `told`."""
         self.drop(name)
         self.lost += 1
         self._gone[name] = told
@@ -91,31 +91,31 @@ class Recent:
     """Names in the order of their last use.
 
     Args:
-        clock: seconds, never going back.
+        clock: a function that returns seconds and never goes back.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._used = clock, OrderedDict[str, float]()
 
     def __iter__(self) -> Iterator[str]:
-        """The least recently used first."""
+        """Iterate over the names, the least recently used first."""
         return iter(self._used)
 
     def touch(self, name: str) -> None:
-        """The name is used now."""
+        """Note that a name is used now."""
         self._used[name] = self._clock()
         self._used.move_to_end(name)
 
     def forget(self, name: str) -> None:
-        """The name is used no more."""
+        """Remove a name, if it is there."""
         self._used.pop(name, None)
 
     def since(self, name: str) -> float:
-        """Seconds since a name was used."""
+        """Return the seconds since a name was used."""
         return self._clock() - self._used[name]
 
     def idle(self, seconds: float) -> list[str]:
-        """Names that were not used for so many seconds, the longest unused first."""
+        """Return the names that were not used for more than `seconds`, the longest unused first."""
         now, found = self._clock(), list[str]()
         for name, used in self._used.items():
             if now - used <= seconds:

@@ -1,4 +1,4 @@
-"""Whose turn it is: which sessions come to rows, and which of those on rows are served together."""
+"""Turns: the choice of sessions that get rows, and of those on rows that are served together."""
 
 from __future__ import annotations
 
@@ -10,57 +10,57 @@ from txl_runtime.sessions.jobs import Job, Session
 from txl_runtime.streaming.inputs import segment_size
 
 SLICE = 64
-"""Rounds that serve a session before its row is given, in the middle of a request, to one that waits. Whoever reads an
-answer would wait as well, so most answers should fit into one slice."""
+"""Rounds that a session is served before a waiting one may take its row in the middle of a request. The reader of its
+answer then waits, so most answers should fit into one slice."""
 SHORT_SLICE = 16
-"""The same between two requests. Moving two states costs as much as some rounds."""
+"""Rounds before a waiting session may take its row between two requests. Moving two states costs several rounds."""
 LATELY = 16
-"""Rounds within which a session that was served is likely to come again."""
+"""Rounds after which a session that was served is no longer expected to run again soon."""
 
 LONG = 1024
-"""Positions that are fed together in a round of long segments, where others wait to decode."""
+"""Most positions in a round of long segments while other sessions decode; they wait for it."""
 
 
 class Cuts:
-    """How a request is cut into segments, by itself: as `Stream.feed` cuts it, whatever the neighbours do."""
+    """The cuts of a request into segments, which are those of `Stream.feed` and do not depend on other sessions."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._lengths, self._ragged = manifest.segment_lengths, manifest.can.run_ragged
         self.shortest = self._lengths[-1]
 
     def size(self, left: int) -> int:
-        """Positions of the next segment, of so many that are left."""
+        """Return the number of positions of the next segment, if `left` are left."""
         return segment_size(left, self._lengths, self._ragged) or self.shortest
 
     def length(self, size: int) -> int:
-        """The segment length of the program that runs so many positions."""
+        """Return the segment length L of the program that runs `size` positions."""
         return next(length for length in reversed(self._lengths) if length >= size)
 
 
 class Turns:
-    """Who is served next.
+    """The choice of the sessions that the next round serves.
 
-    A round runs one program: sessions with as much to feed are served together, so that what a session is given does
-    not depend on its neighbours. Every other round is of the shortest segments, so that long prompts never keep others
-    from decoding. Beside that the session that was served least recently comes first.
+    A round runs one program: sessions whose next segment has the same L are served together, so that a session's
+    results do not depend on its neighbours. Every second round runs the shortest segments, so that long prompts never
+    keep others from decoding. Otherwise the session that was served least recently comes first.
 
-    Where sequences that do not run are not computed, a long segment takes longer with every session in it, and those
-    who decode wait for it. So only some sessions with long prompts are served together while others decode. They stay
-    the same ones until their prompts are read or their slices are over.
+    If the loop computes only the rows that run (`leading`), a long segment takes longer with every session in it, and
+    decoding sessions wait for it. So only max(1, LONG // L) long prompts are served together while others decode. They
+    stay the same ones until their prompts are read or their slices are over.
 
     Args:
-        alone: whether each session needs a segment of its own, because the model reads something that all share.
-        leading: whether sequences behind the last one that runs are not computed.
+        alone: whether each session needs its own segment, because all sequences share an input or output.
+        leading: whether the loop computes only the rows up to the last one that runs.
     """
 
     def __init__(self, cuts: Cuts, alone: bool, leading: bool) -> None:
         self._cuts, self._alone, self._leading, self._short = cuts, alone, leading, False
 
     def together(self, jobs: Sequence[Job]) -> list[Job]:
-        """Which of the jobs on rows are served now: those of one program.
+        """Return the jobs to serve now, all of one program.
 
         Args:
-            jobs: in the order in which their sessions came; where there are none, none are served.
+            jobs: first jobs of the sessions on rows, in the order in which the sessions came; may be empty.
         """
         if not jobs:
             return []
@@ -80,9 +80,9 @@ class Turns:
 
 
 def in_order(waiting: Iterable[Session], newcomer: bool) -> list[Session]:
-    """Sessions that wait for rows: newcomers and those that have had turns come by turns, the longest wait first.
+    """Return the waiting sessions in order: newcomers and others alternate, each side by its longest wait.
 
-    So a newcomer does not stand behind all who were there before, and no number of newcomers keeps others waiting.
+    So a newcomer does not wait for all others, and any number of newcomers does not keep the others waiting.
     """
     sides: tuple[list[Session], list[Session]] = ([], [])
     for session in sorted(waiting, key=lambda session: session.served):
@@ -91,9 +91,10 @@ def in_order(waiting: Iterable[Session], newcomer: bool) -> list[Session]:
 
 
 def closing_up(owners: Sequence[Session | None], runnable: Collection[Session]) -> list[tuple[Session, int]]:
-    """Sessions that have something to do and stand behind rows that have not, and the rows that they should come to.
+    """Return moves (session, row) after which all runnable sessions stand on the first rows.
 
-    Where graphs leave the batch open, a segment computes the rows up to the last one that runs.
+    If graphs leave the batch open, a segment computes the rows up to the last one that runs: with sessions on rows 0
+    and 3 of 4, moving the second to row 1 saves two rows.
     """
     count = sum(owner in runnable for owner in owners if owner is not None)
     behind = [owner for owner in owners[count:] if owner is not None and owner in runnable]
@@ -102,10 +103,10 @@ def closing_up(owners: Sequence[Session | None], runnable: Collection[Session]) 
 
 
 def leaver(owners: Sequence[Session | None], runnable: Collection[Session]) -> int | None:
-    """The row to give to a session that waits; None if it has to wait on.
+    """Return the row to give to a waiting session; None if it has to go on waiting.
 
-    A free row, the lowest; else that of a session that has nothing to do, the one served least recently; else of one
-    that has had its slice.
+    The lowest free row is taken first; then that of an idle session, the one served least recently; then that of one
+    whose slice is over.
     """
     for row, owner in enumerate(owners):
         if owner is None:

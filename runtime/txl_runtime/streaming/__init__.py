@@ -1,1 +1,1 @@
-"""What an application calls: streams of segments, and the loop that an engine implements for them."""
+"""Streams of segments, which applications call, and the loop that an engine implements for them."""

@@ -1,14 +1,14 @@
 """The best words of each part of a softmax: enough for most draws, without the row of all log-probabilities.
 
-A program "next" returns them (see `txl_engines.composing`). Of a part that has more words than came, the last one that
-came bounds those that did not. So of all words that came, those above the largest such bound are the best of the whole
-vocabulary, in an order that is known. What is drawn among them is what the row would give:
+A program "next" returns K words of each part, the best first (see `txl_engines.composing`). In a part with more than K
+words, the last returned value bounds the rest. So the returned words above the largest such bound are the best of the
+whole vocabulary, in a known order, and a draw among them gives the same word as the row:
 
 * **Greedy** and **top-k** need the best word, or the k best.
-* **top-p** needs the words whose weights reach the share p of the total. The total is what the parts' sums add up to.
-  It was added up in float32 on the device, so where it decides closely which words belong to the nucleus, the row does.
+* **top-p** needs the words whose weights reach the share p of the total, the sum of the parts' sums. The device added
+  those up in float32, so if a relative error of `CLOSE` could change the nucleus, the row has to decide.
 
-Nothing is said where these words do not suffice, and nothing of a draw from the whole vocabulary: that takes the row.
+`BestWords` returns None if these words do not suffice, and for a draw from the whole vocabulary: both need the row.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from txl_runtime.errors import BackendError
 from txl_runtime.types import Array, Floats, Ids
 
 CLOSE = 1e-5
-"""How far the total may be from the sum of the row, as a share of it."""
+"""Largest relative error of the total, which a device adds up in float32."""
 
 Weighted = tuple[Ids, NDArray[np.float64]]
-"""Token ids that may be drawn and their weights, the best first."""
+"""Token ids that may be drawn and their weights, (ids [n], weights [n]), the best first."""
 
 
 class BestWords:
-    """What a program "next" returned, for each of b sequences.
+    """The result of a program "next" for b sequences.
 
     Args:
         clusters: token ids [first, last) of each part: the head's words, then those of each tail.
         given: the program's outputs by name: "<part>.ids" and "<part>.values" [b, K], "sums" [b, parts], "clusters"
-            [b, tails]. They are read when something is asked for.
+            [b, tails]. A device may fill them after the construction, before the first method is called.
     """
 
     def __init__(self, clusters: Sequence[tuple[int, int]], given: Mapping[str, Array]) -> None:
@@ -45,7 +45,7 @@ class BestWords:
         self._cut = [ids.shape[1] < last - first for ids, (first, last) in zip(self._ids, clusters, strict=True)]
 
     def best(self, b: int) -> tuple[Ids, NDArray[np.bool_]]:
-        """The best word of each of b sequences; and whether that is certain, since no other of its part ties."""
+        """Return each sequence's best word, [b], and whether it is certain, [b]: no other of its part is equal."""
         firsts, seconds = (
             np.array([values[:b, min(at, values.shape[1] - 1)] for values in self._values]) for at in (0, 1)
         )  # [parts, b]
@@ -53,12 +53,12 @@ class BestWords:
             firsts[1:] += self._offsets[:b].T
             seconds[1:] += self._offsets[:b].T
         ids, rows = np.array([ids[:b, 0] for ids in self._ids]), np.arange(b)
-        part = firsts.argmax(axis=0)  # of parts that tie the first
-        sound = self._sums[:b].sum(axis=1) > 0  # NaN is not
+        part = firsts.argmax(axis=0)  # if parts tie, the first, as in the row
+        sound = self._sums[:b].sum(axis=1) > 0  # False for NaN
         return ids[part, rows], sound & (firsts[part, rows] > seconds[part, rows])
 
     def candidates(self, stream: int, temperature: float, top_k: int | None, top_p: float | None) -> Weighted | None:
-        """What may be drawn for a sequence, as `Sampler` finds it from a row; None where only the row can tell.
+        """Return the words that may be drawn for a sequence, as `Sampler` finds them in a row; None if a row is needed.
 
         Raises:
             BackendError: the log-probabilities hold NaN.
@@ -67,7 +67,7 @@ class BestWords:
             raise BackendError(f"stream {stream} produced NaN, expected log-probabilities; reset the stream")
         if temperature > 0 and top_k is None and top_p is None:
             return None
-        # In float32, as the program adds them: so words tie here where they tie in the row.
+        # Added in float32, as the program does, so that the same words tie here and in the row.
         parts = [values[stream] for values in self._values]
         if self._offsets is not None:
             parts[1:] = [part + offset for part, offset in zip(parts[1:], self._offsets[stream], strict=True)]
@@ -96,7 +96,7 @@ class BestWords:
         return (ids[:low], weights[:low]) if low == high else None
 
     def against(self, row: Floats, temperature: float) -> Iterator[tuple[Floats, Floats]]:
-        """What came, and what it should be by log-probabilities [b, V]: values, those of the words named, log sums."""
+        """Yield pairs (found, expected by log-probabilities [b, V]) per part: values, the ids' values, log sums."""
         b = len(row)
         for part, (first, last) in enumerate(self._clusters):
             ids, values = self._ids[part][:b], self._values[part][:b]
@@ -110,5 +110,5 @@ class BestWords:
 
 
 def reaching(weights: NDArray[np.float64], mass: float) -> int:
-    """How many of the first weights it takes to reach a mass."""
+    """Return how many leading weights add up to at least `mass`: 2 for [0.5, 0.3, 0.2] and 0.7."""
     return int((np.cumsum(weights) - weights < mass).sum())

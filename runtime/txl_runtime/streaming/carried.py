@@ -1,4 +1,4 @@
-"""The state that a stream carries from segment to segment: shown, reset, moved, stored and restored."""
+"""A stream's state from segment to segment: it is shown, reset, moved, stored and restored here."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from txl_runtime.types import Array, Floats, Ids
 
 
 class CarriedState:
-    """What a stream does with its state, apart from running segments.
+    """A stream's operations on its state: show, reset, select, take, put, snapshot, restore.
 
     Attributes:
-        loop: what it runs on, for whoever measures or tests an engine.
+        loop: the engine's loop, for measurements and tests.
     """
 
     def __init__(self, manifest: Manifest, loop: Loop, update: str, batch_size: int) -> None:
         self._manifest, self.loop, self._b = manifest, loop, batch_size
         self._states, self._can = manifest.states_of(update), manifest.can
-        self._replaced = 0  # how often the state was replaced from outside: a running `generate` must not go on then
-        self._half_changed = False  # an interrupt came while the state was being replaced
+        self._replaced = 0  # number of resets, restores and the like: a running `generate` refuses to go on after one
+        self._half_changed = False  # True after an interrupt while the state was being replaced
 
     def __repr__(self) -> str:
         if isinstance(self.loop, Closed):
@@ -45,11 +45,11 @@ class CarriedState:
 
     @property
     def fill(self) -> Ids:
-        """Memory rows that exist, int32 [b], 0 … M each; zeros where the model has no memory rows."""
+        """The number of memory rows of each sequence, int32 [b], 0 … M; zeros if the model has no memory rows."""
         return self.loop.fill[: self._b].copy()
 
     def memory(self) -> dict[str, Floats]:
-        """The memory, one entry per layer and role: copies, unscaled, oldest row first.
+        """Return copies of the memory, one entry per layer and role, the oldest row first.
 
         Returns:
             "layers.00.hidden": float32 [b, rows, D], or "layers.00.key" and "layers.00.value": [b, rows, H, d_head];
@@ -61,17 +61,17 @@ class CarriedState:
         return dict(self.iter_memory())
 
     def iter_memory(self) -> Iterator[tuple[str, Floats]]:
-        """As `memory`, name and rows of one tensor at a time: all together can be larger than the weights."""
+        """Yield what `memory` returns, one tensor at a time: all together may be larger than the weights."""
         if not self._can.count_rows:
             names = ", ".join(state.name for state in self._states) or "nothing"
             raise UsageError(f"the model carries {names}, expected memory rows; use state() to see what it carries")
         yield from self._gathered([state for state in self._states if state.counted], int(self.fill.max(initial=0)))
 
     def state(self) -> dict[str, Array]:
-        """The state by the names and shapes of the bundle's table, with b sequences: copies.
+        """Return copies of the state by the names and shapes of the bundle's table, e.g. {"hidden": [b, D]}.
 
-        A tensor that is absent is left out. Memory rows are float32, M of them, the oldest first and those that exist
-        last.
+        An absent tensor is left out. Memory is float32 with M rows, the oldest first; with fill 2 and M 4, rows 2 and 3
+        exist.
         """
         self._ready()
         rolled = {state.name: state for state in self._manifest.states_of("rolled")}
@@ -79,25 +79,25 @@ class CarriedState:
         return states.as_declared(dict(self._gathered(self._states, self._manifest.memory_length)), shown)
 
     def _gathered(self, table: Sequence[StateTensor], rows: int) -> Iterator[tuple[str, Array]]:
-        """Tensors of all sequences by name, each copied out by itself where that costs no more."""
+        """Yield tensors of all sequences by name, copied out of the loop one by one if that costs no more."""
         for group in [[state] for state in table] if self.loop.piecewise else [table]:
             parts = (self.loop.take(row, [state.name for state in group]) for row in range(self._b))
             yield from states.gathered(parts, group, self._b, rows).items()
 
     def take(self, row: int) -> states.TakenState:
-        """A copy of one sequence's state, to `put` into a stream of the same model, or to save.
+        """Return a copy of one sequence's state, to `put` into a stream of the same model, or to save.
 
         Raises:
-            UsageError: there is no such sequence, or it has no state of its own because the model runs in lockstep.
+            UsageError: `row` is no sequence, or it has no state of its own because the model runs in lockstep.
         """
         self._ready()
         found = self.loop.take(self._alone(row, "take"))
         return states.TakenState(found.fill, found.head, found.tensors, self._manifest, self._states)
 
     def put(self, row: int, state: RowState | StreamState) -> None:
-        """Let one sequence continue from a state that was taken, or from a saved one of one sequence.
+        """Let one sequence continue from a state that `take` returned, or from a `StreamState` of one sequence.
 
-        It is checked before anything is changed.
+        The state is checked before anything is changed.
 
         Raises:
             UsageError: as `take`, or the state does not fit the model.
@@ -110,10 +110,10 @@ class CarriedState:
             self.loop.put(which, found)
 
     def reset(self, rows: ArrayLike | None = None) -> None:
-        """Forget everything, in all sequences or in those named: indices, or one bool per sequence.
+        """Set sequences to their first state: all, or those in `rows`, indices or bools: [1] or [False, True].
 
         Raises:
-            UsageError: no such sequences, or some of them alone where the model runs in lockstep.
+            UsageError: an index is no sequence, or the model runs in lockstep and `rows` are only some of them.
         """
         which = np.arange(self._manifest.batch_size)
         if rows is not None:
@@ -130,9 +130,9 @@ class CarriedState:
             self.loop.clear(which)
 
     def select(self, rows: ArrayLike) -> None:
-        """Make sequence i continue what sequence rows[i] was: reorder, drop or duplicate, as beam search needs.
+        """Make sequence i continue sequence rows[i]: reorder, drop or duplicate, as beam search needs.
 
-        Afterwards the stream has len(rows) sequences, at most the bundle's batch size.
+        The stream then has len(rows) sequences, at most B: with rows [2, 2], two copies of sequence 2.
         """
         self._ready()
         which = check_rows(rows, self._b)
@@ -149,7 +149,7 @@ class CarriedState:
             self._b = len(which)
 
     def snapshot(self) -> StreamState:
-        """A copy of the state, to go back to or to save."""
+        """Return a copy of the state of all sequences, to go back to or to save."""
         heads, fill = self._ready().heads[: self._b], self.fill
         tensors = dict(self._gathered(self._states, int(fill.max(initial=0))))
         return states.snapshot_of(tensors, fill, heads, self._manifest, self._states)
@@ -160,7 +160,7 @@ class CarriedState:
         Everything is checked before anything is changed.
 
         Raises:
-            UsageError: the snapshot is of another model, form of state or number of sequences.
+            UsageError: the snapshot has a different model, form of state or number of sequences.
         """
         states.check_fits(state, self._manifest, self._states, self._b)
         with self._changing():
@@ -169,7 +169,7 @@ class CarriedState:
                 self.loop.put(row, part)
 
     def _alone(self, row: int, what: str) -> int:
-        """The index of a sequence that has a state of its own."""
+        """Return the index of a sequence, after checking that it exists and has a state of its own."""
         if not is_whole(row):
             raise UsageError(f"{what} names sequence {shown(row)}, expected a whole number of 0 … {self._b - 1}")
         (which,) = check_rows([row], self._b).tolist()
@@ -182,19 +182,19 @@ class CarriedState:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """Replace state from outside; what interrupts this in the middle is remembered until all of it is replaced."""
+        """Mark the state as half replaced while the caller replaces it, so that an interrupt in between is noticed."""
         self._replaced += 1
         self._half_changed = True
         yield
         self._half_changed = False
 
     def _ready(self) -> Loop:
-        """The loop, unless its state was left half replaced.
+        """Return the loop.
 
         Raises:
-            UsageError: it was.
+            UsageError: an interrupt left its state half replaced.
         """
-        if self._half_changed and not isinstance(self.loop, Closed):  # that says more itself
+        if self._half_changed and not isinstance(self.loop, Closed):  # a closed model has its own, clearer message
             raise UsageError(
                 "the stream's memory was left half replaced when a reset, select or restore was interrupted, expected "
                 "whole memory; call reset() or restore(...)"

@@ -1,4 +1,4 @@
-"""What callers hand in, checked before anything is computed."""
+"""Checks of callers' arguments, before anything is computed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from numpy.typing import ArrayLike, NDArray
 from txl_runtime.errors import UsageError, brief, one_line
 
 MOST_NAMED = 2**16
-"""Sequences that a list may name, and ids that may end one, however often it names each."""
+"""Most entries of a list of rows, of stop tokens or of stop texts: a longer one is a mistake or an attack."""
 FEW = 16
-"""Numbers up to which Python's min and max are faster than NumPy's."""
+"""Array sizes up to which Python's min and max are faster than NumPy's."""
 Texts: TypeAlias = str | bytes | Sequence[str | bytes]
-"""In place of tokens: the text of one sequence, or one for each."""
+"""Text instead of tokens: that of one sequence, or a list with one for each."""
 
 
 def check_tokens(
@@ -29,10 +29,10 @@ def check_tokens(
     what: str = "tokens",
     most: int | None = None,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Tokens as int32 [b, T] with zeros in the padding, and lengths as int32 [b]; at most one segment, if that is told.
+    """Return tokens as int32 [b, T], zero beyond `lengths`, and lengths as int32 [b]; T at most `most`, if given.
 
     Raises:
-        UsageError: wrong kind, rank or batch, no column at all or too many, or an id out of range where it counts.
+        UsageError: wrong type, rank or batch, no column or too many, or an id within `lengths` is out of range.
     """
     found = _integers(tokens, what)
     if found.ndim == 2:
@@ -45,23 +45,23 @@ def check_tokens(
     counts = check_lengths(lengths, batch_size, found.shape[1])
     kept = found if lengths is None else np.where(np.arange(found.shape[1]) < counts[:, None], found, 0)
     if not ids_fit(kept, vocab_size):
-        check_ids(found, kept.astype(np.uint64) >= vocab_size, vocab_size, what)  # what is negative becomes large
+        check_ids(found, kept.astype(np.uint64) >= vocab_size, vocab_size, what)  # -1 becomes 2**64 - 1
     return kept.astype(np.int32), counts
 
 
 def ids_fit(found: NDArray[Any], vocab_size: int) -> bool:
-    """Whether all of some whole numbers are ids of a vocabulary."""
+    """Return whether all numbers of an integer array are within 0 … vocab_size - 1: True for [0, 2] and 3."""
     if found.size == 1:
         value: int = found.item()
         return 0 <= value < vocab_size
     if 0 < found.size <= FEW:
         values: list[int] = found.ravel().tolist()
         return min(values) >= 0 and max(values) < vocab_size
-    return not np.count_nonzero(found.astype(np.uint64) >= vocab_size)  # what is negative becomes large
+    return not np.count_nonzero(found.astype(np.uint64) >= vocab_size)  # -1 becomes 2**64 - 1
 
 
 def check_ids(found: NDArray[Any], bad: NDArray[np.bool_], vocab_size: int, what: str) -> None:
-    """Refuse ids if some are marked as bad; the message names the first."""
+    """Raise UsageError for the first id that `bad` marks, if any."""
     if np.count_nonzero(bad):
         place = np.argwhere(bad)[0].tolist()
         raise UsageError(
@@ -71,8 +71,11 @@ def check_ids(found: NDArray[Any], bad: NDArray[np.bool_], vocab_size: int, what
 
 
 def cut_at(edges: Sequence[int], counts: NDArray[np.int32]) -> Iterator[tuple[int, int, NDArray[np.int32]]]:
-    """Segments [first, last) between edges, with the lengths that count in each; segments nobody has are left out."""
-    if len(edges) == 2 and np.count_nonzero(counts):  # one segment, as mostly: no sequence has more than it
+    """Yield (first, last, counts) of the segments between edges, except those in which no sequence has a position.
+
+    Edges [0, 4, 6] and counts [5, 2] give (0, 4, [4, 2]) and (4, 6, [1, 0]).
+    """
+    if len(edges) == 2 and np.count_nonzero(counts):  # a shortcut for one segment, the usual case
         yield edges[0], edges[1], counts
         return
     for first, last in pairwise(edges):
@@ -82,7 +85,7 @@ def cut_at(edges: Sequence[int], counts: NDArray[np.int32]) -> Iterator[tuple[in
 
 
 def check_columns(columns: int, most: int | None, what: str) -> None:
-    """Refuse more than one segment, where `most` says how long one is, and more positions than int32 counts."""
+    """Raise UsageError for more columns than `most`, or than int32 can count."""
     if most is not None and columns > most:
         raise UsageError(f"{what} have {columns} columns, expected at most one segment of {most}; use feed for more")
     if columns >= 2**31:
@@ -90,7 +93,7 @@ def check_columns(columns: int, most: int | None, what: str) -> None:
 
 
 def check_lengths(lengths: ArrayLike | None, batch_size: int, most: int) -> NDArray[np.int32]:
-    """How many columns count per stream, int32 [b]; all of them without `lengths`."""
+    """Return lengths as int32 [b], each 0 … most; all are `most` if `lengths` is None."""
     if lengths is None:
         counts = np.empty(batch_size, np.int32)
         counts.fill(most)
@@ -104,7 +107,7 @@ def check_lengths(lengths: ArrayLike | None, batch_size: int, most: int) -> NDAr
 
 
 def check_rows(rows: ArrayLike, streams: int) -> NDArray[np.int64]:
-    """Indices of streams: a list of numbers, or one bool per stream."""
+    """Return indices of streams, int64, from whole numbers or one bool per stream: [0, 2] from [True, False, True]."""
     found = as_array(rows, "rows")
     if found.size > MOST_NAMED:
         raise UsageError(f"rows have shape {list(found.shape)}, expected at most {MOST_NAMED} indices of streams")
@@ -119,12 +122,12 @@ def check_rows(rows: ArrayLike, streams: int) -> NDArray[np.int64]:
 
 
 def check_path(path: object) -> Path:
-    """A place in the file system."""
+    """Return a path from a str or an os.PathLike; raise UsageError for anything else."""
     if isinstance(path, str | os.PathLike):
         try:
             found = Path(path)
             named = os.fsencode(found)
-        except (TypeError, ValueError):  # of bytes, or of signs that no file's name can have
+        except (TypeError, ValueError):  # a PathLike of bytes, or characters that the file system cannot encode
             named = b"\0"
         if b"\0" not in named:
             return found
@@ -132,29 +135,29 @@ def check_path(path: object) -> Path:
 
 
 def check_flag(value: object, what: str) -> bool:
-    """True or False; numbers and NumPy's own stand for them."""
+    """Return True or False; whole numbers and NumPy's booleans are accepted."""
     if not isinstance(value, int | np.bool_ | np.integer):
         raise UsageError(f"{what} is {shown(value)}, expected True or False")
     return bool(value)
 
 
 def as_array(values: ArrayLike, what: str) -> NDArray[Any]:
-    """What NumPy makes of it; nested lists must be rectangular."""
+    """Return the values as an array; nested lists have to be rectangular, e.g. [[1, 2], [3, 4]]."""
     if type(values) is np.ndarray:
         return values
-    if isinstance(values, np.ma.MaskedArray):  # NumPy would forget the mask
+    if isinstance(values, np.ma.MaskedArray):  # np.asarray would drop the mask
         raise UsageError(f"{what} are a masked array, expected a plain one; fill it, and give lengths")
     try:
         return np.asarray(values)
     except ValueError:
         raise UsageError(f"{what} have rows of different lengths, expected one rectangular array; pad them") from None
-    except Exception as error:  # an array of a device, say, or an object with an opinion of its own
+    except Exception as error:  # an array on a device, or an object whose __array__ raises
         said = one_line(error)
         raise UsageError(f"{what} cannot be read by NumPy ({said}), expected an array in the host's memory") from None
 
 
 def zeros(shape: tuple[int, ...], what: str = "results") -> NDArray[np.float32]:
-    """Room for what is computed."""
+    """Return float32 zeros, e.g. [b, T, V], to hold results; raise UsageError if memory does not suffice."""
     try:
         return np.zeros(shape, np.float32)
     except (MemoryError, ValueError):
@@ -164,23 +167,23 @@ def zeros(shape: tuple[int, ...], what: str = "results") -> NDArray[np.float32]:
 
 
 def shown(value: object) -> str:
-    """An argument as a message quotes it: short, whatever it is."""
+    """Return a short text of any argument, for a message."""
     try:
         text = repr(value)
-    except Exception:  # a number of too many digits, say
+    except Exception:  # e.g. an int of more digits than Python prints, or a __repr__ that raises
         text = f"a {type(value).__name__}"
     return brief(text)
 
 
 def few(found: NDArray[Any]) -> str:
-    """The first numbers of an array."""
+    """Return the numbers of an array for a message, at most 8: "[0, 1, 2, 3, 4, 5, 6, 7] … (20 in all)"."""
     return f"{found.tolist()}" if found.size <= 8 else f"{found.flat[:8].tolist()} … ({found.size} in all)"
 
 
 def _integers(values: ArrayLike, what: str) -> NDArray[Any]:
     found = as_array(values, what)
     if not found.size:
-        return found.astype(np.int64)  # an empty list has no kind of its own
+        return found.astype(np.int64)  # NumPy makes an empty list float64
     if found.dtype.kind not in "iu":
         text = "tokens" in what and found.dtype.kind in "USO"
         advice = "encode text with model.vocabulary.encode" if text else "convert them with astype('int32')"
@@ -189,11 +192,11 @@ def _integers(values: ArrayLike, what: str) -> NDArray[Any]:
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Whether it is a whole number; True and False are none."""
+    """Return whether a value is a whole number, Python's or NumPy's; True and False are not."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def is_text(tokens: object) -> TypeGuard[Texts]:
-    """Whether text stands in place of tokens."""
+    """Return whether the argument is text instead of token ids."""
     first = tokens[0] if isinstance(tokens, list | tuple) and tokens else tokens
     return isinstance(first, str | bytes)

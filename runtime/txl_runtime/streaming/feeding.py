@@ -1,4 +1,4 @@
-"""Any number of positions of named arrays: cut into segments with their look-ahead, and results put together."""
+"""Feeding of any number of positions: named arrays are cut into segments with look-ahead, and results joined."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from txl_runtime.streaming.inputs import Checked, check_cuttable, strict_cuts
 from txl_runtime.types import Array, Arrays, Ids
 
 Segment = Callable[[Arrays, Ids], dict[str, Array]]
-"""Runs one segment of checked inputs."""
+"""A function that runs one segment of checked inputs, given counts [b]."""
 
 
 def feed_arrays(found: Checked, manifest: Manifest, batch_size: int, run: Segment, last: bool) -> dict[str, Array]:
-    """Feed inputs by name.
+    """Feed inputs by name: [b, 20, F] with L = 8 runs as segments of 8, 8 and 4 positions.
 
     Args:
-        found: inputs by name, T positions (and look-ahead) along the axis of each that has positions. Those without
-            such an axis are given to every segment.
+        found: checked inputs, with T positions (plus look-ahead) along each axis of positions. Every segment reads an
+            input without such an axis.
         batch_size: b.
-        run: what runs a segment.
-        last: whether only each sequence's last position is asked for; results then have no axis of positions.
+        run: the function that runs a segment.
+        last: whether to return only each sequence's last position; results then have no axis of positions.
 
     Returns:
-        Outputs by name; those without positions are of the last segment in which a sequence had any.
+        Outputs by name, e.g. [b, T, F]. One without positions is of the last segment in which its sequence had any.
 
     Raises:
-        UsageError: what is given cannot be cut into segments; nothing was run then.
+        UsageError: the inputs cannot be cut into segments; nothing was run.
     """
     arrays, counts, columns, whole = found
     if whole and not last:
@@ -49,7 +49,7 @@ def feed_arrays(found: Checked, manifest: Manifest, batch_size: int, run: Segmen
 
 
 def _place(axes: Axes, found: Array, result: Array, first: int, counts: Ids, last: bool) -> None:
-    """Put a segment's output where it belongs in the whole."""
+    """Copy a segment's output to its positions in the whole result."""
     if not axes.positions:
         live = axes.at(counts > 0)
         result[live] = found[live]

@@ -1,4 +1,4 @@
-"""Segments that refuse NaN and infinity by name instead of handing them on."""
+"""Segments that raise an error for NaN and infinity, with the name of the input, output or state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from txl_runtime.types import Array, Arrays, Ids
 
 
 def run_finite(loop: Loop, manifest: Manifest, inputs: Arrays, counts: Ids, commit: bool) -> dict[str, Array]:
-    """The outputs of a segment, which did not happen if it is refused: see `Stream.run`."""
+    """Run a segment and return its outputs, e.g. [b, T, F]; if a value is not finite, raise an error.
+
+    The state then stays as it was; see `Stream.run`.
+    """
     for entry in manifest.inputs:
         if entry.name in inputs:
             _refuse(UsageError, f"input {entry.name}", inputs[entry.name], entry.axes.batch, counts)
@@ -20,14 +23,14 @@ def run_finite(loop: Loop, manifest: Manifest, inputs: Arrays, counts: Ids, comm
         _refuse(BackendError, f"output {output.name}", found[output.name], output.axes.batch, counts)
     if commit:
         for state, array in loop.written():
-            finite = np.where(np.isinf(array), 0, array)  # a value that is infinite may have begun so
+            finite = np.where(np.isinf(array), 0, array)  # a state may start as infinity, e.g. a running maximum
             _refuse(BackendError, f"state {state.name}", finite, state.batch_axis, counts)
         loop.commit()
     return found
 
 
 def _refuse(kind: type[TxlError], what: str, array: Array, batch: int | None, counts: Ids) -> None:
-    """Name the first value that is not finite, of a sequence that runs."""
+    """Raise `kind` for the first value that is not finite, ignoring idle sequences."""
     for place in np.argwhere(~np.isfinite(array)).tolist():
         row = None if batch is None else place[batch]
         if row is None or (row < len(counts) and counts[row]):

@@ -1,4 +1,4 @@
-"""What `Stream.generate` returns, and where its sequences end: at a stop token, a stop text, or the last token."""
+"""The iterator that `Stream.generate` returns, and the ends of its sequences: stop token, stop text or last token."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from txl_runtime.types import Floats, Ids
 
 
 class Generation(Generator[Ids, None, None]):
-    """Tokens int32 [b] that are drawn one by one: an iterator, or by `texts` what they stand for."""
+    """An iterator of drawn tokens, int32 [b] each; `texts` iterates over their text instead."""
 
     def __init__(self, drawn: Generator[Ids, None, None], ends: Ends) -> None:
         self._drawn, self._ends = drawn, ends
 
     def send(self, value: None) -> Ids:
-        """The next tokens, as `next` gives them."""
+        """Return the next tokens, as `next` does."""
         return self._drawn.send(value)
 
     def throw(self, kind: Any, value: Any = None, at: Any = None, /) -> Ids:
-        """End it with an error; what was fed stays fed."""
+        """Raise an error inside the generator, which ends it; tokens fed so far stay in the state."""
         return self._drawn.throw(kind if value is None else value)
 
     @property
     def logprobs(self) -> Floats | None:
-        """Of the tokens that came last, float32 [b]: natural log-probabilities before temperature, top-k and top-p.
+        """Natural log-probabilities of the latest tokens, float32 [b], before temperature, top-k and top-p.
 
-        0 where a sequence had stopped before; None before the first token, and where they were not asked for.
+        0 for a sequence that had stopped before; None before the first token, and without `generate(logprobs=True)`.
         """
         return self._ends.logprobs
 
     def texts(self) -> Iterator[tuple[str, ...]]:
-        """The same tokens as text: what each of them makes certain, a str for each of b sequences.
+        """Iterate over the tokens as text: for each token, the text that it completes, a str for each of b sequences.
 
-        Unfinished characters, and what may become a stop text, are held back until a sequence's last token. A stop text
-        and what stands behind it are left out, and so is a stop token. What is no UTF-8 becomes U+FFFD.
+        Unfinished characters, and text that may become a stop text, are held back until a sequence's last token. A stop
+        text, any text after it, and a stop token are left out. Bytes that are no UTF-8 become U+FFFD.
 
         Raises:
-            UsageError: at once, where the bundle has no vocabulary.
+            UsageError: the bundle has no vocabulary; raised at once, not while iterating.
         """
         self._ends.read()
         return (self._ends.said for _ in self)
 
     def finish(self) -> tuple[str, ...]:
-        """End it here, and return what `texts` still holds back, a str for each of b sequences.
+        """End the generation, and return the text that `texts` still holds back, a str for each of b sequences.
 
-        No token comes any more. A sequence's last token has brought everything, so this is for who leaves early.
+        Only a caller that stops early needs it: a sequence's last token brings all of its text.
 
         Raises:
             UsageError: the bundle has no vocabulary.
@@ -61,10 +61,11 @@ class Generation(Generator[Ids, None, None]):
 
 
 class Ends:
-    """Where b sequences end, at a stop token or a stop text; and what is told of them on the way there.
+    """A watcher of b sequences that ends each at a stop token or stop text, and keeps the latest tokens' text.
 
     Attributes:
-        logprobs, said: of the tokens that came last; see `Generation`.
+        logprobs: log-probabilities of the latest tokens; see `Generation.logprobs`.
+        said: text that the latest tokens completed; see `Generation.texts`.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Ends:
             self.read()
 
     def read(self) -> None:
-        """Read tokens as text from the next one on.
+        """Turn tokens into text, from the next token on.
 
         Raises:
             UsageError: the bundle has no vocabulary.
@@ -94,12 +95,16 @@ class Ends:
         self._pieces, self._texts = TokenTexts(vocabulary), [TextStream(self._stops) for _ in range(self._b)]
 
     def rest(self) -> tuple[str, ...]:
-        """What is held back of each sequence; see `Generation.finish`."""
+        """Return the text that is held back of each sequence; see `Generation.finish`."""
         self.read()
         return tuple(text.finish() for text in self._texts)
 
     def take(self, tokens: Ids, running: NDArray[np.bool_], last: bool) -> None:
-        """A token of each sequence that is running; a sequence that ends with it is marked as not running."""
+        """Take tokens [b], one of each running sequence, and clear running [b] for a sequence that ends.
+
+        Args:
+            last: whether these are the last tokens, so that no text is held back.
+        """
         if not self._ids and not self._texts:
             return
         ended, said = np.isin(tokens, self._ids), [""] * len(self._texts)

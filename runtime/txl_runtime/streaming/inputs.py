@@ -1,4 +1,4 @@
-"""Inputs by name, held against the bundle's tables; and what a model that is no plain token model can be asked for."""
+"""Checks of inputs by name against the bundle's tables, and of operations that need a token model."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from txl_runtime.streaming.loop import Loop
 from txl_runtime.types import Array, Arrays, Ids
 
 KINDS = {"float32": "fiu", "float16": "fiu", "int32": "iu", "bool": "b"}
-"""Kinds of NumPy's types that an input of each type takes."""
+"""Accepted kinds of NumPy types (`dtype.kind`) by an input's declared type; "f" for all others."""
 
 
 def refusal(manifest: Manifest, what: str) -> str:
-    """Why a model cannot do something with token ids alone; "" where it can. `what` is a method of streams."""
+    """Return why a model does not support `what`, a method of streams that takes token ids; "" if it does."""
     tokens, logprobs = manifest.tokens, manifest.logprobs
     instead = "use run({...}) or feed({...}) with arrays by name"
     if tokens is None:
@@ -60,31 +60,31 @@ def refusal(manifest: Manifest, what: str) -> str:
 
 
 def require_tokens(manifest: Manifest, what: str) -> None:
-    """Refuse what a model cannot do with token ids alone.
+    """Check that a model supports `what`, a method of streams that takes token ids.
 
     Raises:
-        UsageError: it reads something else, returns no log-probabilities, or keeps no state between two tokens.
+        UsageError: the model reads other inputs, returns no log-probabilities, or has no state after every token.
     """
     if said := refusal(manifest, what):
         raise UsageError(said)
 
 
 def token_inputs(manifest: Manifest, ids: Ids) -> dict[str, Array]:
-    """Tokens [b, T] as the model declares them."""
+    """Return tokens [b, T] by the input's name and in its order of axes, e.g. {"ids": [T, b]}."""
     tokens = manifest.tokens
     assert tokens is not None, "asked for by `require_tokens`"
     return {tokens.name: ids if tokens.axes.plain else tokens.axes.from_rows(ids)}
 
 
 Checked: TypeAlias = tuple[Arrays, Ids, int, bool]
-"""What `check_inputs` returns, and whether that is one segment of the model, all of which counts."""
+"""Arrays by name, counts int32 [b], T, and whether they are one whole segment in which all positions count."""
 
 
 class Segments:
-    """Checks a stream's inputs by name, and runs segments of them.
+    """A checker and runner of a stream's segments of named inputs.
 
-    Apart from token ids, a check looks at no value of an array where all positions count. So whole segments are checked
-    in full once for each set of types and shapes: like ones are good, too, and what is no like one is checked in full.
+    If all positions count, a check reads no values except token ids. So the first segment of each set of types and
+    shapes is checked in full, and for later segments of the same set only the ids are.
     """
 
     def __init__(self, manifest: Manifest) -> None:
@@ -95,7 +95,7 @@ class Segments:
     def run(
         self, loop: Loop, b: int, inputs: object, lengths: ArrayLike | None, commit: bool, finite: bool
     ) -> dict[str, Array]:
-        """See `Stream.run`."""
+        """Run one segment, as `Stream.run` describes."""
         if commit is not True or finite is not False:
             commit, finite = check_flag(commit, "commit"), check_flag(finite, "require_finite")
         arrays, counts, columns, whole = self.check(inputs, lengths, b)
@@ -106,7 +106,7 @@ class Segments:
         return run_finite(loop, self._manifest, arrays, counts, commit)
 
     def check(self, inputs: Any, lengths: ArrayLike | None, b: int) -> Checked:
-        """Inputs of b sequences, checked; errors are those of `check_inputs`."""
+        """Return checked inputs of b sequences; raise the errors of `check_inputs`."""
         key = self._kind(inputs, b) if lengths is None else None
         found = None if key is None else self._good.get(key)
         if found is not None:
@@ -120,12 +120,12 @@ class Segments:
         size = segment_size(columns, manifest.segment_lengths, manifest.can.run_ragged)
         whole = lengths is None and size == columns
         if key is not None and whole and all(array is inputs[name] for name, array in arrays.items()):
-            counts.flags.writeable = False  # all that are alike share it
+            counts.flags.writeable = False  # later segments of the same shapes share this array
             self._good[key] = counts, columns
         return arrays, counts, columns, whole
 
     def _kind(self, inputs: Any, b: int) -> tuple[object, ...] | None:
-        """What a check looks at besides token ids; None for anything but a dict of plain arrays."""
+        """Return b, shapes and types as a key; None if the inputs are not a dict of plain arrays."""
         if type(inputs) is not dict or len(inputs) != len(self._names):
             return None
         kind: list[object] = [b]
@@ -140,11 +140,11 @@ class Segments:
 def check_inputs(
     inputs: object, lengths: ArrayLike | None, manifest: Manifest, batch_size: int
 ) -> tuple[dict[str, Array], Ids, int]:
-    """Arrays by name in the table's types, with zeros where nothing counts; lengths int32 [b]; and T.
+    """Return arrays by name in the table's types, zero beyond `lengths`; lengths as int32 [b]; and T.
 
     Raises:
-        UsageError: an input is missing or unknown, or of another kind or shape, or holds a token id out of range where
-            it counts.
+        UsageError: an input is missing or unknown, has a wrong type or shape, or a token id within `lengths` is out of
+            range.
     """
     table = manifest.given
     if not isinstance(inputs, Mapping):
@@ -181,10 +181,10 @@ def check_inputs(
 
 
 def check_segment(columns: int, counts: Ids, manifest: Manifest, what: str) -> None:
-    """Hold one segment against the lengths that the model takes, and against lockstep.
+    """Check one segment's length against the model's, and that lockstep sequences run all or none.
 
     Raises:
-        UsageError: it is no segment of this model.
+        UsageError: the model cannot run this segment.
     """
     known = manifest.segment_lengths
     if not manifest.can.run_ragged:
@@ -202,13 +202,14 @@ def check_segment(columns: int, counts: Ids, manifest: Manifest, what: str) -> N
 
 
 def strict_cuts(length: int, counts: Ids, manifest: Manifest) -> list[tuple[int, int, Ids]]:
-    """Segments [first, last) and the lengths that count in each, for models that cannot be cut anywhere.
+    """Return (first, last, counts) of the segments of `length` positions, for any model.
 
-    Exact lengths: the longest segments that fit, then shorter ones. Segments that nobody has are left out.
+    With exact lengths the longest segments that fit come first: lengths 4 and 1 cut 11 positions into 4, 4, 1, 1 and 1.
+    Segments in which no sequence has a position are left out.
 
     Raises:
-        UsageError: something remains that no program holds, a sequence ends inside a segment, or sequences that run in
-            lockstep do not end together.
+        UsageError: no program is as short as the rest, a sequence ends inside an exact segment, or sequences that run
+            in lockstep do not end together.
     """
     known, ragged = manifest.segment_lengths, manifest.can.run_ragged
     edges = [0]
@@ -230,21 +231,21 @@ def strict_cuts(length: int, counts: Ids, manifest: Manifest) -> list[tuple[int,
 
 
 def segment_size(left: int, known: Sequence[int], ragged: bool) -> int | None:
-    """Positions of the next segment, of so many that are left; None where no segment is so short.
+    """Return the number of positions of the next segment; None if every exact length is larger than `left`.
 
     Args:
-        left: at least 1.
+        left: positions that are left, at least 1.
         known: the lengths of segments, the longest first.
-        ragged: whether a segment may have fewer positions.
+        ragged: whether a segment may have fewer positions than its program.
     """
     return min(left, known[0]) if ragged else next((size for size in known if size <= left), None)
 
 
 def check_cuttable(cuts: Sequence[tuple[int, int, Ids]], manifest: Manifest, instead: str) -> None:
-    """Refuse to cut arrays that have several axes of positions, where there are several segments.
+    """Check that arrays can be cut into segments: with several segments, each may have one axis of positions.
 
     Raises:
-        UsageError: an array has; `instead` says what to do.
+        UsageError: an array has several, e.g. ["B", "L", "L"]; `instead` is the message's advice.
     """
     for entry in manifest.interface if len(cuts) > 1 else ():
         if len(entry.axes.positions) > 1:
@@ -254,10 +255,10 @@ def check_cuttable(cuts: Sequence[tuple[int, int, Ids]], manifest: Manifest, ins
 
 
 def check_memory_length(memory_length: object, manifest: Manifest) -> int:
-    """A limit on memory rows, 0 … M.
+    """Return a limit on memory rows, 0 … M.
 
     Raises:
-        UsageError: it is something else, or the model carries no rows that are counted.
+        UsageError: the limit is no such number, or the model counts no memory rows.
     """
     if not manifest.can.count_rows:
         raise UsageError(
@@ -297,7 +298,7 @@ def _typed(entry: Input, values: Any) -> Array:
 
 
 def _columns(entry: Input, array: Array, batch_size: int, columns: int | None) -> int | None:
-    """T by this input, which has to be what the others say."""
+    """Return T as this input has it; raise UsageError if it differs from `columns`, the T of inputs before it."""
     axes, found = entry.axes, array.shape
     if columns is None and axes.positions and axes.positions[0] < array.ndim:
         columns = axes.length(array)

@@ -1,7 +1,7 @@
-"""The loop: what an engine implements so that streams run on it.
+"""The loop, the protocol that an engine implements so that streams run on it.
 
-A loop holds the state of B sequences and runs one segment of all of them at a time. `host` implements it with arrays of
-NumPy, `device` with memory that never leaves a GPU. A stream calls nothing else of an engine.
+A loop holds the state of B sequences and runs one segment of all of them at a time. `host` implements it with NumPy's
+arrays, `device` with memory that never leaves a GPU. A stream calls nothing else of an engine.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ if TYPE_CHECKING:
 
 
 class Result(Protocol):
-    """What one segment gave. It is good until the loop's next run, and may stay on a device until it is asked for."""
+    """The result of one segment. It is valid until the loop's next run, and may stay on a device until it is read."""
 
     def rows(self) -> Floats:
-        """What the program returned for every position, [b, T, F]: what `Loop.output` takes."""
+        """Return the program's rows for every position, [b, T, F], which `Loop.output` reads."""
 
     def last(self) -> Floats:
-        """The same for the last position that counts in each sequence, [b, F]; of an idle sequence, for its first."""
+        """Return the row of each sequence's last counted position, [b, F]; of an idle sequence, its first row."""
 
     def parts(self) -> BestWords | None:
-        """What a draw after the last positions mostly needs of them, where a program returned that; for want "next"."""
+        """Return the best words after the last positions, for want "next"; None if no program returned them."""
 
     def nll(self) -> Floats:
-        """Negative log-likelihoods in nats of the targets that were among the inputs, [b, T]."""
+        """Return negative log-likelihoods in nats, [b, T], of the "targets" among the inputs."""
 
     def outputs(self) -> dict[str, Array]:
-        """Copies of all outputs as the output table declares them, with b and T; zero where nothing counts."""
+        """Return copies of all outputs in the table's shapes, e.g. [b, T, F]; zero beyond each sequence's count."""
 
 
 class Loop(Protocol):
     """The state of B sequences, and programs that advance it.
 
     Attributes:
-        output: what turns rows of features into log-probabilities.
+        output: the softmax, which turns rows of features into log-probabilities.
         piecewise: whether taking the state's tensors out one by one costs no more than taking all at once.
-        leading: whether sequences behind the last one that runs are not computed.
+        leading: whether a step computes only the first sequences, up to the last that runs.
     """
 
     output: StreamSoftmax
@@ -58,80 +58,80 @@ class Loop(Protocol):
 
     @property
     def fill(self) -> Ids:
-        """Memory rows that exist, [B]."""
+        """The number of memory rows of each sequence, int32 [B]."""
 
     @property
     def heads(self) -> Ids:
-        """Where each sequence stands in a ring, [B]: rounding depends on it, so a snapshot keeps it. Else zeros."""
+        """The slot of each sequence's next row in a ring, [B]; zeros without one. Rounding depends on it."""
 
     def run(self, inputs: Mapping[str, Array], counts: Ids, want: Want = "rows", commit: bool = True) -> Result:
-        """Run one segment in the smallest program that holds it. One in which nothing counts does nothing.
+        """Run one segment in the smallest program that holds it. With all counts 0 nothing runs.
 
-        The state after it is committed in one assignment: whatever interrupts this call, the state is the one before
-        the segment or the one after it.
+        The state after it is committed in one assignment: an interrupt leaves the state before the segment or the one
+        after it.
 
         Args:
-            inputs: by the programs' names, with b and T for "B" and "L" of the input table (and look-ahead); checked,
-                with zeros in the padding. "targets" [b, T] may be among them whether or not a program reads them, and
-                so may "temperature", float32 [b].
+            inputs: checked arrays by name, with b and T for "B" and "L" of the input table (plus look-ahead), and zeros
+                in the padding. "targets", int32 [b, T], and "temperature", float32 [b], may be among them even if no
+                program reads them.
             counts: int32 [b], the positions that count; 0 leaves a sequence idle.
-            want: what the result will be asked for.
-            commit: whether the segment becomes part of the state; if not, `commit` may still make it so.
+            want: the method of the result that the caller will use.
+            commit: whether the segment becomes part of the state; if not, a later `commit` can still make it so.
 
         Raises:
-            BackendError: the engine failed; the state is what it was.
+            BackendError: the engine failed; the state is unchanged.
         """
 
     def commit(self) -> None:
-        """Make the segment that ran last part of the state, in one assignment.
+        """Make the latest segment part of the state, in one assignment.
 
-        Nothing happens if it is part of it, if all was idle, or if sequences were cleared, moved or put in since.
+        Nothing happens if it already is, if all sequences were idle, or after a clear, reorder or put since.
         """
         return
 
     def written(self) -> Iterable[tuple[StateTensor, Array]]:
-        """Of a segment that was run but is not committed, the states it returned whole, [.., B, ..]; no memory rows.
+        """Return the "replace" states, [.., B, ..], that an uncommitted segment returned.
 
-        The entries of idle sequences may be old ones: a segment is computed up to the last sequence that is not idle.
+        Entries of idle sequences may be old ones: a segment is computed up to the last sequence that is not idle.
         """
         return ()
 
     def clear(self, rows: Indices) -> None:
-        """Make sequences what they are before anything was seen."""
+        """Set sequences to their first state."""
 
     def limit(self, rows: Indices, most: int) -> None:
-        """Limit how many memory rows the sequences in these places keep and see; the limit belongs to the place."""
+        """Limit the memory rows that the sequences at these indices keep; the limit stays with the index on reorder."""
         return
 
     def prepare_reorder(self, rows: Indices) -> None:
-        """Make the room that `reorder` needs for these rows, or raise `BackendError`: nothing is changed yet."""
+        """Allocate the memory that `reorder` needs for these rows, or raise `BackendError`; the state is unchanged."""
         return
 
     def reorder(self, rows: Indices) -> None:
-        """Make sequence i what sequence rows[i] was; those behind the last are cleared."""
+        """Make sequence i what sequence rows[i] was, and clear sequences len(rows) … B - 1."""
 
     def take(self, row: int, names: Collection[str] | None = None) -> RowState:
-        """A copy of one sequence's state: of all its tensors, or of those named."""
+        """Return a copy of one sequence's state, with all its tensors or those in `names`."""
 
     def put(self, row: int, state: RowState) -> None:
-        """Give a cleared sequence a state that was taken."""
+        """Set a cleared sequence to a state that `take` returned."""
 
 
 class LoopState(Loop):
-    """The half of a loop that does not depend on its engine: sequences are cleared, reordered, taken out and put back.
+    """The half of a loop that is the same for all engines: it clears, reorders, takes and puts sequences.
 
     Args:
-        lock: held while states are changed or read.
+        lock: a lock that is held while states are changed or read.
 
     Attributes:
-        counters: how far sequences have come.
-        placements: the states; the subclass opens them.
-        counts: what programs read of the counters, by the names of their inputs.
+        counters: fill, head and side of every sequence.
+        placements: the states' arrays; the subclass opens them.
+        counts: the counters that programs read, by the names of their inputs.
     """
 
     placements: tuple[Placement, ...]
     turning = False
-    """Whether a reordering leaves the states on the other side."""
+    """True if a reordering writes the states to the other of the two sets of tensors."""
 
     def __init__(self, manifest: Manifest, states: Sequence[StateTensor], lock: AbstractContextManager[object]) -> None:
         self.counters = counters = SequenceCounters(manifest, states)
@@ -155,11 +155,11 @@ class LoopState(Loop):
         return heads
 
     def count(self, counts: Ids) -> int:
-        """Set the positions that count in a segment, int32 [b], and return how many sequences it has to be run for.
+        """Set the positions that count in a segment, int32 [b], and return the number of sequences to compute.
 
-        These are the first ones, up to the last that is not idle; 0 where all are.
+        Those are the first ones, up to the last that is not idle: 2 for counts [0, 3, 0], 0 if all are idle.
         """
-        self._computed = 0  # until the segment has run, there is nothing to commit
+        self._computed = 0  # if the segment fails, `commit` finds nothing
         counted, rows = self._counted
         if counts is counted:
             return rows
@@ -172,12 +172,12 @@ class LoopState(Loop):
             valid[b:] = max(values) if self._together else 0
             valid = valid[:b]
         valid[...] = counts
-        if counts.base is None and not counts.flags.writeable:  # what cannot change need not be read again
+        if counts.base is None and not counts.flags.writeable:  # a constant array (`inputs.Segments`) is read once
             self._counted = counts, rows
         return rows
 
     def commit(self) -> None:
-        computed, self._computed = self._computed, 0  # first, so that an interrupt cannot lead to a second time
+        computed, self._computed = self._computed, 0  # cleared first: after an interrupt it must not commit twice
         if computed:
             self.counters.advance(computed, self._spill)
 
@@ -188,11 +188,11 @@ class LoopState(Loop):
             return [pair for placement in self.placements for pair in placement.written(1 - self.counters.side)]
 
     def limit(self, rows: Indices, most: int) -> None:
-        self.counters.most[rows] = most  # the counters lie on the host whatever the loop, so no lock is taken
+        self.counters.most[rows] = most  # no lock: every loop keeps its counters on the host
         np.minimum(self.fill, self.counters.most, out=self.fill)
 
     def clear(self, rows: Indices) -> None:
-        self._computed = 0  # what ran before began from another state
+        self._computed = 0  # an uncommitted segment began from a different state
         with self._lock:
             for placement in self.placements:
                 placement.clear(rows)
@@ -230,15 +230,15 @@ class LoopState(Loop):
 
 
 class Closed:
-    """What stands in place of what a model has given back: whatever is asked of it is refused."""
+    """A stand-in for objects of a closed model: any use of it raises UsageError."""
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):  # what Python itself looks for, to show it or to copy it
+        if name.startswith("__"):  # repr, copy and pickle look these up and expect AttributeError
             raise AttributeError(name)
         self.refuse()
 
     def refuse(self) -> NoReturn:
-        """Raise UsageError."""
+        """Raise the UsageError of a closed model."""
         raise UsageError("the model was closed, expected it open; load it again")
 
 
@@ -246,9 +246,9 @@ class Backend(Protocol):
     """An engine that has opened a bundle's programs.
 
     Attributes:
-        name, description: of the engine, for programs and for people.
+        name, description: the engine's name for programs and for people.
         update: the update rule of its programs.
-        programs: those that it runs.
+        programs: the programs that it runs.
     """
 
     name: str
@@ -257,16 +257,16 @@ class Backend(Protocol):
     programs: tuple[Program, ...]
 
     def fitting(self, manifest: Manifest, sequences: int) -> Manifest:
-        """What a stream of so many sequences is opened with: the manifest, or as if it were of a smaller B."""
+        """Return the manifest to open a stream of `sequences` with: the same, or one of a smaller B."""
         return manifest
 
     def open_loop(self, manifest: Manifest, initial: Initial) -> Loop:
-        """A loop of fresh sequences.
+        """Return a loop of fresh sequences.
 
         Args:
-            manifest: of the bundle that was opened.
-            initial: what states are before anything was seen, from `initial_values`.
+            manifest: manifest of the bundle, or what `fitting` returned.
+            initial: first values of the states, from `initial_values`.
         """
 
     def release_pages(self) -> None:
-        """Let go of pages of the weight file that are mapped into memory; they come back as they are needed."""
+        """Release memory-mapped pages of the weight file; the system reads them again when they are needed."""

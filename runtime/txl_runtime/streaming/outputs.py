@@ -1,8 +1,8 @@
-"""From what a segment program returns to log-probabilities: all of them, those of targets, or as few as a draw needs.
+"""The step from a segment's result to log-probabilities: all of them, those of targets, or only as a draw needs them.
 
-A program of kind "logprobs" returns them itself. One of kind "hidden" returns what the softmax takes, and the softmax
-is programs of its own: the head (words of the first cluster, and the further clusters) and one tail per further
-cluster, log p(word) = head[cluster] + tail[word]. Then nothing has to be computed that nobody asked for.
+A program of kind "logprobs" returns them. One of kind "hidden" returns rows for the softmax, which consists of further
+programs: the head (words of cluster 0, and one column per further cluster) and one tail per further cluster,
+log p(word) = head[cluster] + tail[word]. A tail is then computed only if a caller needs its words.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ if TYPE_CHECKING:
 
 
 class StreamSoftmax(Protocol):
-    """The softmax of a stream; F is the width of what segment programs return, a "feature" row per position.
+    """The softmax of a stream; F is the width of the rows that segment programs return, one per position.
 
     Attributes:
-        name: what the table calls its log-probabilities.
-        clusters: first and one past the last word of each cluster; the head's own words are the first.
+        name: name of the log-probabilities in the output table.
+        clusters: token ids [first, last) of each cluster; the first are the head's own words.
     """
 
     name: str
     clusters: tuple[tuple[int, int], ...]
 
     def logprobs(self, features: Floats, out: Floats) -> None:
-        """Log-probabilities of the vocabulary, [n, F] → out [n, V], which may be a strided view."""
+        """Compute log-probabilities of all words, [n, F] → out [n, V], which may be a strided view."""
 
     def counted(self, features: Floats, counts: Ids, out: Floats) -> None:
-        """Log-probabilities of the positions that count, [b, T, F] → out [b, T, V]; the others stay what they are."""
+        """Compute log-probabilities of the positions that count, [b, T, F] → out [b, T, V]; others stay unchanged."""
         for row, count in enumerate(counts.tolist()):
             if count:
                 self.logprobs(features[row, :count], out[row, :count])
 
     def nll(self, features: Floats, targets: Ids) -> Floats:
-        """Negative log-likelihoods of one target per row, [n, F] and [n] → [n]."""
+        """Return negative log-likelihoods of one target per row, [n, F] and [n] → [n]."""
 
     def head(self, features: Floats) -> Floats:
-        """[n, F] → [n, words of cluster 0 + further clusters]; good until the next call."""
+        """Return the head, [n, F] → [n, words of cluster 0 + further clusters]; valid until the next call."""
 
     def tail(self, features: Floats, cluster: int) -> Floats:
-        """[n, F] → [n, words of the cluster], given the cluster."""
+        """Return log p(word | cluster) of a further cluster, [n, F] → [n, words of the cluster]."""
 
 
 class WholeSoftmax(StreamSoftmax):
-    """For programs that return log-probabilities: there is nothing left to compute."""
+    """A softmax for programs that return log-probabilities: F is V, and nothing is computed."""
 
     def __init__(self, manifest: Manifest) -> None:
         found = manifest.logprobs
@@ -63,7 +63,7 @@ class WholeSoftmax(StreamSoftmax):
         np.copyto(out, features)
 
     def counted(self, features: Floats, counts: Ids, out: Floats) -> None:
-        if counts.tolist().count(features.shape[1]) == len(counts):  # faster than to compare so few in NumPy
+        if counts.tolist().count(features.shape[1]) == len(counts):  # for few numbers a list is faster than NumPy
             out[...] = features
         else:
             super().counted(features, counts, out)
@@ -75,17 +75,17 @@ class WholeSoftmax(StreamSoftmax):
         return features
 
     def tail(self, features: Floats, cluster: int) -> Floats:
-        """See `StreamSoftmax`; there are no further clusters."""
+        """Raise IndexError: there are no further clusters."""
         raise IndexError(cluster)
 
 
 @dataclass
 class DrawCount:
-    """How much of the softmax draws needed.
+    """A count of drawn tokens and of the tails that they needed.
 
     Attributes:
-        tokens: drawn so far.
-        tails: clusters beyond the head that had to be computed for them, in all.
+        tokens: number of tokens drawn so far.
+        tails: number of tails that were computed for them.
     """
 
     tokens: int = 0
@@ -93,16 +93,15 @@ class DrawCount:
 
 
 class SegmentResult:
-    """What a segment gave. See `loop.Result`.
+    """The result of a segment, in arrays on the host. See `loop.Result`.
 
     Args:
-        rows: what the program returned for the softmax, a feature row per position, [b, T, F]; None where the model has
-            no log-probabilities.
-        counts: int32 [b].
+        rows: the program's rows for the softmax, [b, T, F]; None if the model has no log-probabilities.
+        counts: int32 [b], the positions that count.
         columns: T.
-        targets: [b, T], where the nll will be asked for.
-        table: the outputs of the bundle.
-        given: those of them that the program returned, with b and T; the log-probabilities may be missing.
+        targets: [b, T], if `nll` will be called.
+        table: the bundle's outputs.
+        given: the outputs that the program returned, with b and T; the log-probabilities may be missing.
     """
 
     __slots__ = ("_columns", "_counts", "_given", "_output", "_rows", "_table", "_targets")
@@ -127,7 +126,7 @@ class SegmentResult:
         return self._rows
 
     def given(self) -> Arrays:
-        """Those outputs that the program returned; a result that is on its way still is waited for here."""
+        """Return the outputs that the program returned; a subclass waits here for a device's copy."""
         return self._given or {}
 
     def last(self) -> Floats:
@@ -139,7 +138,7 @@ class SegmentResult:
         return last
 
     def parts(self) -> BestWords | None:
-        """See `loop.Result`; there are rows alone."""
+        """Return None: there are only rows."""
         return None
 
     def nll(self) -> Floats:
@@ -168,7 +167,7 @@ class SegmentResult:
 def idle_result(
     manifest: Manifest, output: StreamSoftmax, width: int, counts: Ids, columns: int, targets: Ids | None
 ) -> SegmentResult:
-    """The result of a segment in which nothing counts, so that nothing was run: zeros, feature rows of some width."""
+    """Return the result of a segment in which all sequences are idle: zeros, with rows [b, T, width]."""
     b = len(counts)
     given = {entry.name: np.zeros(entry.sizes(b, columns), np.dtype(entry.dtype)) for entry in manifest.outputs}
     rows = np.zeros((b, columns, width), np.float32)

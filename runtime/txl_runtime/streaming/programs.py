@@ -1,4 +1,4 @@
-"""Which of a loop's programs runs a segment: by what is wanted, its length, and the shapes of the state."""
+"""The choice of the program that runs a segment, by the wanted result, the length and the shapes of the state."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from txl_runtime.bundle.tables import Output, Program, StateTensor
 from txl_runtime.errors import BackendError, UsageError
 
 Want = Literal["rows", "last", "next", "nll"]
-"""What a caller will ask a result for: an engine may have a program that computes just that."""
+"""The method of `loop.Result` that a caller will use: an engine may have a program that computes only that."""
 
 Shape: TypeAlias = tuple[int, ...] | None
-"""Of one state; None for one that is absent."""
+"""Shape of one state; None for an absent one."""
 Shapes: TypeAlias = tuple[Shape, ...]
-"""Of every state that steps return whole, in the order of the table."""
+"""Shapes of all "replace" states, in the order of the table."""
 
 WHOLE = ("logprobs", "hidden", "step")
-"""The kinds of programs that serve every call."""
+"""Kinds of programs that serve every wanted result."""
 KINDS: dict[Want, tuple[str, ...]] = {
     "rows": WHOLE,
     "last": ("last", "next", *WHOLE),
     "next": ("next", "last", *WHOLE),
     "nll": ("score", *WHOLE),
 }
-"""The kinds that compute what is wanted, the one of the least beside it first."""
+"""Kinds of programs by wanted result, the one with the least extra work first."""
 
 
 def start_shape(state: StateTensor) -> Shape:
-    """The shape of a state before anything was seen."""
+    """Return the shape of a state before the first step; None if it is absent."""
     if state.absent:
         return None
     if state.rows is None or state.row_axis is None:
@@ -40,18 +40,18 @@ def start_shape(state: StateTensor) -> Shape:
 
 
 def leaves_rows_open(program: Program) -> bool:
-    """Whether the program takes states of any number of rows."""
+    """Return whether the program reads or returns an open number of rows."""
     return any("rows" in spec.shape for spec in (*program.inputs, *program.outputs))
 
 
 def shapes_after(program: Program, states: Sequence[StateTensor]) -> tuple[tuple[int, ...], ...]:
-    """The shapes of the states that a program returns; it may leave no size open."""
+    """Return the shapes of the states that a program returns; all its sizes have to be fixed."""
     returned = {spec.name: spec for spec in program.outputs}
     return tuple(returned[state.output].fixed for state in states)
 
 
 def features_of(program: Program, manifest: Manifest) -> Output | None:
-    """What a program returns for the softmax: the log-probabilities themselves, or the rows they are made of."""
+    """Return the output that the softmax reads: log-probabilities, or the rows [B, L, F] of a program "hidden"."""
     logprobs, first = manifest.logprobs, program.outputs[0]
     if logprobs is None or program.kind != "hidden":
         return logprobs
@@ -59,7 +59,7 @@ def features_of(program: Program, manifest: Manifest) -> Output | None:
 
 
 class Programs:
-    """The programs of one update rule and one B. Those of `WHOLE` kinds serve every call; the others are shortcuts."""
+    """The programs of one update rule and one B. Kinds in `WHOLE` serve every call; the others are shortcuts."""
 
     def __init__(self, manifest: Manifest, programs: Sequence[Program], backend: str = "cpu") -> None:
         self._backend, self._exact = backend, manifest.lengths == "exact"
@@ -70,7 +70,7 @@ class Programs:
         self._found: dict[tuple[Want, int, Shapes], Program] = {}
 
     def length_of(self, inputs: Mapping[str, Any]) -> int:
-        """T of a segment's inputs; 1 where no input has positions."""
+        """Return T of a segment's inputs; 1 if no input has positions."""
         if self._timed is None:
             return 1
         name, axis, ahead = self._timed
@@ -78,14 +78,14 @@ class Programs:
         return size - ahead
 
     def find(self, want: Want, length: int, shapes: Shapes) -> Program:
-        """The program for a segment of T positions: of that length, or the shortest that holds it.
+        """Return the shortest program that holds a segment of T positions; with exact lengths, the one of T positions.
 
-        Shapes are those of all replaced states, or none where they never change. Of several programs it is the one that
-        is best for what is wanted. So a shortcut is not taken where a whole program is shorter, which is less work.
+        Shapes are those of all "replace" states, or () if they never change. Of equally short programs, the one with
+        the least extra work is chosen. So a shorter whole program wins over a longer shortcut.
 
         Raises:
-            BackendError: there is none of such a length.
-            UsageError: there is none for these shapes of the state.
+            BackendError: no program has such a length.
+            UsageError: no program reads these shapes of the state.
         """
         found = self._found.get((want, length, shapes))
         if found is None:
@@ -94,7 +94,7 @@ class Programs:
             if not fitting:
                 raise self._missing(length, shapes)
             found = min(fitting, key=lambda program: (program.segment_length, kinds.index(program.kind)))
-            if len(self._found) > 4096:  # states that grow row by row have ever new shapes
+            if len(self._found) > 4096:  # a state that grows row by row has a new shape in every step
                 self._found.clear()
             self._found[want, length, shapes] = found
         return found
@@ -119,7 +119,7 @@ class Programs:
 
 
 def _takes(wanted: tuple[int | str, ...] | None, shape: Shape) -> bool:
-    """Whether a program's input, or its lack of one, suits the shape that is held."""
+    """Return whether a program's input fits a state's shape; without an input the state has to be absent or empty."""
     if wanted is None or shape is None:
         return wanted is None and (shape is None or 0 in shape)
     return len(shape) == len(wanted) and all(size in ("rows", has) for size, has in zip(wanted, shape, strict=True))

@@ -1,4 +1,4 @@
-"""Hypotheses that go on from the same context, such as an n-best list: what each costs, however many there are."""
+"""Costs of hypotheses that continue the same context, such as an n-best list of any length."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rank(
     hypotheses: Sequence[ArrayLike],
     state: RowState | StreamState | None,
 ) -> NDArray[np.float64]:
-    """See `Model.rank`; `open_stream` opens a stream of so many sequences."""
+    """Return the nll of each hypothesis, float64 [n]; see `Model.rank`. `open_stream(b)` opens b sequences."""
     require_tokens(manifest, "score")
     if not isinstance(hypotheses, list | tuple | np.ndarray) or not len(hypotheses):
         raise UsageError(f"hypotheses are {shown(hypotheses)}, expected a list of them, at least one")
@@ -53,7 +53,7 @@ def rank(
         alone.feed(given[None, :-1], last=True)
     start, most = alone.take(0), manifest.batch_size if manifest.can.run_apart else 1
     costs, stream = np.zeros(len(told)), open_stream(min(most, len(told)))
-    order = sorted(range(len(told)), key=lambda index: len(told[index]))  # so that little is padded
+    order = sorted(range(len(told)), key=lambda index: len(told[index]))  # similar lengths together need less padding
     for first in range(0, len(order), stream.batch_size):
         some = order[first : first + stream.batch_size]
         rows = [np.concatenate([given[-1:], told[index]]) for index in some]

@@ -1,21 +1,21 @@
 """Drawing the next token, computing no more of the distribution than the draw needs.
 
-Behind an adaptive softmax the head says log p of its own words and of the further clusters; what the words of cluster c
-have is known only once its tail is computed: log p(word) = log p(c) + tail[word], so p(word) <= p(c). Hence:
+In an adaptive softmax the head has log p of its own words and of the further clusters. The words of cluster c are known
+only once its tail is computed: log p(word) = log p(c) + tail[word], so p(word) <= p(c). Hence:
 
-* **Greedy**: clusters with p(c) below the best word known cannot hold a better one. Clusters are computed from the
-  most probable on until none is left that could.
-* **One draw at temperature 1, nothing cut off**: with u uniform in [0, total), the inverse of the cumulative
-  distribution in vocabulary order falls on a head word or into a cluster, by the head alone, because the words of a
-  cluster sum to p(c). Only that cluster's tail is computed, to place the rest of u in it.
-* **One draw at another temperature T**: the weights p^(1/T) of a cluster's n words sum to something between p(c)^(1/T)
-  and n^(1-1/T) p(c)^(1/T) (all on one word; spread evenly), so the total has bounds too, and so has the point at which
-  u falls. Clusters are computed from the most probable on until both bounds of it fall on the same word.
-* **top-k**: the k best are known as soon as k known words are above p(c) of every cluster that is not computed, at any
-  temperature, because it keeps the order. **top-p**: as soon as the known words above every such p(c) reach the share p
-  of the total, with as many words for either bound of it. Clusters are computed from the most probable on until so.
+* **Greedy**: a cluster with p(c) below the best known word cannot hold a better one. Clusters are computed, the most
+  probable first, until none is left that could.
+* **One draw at temperature 1, nothing cut off**: u is uniform in [0, total). The head alone decides whether u falls on
+  a head word or into a cluster, because the words of a cluster sum to p(c). Only that cluster's tail is computed, to
+  place the rest of u in it.
+* **One draw at a temperature T other than 1**: the weights p^(1/T) of a cluster's n words sum to between p(c)^(1/T)
+  and n^(1-1/T) p(c)^(1/T) (all on one word; spread evenly). So the total has two bounds, and so has the point at which
+  u falls. Clusters are computed, the most probable first, until both bounds of that point fall on the same word.
+* **top-k**: the k best are known once k known words are above p(c) of every cluster that is not computed; a temperature
+  does not change the order. **top-p**: the nucleus is known once the known words above every such p(c) reach the share
+  p of the total, and both bounds of the total need the same number of words. Clusters are computed in the same order.
 
-What is drawn is what the full distribution and the same random number give, to the rounding of sums.
+The drawn token is the one that the full distribution and the same random number give, except for rounding of sums.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ Ids = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 FEW = 1024
-"""So many words are sorted first, where a nucleus is sought; mostly it is within."""
+"""Number of best words that are sorted first for top-p: mostly the nucleus is among them."""
 
 
 @dataclass
 class _Known:
-    """What is known of one row's distribution: the head, and the clusters computed so far."""
+    """The known part of one row's distribution: the head, and the tails computed so far."""
 
     stream: int
     output: StreamSoftmax
@@ -59,16 +59,16 @@ class _Known:
         return self.head[: self.output.clusters[0][1]]
 
     def cluster(self, cluster: int) -> float:
-        """Log p of a further cluster."""
+        """Return log p of a further cluster."""
         return float(self.head[self.output.clusters[0][1] + cluster - 1])
 
     def pending(self) -> list[int]:
-        """Clusters not computed yet, the most probable first."""
+        """Return the clusters whose tail is not computed yet, the most probable first."""
         rest = (c for c in range(1, len(self.output.clusters)) if c not in self.tails)
         return sorted(rest, key=lambda c: -self.cluster(c))
 
     def compute(self, cluster: int) -> Floats:
-        """Log-probabilities of a cluster's words, given the cluster."""
+        """Return log p(word | cluster) of a cluster's words, computing its tail once."""
         if cluster not in self.tails:
             self.tails[cluster] = self.output.tail(self.features, cluster)[0].astype(np.float64)
             _refuse_nan(self.stream, self.tails[cluster])
@@ -76,7 +76,7 @@ class _Known:
         return self.tails[cluster]
 
     def gather(self) -> tuple[Ids, Floats]:
-        """Ids and log-probabilities of all known words, in vocabulary order."""
+        """Return ids and log-probabilities of all known words, in vocabulary order."""
         ids, values = [np.arange(len(self.words))], [self.words]
         for cluster in sorted(self.tails):
             ids.append(np.arange(*self.output.clusters[cluster]))
@@ -85,20 +85,20 @@ class _Known:
 
 
 class Sampler:
-    """How the tokens of one sequence are drawn: temperature, then top-k, then top-p, then one draw.
+    """A sampler of one sequence's tokens: temperature, then top-k, then top-p, then one draw.
 
-    The random numbers are a generator's of its own, so what a sequence is given depends on no other one.
+    It has its own generator of random numbers, so that a sequence's draws do not depend on other sequences.
 
     Args:
-        temperature: divides the log-probabilities; 0 takes the most probable token.
-        top_k: keep the k most probable tokens.
+        temperature: divisor of the log-probabilities; 0 takes the most probable token.
+        top_k: keep the k most probable tokens; None for all.
         top_p: keep the smallest set of most probable tokens whose probability reaches p (Holtzman et al. 2020).
-        seed: of the random draws; None for a fresh one.
-        stream: which of the sequences that have the seed in common; each has draws of its own.
+        seed: seed of the random numbers; None for a fresh one.
+        stream: index of the sequence among those with the same seed; each has different random numbers.
 
     Attributes:
-        temperature: as given.
-        heat: the same as a program takes it, which knows float32 alone; 1 where the best word is all that is asked for.
+        temperature: the argument, as a float.
+        heat: the temperature for a program, within float32; 1 for a greedy sampler.
 
     Raises:
         UsageError: an option is out of its range.
@@ -130,11 +130,11 @@ class Sampler:
         self._draws = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(stream,)))
 
     def uniform(self) -> float:
-        """The next random number in [0, 1); 0, and none is used up, where the best word is all that is asked for."""
+        """Return the next random number in [0, 1); at temperature 0, return 0 and use none up."""
         return self._draws.random() if self.temperature else 0.0
 
     def draw(self, known: _Known) -> int:
-        """The next token, from what is known of its distribution and what still has to be computed.
+        """Return the next token, computing tails of `known` as the draw needs them.
 
         Raises:
             BackendError: the log-probabilities hold NaN.
@@ -142,7 +142,7 @@ class Sampler:
         if self.temperature == 0:
             return self._best(known)
         uniform = self.uniform()
-        with np.errstate(over="ignore", under="ignore"):  # near temperature 0 all but the best go to 0, as they should
+        with np.errstate(over="ignore", under="ignore"):  # near temperature 0 all weights but the best underflow to 0
             if self.top_k is None and self.top_p is None:
                 return self._by_cluster(known, uniform) if self.temperature == 1 else self._between(known, uniform)
             ids, weights = self._candidates(known)
@@ -153,7 +153,7 @@ class Sampler:
         value = float(known.words[best])
         for cluster in known.pending():
             first = known.output.clusters[cluster][0]
-            if (known.cluster(cluster), -first) > (value, -best):  # of words that tie the first is the best
+            if (known.cluster(cluster), -first) > (value, -best):  # of words that tie, the lowest id wins
                 tail = known.compute(cluster)
                 found = int(tail.argmax())
                 candidate = known.cluster(cluster) + float(tail[found])
@@ -162,7 +162,7 @@ class Sampler:
         return best
 
     def _by_cluster(self, known: _Known, uniform: float) -> int:
-        """One draw from the head, and one more within a cluster if that is what was drawn."""
+        """Return a draw from the head or, if it falls into a cluster, from that cluster's tail."""
         cumulative = np.cumsum(np.exp(known.head - known.head.max()))
         at = _place(cumulative, uniform)
         if at < len(known.words):
@@ -174,7 +174,7 @@ class Sampler:
         return known.output.clusters[cluster][0] + _place(np.cumsum(np.exp(tail)), inside)
 
     def _between(self, known: _Known, uniform: float) -> int:
-        """One draw at a temperature, from bounds of the total."""
+        """Return a draw at a temperature other than 1, by bounds of the total."""
         while True:
             pending = known.pending()
             ids, values = known.gather()
@@ -189,7 +189,7 @@ class Sampler:
             known.compute(pending[0])
 
     def _candidates(self, known: _Known) -> tuple[Ids, Floats]:
-        """Token ids that may be drawn and their weights, best first; clusters are computed until they are known."""
+        """Return token ids that may be drawn and their weights, best first, computing tails until they are certain."""
         if self.top_k is None:
             return self._nucleus(known)
         ids, weights = self._k_best(known, self.top_k)
@@ -212,7 +212,7 @@ class Sampler:
             ids, values = known.gather()
             best = float(values.max())
             asked = self.top_p * self._total(known, best)
-            # No word that is not known can be among or before those above.
+            # Every word of a cluster that is not computed is below these.
             above = values > known.cluster(pending[0]) if pending else np.ones(len(values), np.bool_)
             if not pending or self._weights(values[above], best).sum() >= asked[1]:
                 for count in (FEW, len(values)):
@@ -230,7 +230,7 @@ class Sampler:
         return weights
 
     def _total(self, known: _Known, best: float) -> Floats:
-        """The least and the most that all weights can sum to, relative to the best word known: [2]."""
+        """Return the lower and upper bound of the sum of all weights, [2], with the best known word's weight as 1."""
         bounds = np.full(2, self._weights(known.words, best).sum())
         for cluster in range(1, len(known.output.clusters)):
             first, last = known.output.clusters[cluster]
@@ -251,10 +251,10 @@ def draw_all(
     tokens: NDArray[np.int32],
     count: DrawCount,
 ) -> None:
-    """As `draw_from`, for the sequences that are running.
+    """Draw the next token of each running sequence into tokens [b], as `draw_from` does.
 
     Raises:
-        BackendError: the first thing that went wrong.
+        BackendError: a sequence failed; that of the lowest index is raised.
     """
     live = [sampler if runs else None for sampler, runs in zip(samplers, running.tolist(), strict=True)]
     failed = draw_from(live, output, result, tokens, count)
@@ -269,13 +269,13 @@ def draw_from(
     tokens: NDArray[np.int32],
     count: DrawCount,
 ) -> dict[int, BackendError]:
-    """As `draw`, from the last positions of a result: without their features where its parts tell enough."""
+    """Draw from the last positions of a result, as `draw` does; the best words replace the features if they suffice."""
     parts = result.parts()
     if parts is None:
         return draw(samplers, output, result.last(), tokens, count)
     left, failed = list(samplers), dict[int, BackendError]()
     live = [(row, sampler) for row, sampler in enumerate(samplers) if sampler is not None]
-    if any(sampler.temperature == 0 for _, sampler in live):  # all at once: the usual case
+    if any(sampler.temperature == 0 for _, sampler in live):  # greedy sequences, the usual case, in one NumPy call
         best, certain = parts.best(len(samplers))
         for row, sampler in live:
             if sampler.temperature == 0 and certain[row]:
@@ -306,31 +306,31 @@ def draw(
     tokens: NDArray[np.int32],
     count: DrawCount,
 ) -> dict[int, BackendError]:
-    """The next token of each sequence that has a sampler, from its features, with one call of the softmax's head.
+    """Draw the next token of each sequence that has a sampler, with one call of the softmax's head.
 
     Args:
-        samplers: [b], None where nothing is drawn.
+        samplers: [b], None for a sequence without a draw.
         output: the softmax.
-        features: [b, F].
-        tokens: [b], where the tokens go.
-        count: goes on counting.
+        features: [b, F], the rows that the softmax reads.
+        tokens: int32 [b], which receives the tokens.
+        count: a counter that is increased.
 
     Returns:
-        What went wrong, by sequence: its log-probabilities hold NaN, or the engine failed for it alone.
+        Errors by sequence: its log-probabilities hold NaN, or the engine failed for it alone.
 
     Raises:
-        BackendError: the engine failed for all of them.
+        BackendError: the engine failed for all sequences.
     """
     head, failed = output.head(features), dict[int, BackendError]()
     live = [(row, sampler) for row, sampler in enumerate(samplers) if sampler is not None]
     count.tokens += len(live)
     if len(output.clusters) == 1 and any(sampler.temperature == 0 for _, sampler in live):
-        best = head.argmax(axis=1)  # all at once: the usual case, and the shortest
+        best = head.argmax(axis=1)  # greedy sequences, the usual case, in one NumPy call
         values = head[np.arange(len(best)), best]
         for row, sampler in live:
             if sampler.temperature == 0:
                 tokens[row] = best[row]
-                if np.isnan(values[row]):  # NaN counts as the largest
+                if np.isnan(values[row]):  # argmax takes NaN as the largest
                     failed[row] = _nan(row)
         live = [(row, sampler) for row, sampler in live if sampler.temperature > 0]
     for row, sampler in live:
@@ -344,7 +344,7 @@ def draw(
 
 
 def _number(value: object) -> float:
-    """A number as a float: infinite where it is too large for one, NaN where it is none."""
+    """Return a number as a float: infinity if it is too large, NaN for anything but a number."""
     if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool):
         return np.nan
     try:
@@ -354,10 +354,10 @@ def _number(value: object) -> float:
 
 
 def check_stop_tokens(stop_tokens: Iterable[int], vocab_size: int) -> frozenset[int]:
-    """The ids that end a sequence."""
+    """Return the ids that end a sequence; raise UsageError for anything but a list of ids."""
     try:
         found: tuple[Any, ...] = tuple(islice(stop_tokens, MOST_NAMED + 1))
-    except Exception:  # no iterable, an array without an axis, or an object with an opinion of its own
+    except Exception:  # no iterable, an array without axes, or an object whose __iter__ raises
         found = (None,)
     if len(found) > MOST_NAMED or not all(is_whole(token) and 0 <= token < vocab_size for token in found):
         raise UsageError(f"stop_tokens is {shown(stop_tokens)}, expected a list of ids, 0 … {vocab_size - 1} each")
@@ -365,7 +365,7 @@ def check_stop_tokens(stop_tokens: Iterable[int], vocab_size: int) -> frozenset[
 
 
 def best_first(values: NDArray[np.floating[Any]], count: int) -> Ids:
-    """Indices of the `count` largest values, those that tie in their order; without sorting all the others."""
+    """Return the indices of the `count` largest values, of equal ones the lower first: [1, 0] of [2, 5, 2] for 2."""
     among = np.arange(len(values))
     if count < len(values):
         among = np.flatnonzero(values >= np.partition(values, len(values) - count)[len(values) - count])
@@ -374,7 +374,7 @@ def best_first(values: NDArray[np.floating[Any]], count: int) -> Ids:
 
 
 def _place(cumulative: Floats, uniform: float) -> int:
-    """Where a uniform number in [0, 1) falls among cumulative weights."""
+    """Return the index at which a uniform number in [0, 1) falls among cumulative weights: 1 for [1, 3, 4] and 0.5."""
     at = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
     return min(at, len(cumulative) - 1)
 

@@ -1,4 +1,4 @@
-"""The recurrent state of streams, apart from any graph: taken, stored, put back."""
+"""Snapshots: copies of streams' state that can be saved, loaded and restored."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from txl_runtime.streaming.checks import check_path
 from txl_runtime.types import Array, Floats, Ids
 
 FORMAT = "txl-deploy.state/1"
-"""Memory rows."""
+"""Format of a file with memory rows."""
 WHOLE = "txl-deploy.state/2"
-"""Whole tensors by the bundle's table, of any dtype."""
+"""Format of a file with whole tensors ("replace" states) of any type."""
 BOTH, WHOLE_NAME = "txl-deploy.state/3", "whole/"
-"""Memory rows, and whole tensors under names that begin with this."""
+"""Format of a file with both, and the prefix of the whole tensors' names in it."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class StreamState:
     """A copy of the state of b streams, bound to the model it came from.
 
     Attributes:
-        model_id: of the bundle; the state fits every bundle of that model with the same form of memory.
-        fill: int32 [b], memory rows that each stream has filled.
-        memory: as `Stream.memory()` gives it, oldest row first, shorter streams zero-padded on the left.
-        head: int32 [b], where each stream stood in its ring: no part of the function, but of its rounding.
-        states: as `Stream.state()` gives them, those that are no memory rows; None where the model has rows alone.
+        model_id: the manifest's; the state fits every bundle of that model with the same form of memory.
+        fill: int32 [b], number of memory rows of each stream.
+        memory: what `Stream.memory()` returns, oldest row first, shorter streams zero-padded on the left.
+        head: int32 [b], each stream's next slot in its ring; only rounding depends on it.
+        states: what `Stream.state()` returns, without memory rows; None if the model has only memory rows.
     """
 
     model_id: str
@@ -45,28 +45,28 @@ class StreamState:
         return int(self.fill.shape[0])
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file that survives a loss of power; an existing one is replaced in one step.
+        """Write a safetensors file that survives a power cut; an existing one is replaced in one step.
 
         Links are followed.
 
         Raises:
             UsageError: a folder, a pipe or a device stands there.
-            TxlError: it cannot be written; what stands there is the old file or the new one, whole.
+            TxlError: the file cannot be written; the path holds the old file or the new one, whole.
         """
         from txl_runtime.bundle.writing import write_named
 
         write_named(check_path(path), self.to_bytes())
 
     def to_bytes(self) -> bytes:
-        """The bytes of the file that `save` writes."""
+        """Return the bytes of the file that `save` writes."""
         return encoded(self)
 
     @classmethod
     def from_bytes(cls, data: bytes, source: str = "the state") -> StreamState:
-        """Read what `to_bytes` gave; the arrays are copies. Messages begin with `source`.
+        """Read the bytes that `to_bytes` returned; the arrays are copies. Messages begin with `source`.
 
         Raises:
-            UsageError: they are damaged, or not a saved state.
+            UsageError: the bytes are damaged, or not a saved state.
         """
         from txl_runtime.streaming.state_files import tensors_of
 
@@ -74,10 +74,10 @@ class StreamState:
 
     @classmethod
     def load(cls, path: str | Path) -> StreamState:
-        """Read what `save` wrote.
+        """Read a file that `save` wrote.
 
         Raises:
-            UsageError: the file is missing, damaged, or not a saved state. It is read before anything is believed.
+            UsageError: the file is missing, damaged, or not a saved state.
         """
         from txl_runtime.streaming.state_files import read_tensors
 
@@ -86,7 +86,7 @@ class StreamState:
 
 
 def encoded(state: StreamState, more: Mapping[str, str] | None = None) -> bytes:
-    """A state as the bytes of a safetensors file; `more` stands in its metadata beside what a state says of itself."""
+    """Return a state as the bytes of a safetensors file, with `more` added to its metadata."""
     from safetensors.numpy import save
 
     whole, counts = state.states, state.states is None or state.head is not None
@@ -102,10 +102,10 @@ def encoded(state: StreamState, more: Mapping[str, str] | None = None) -> bytes:
 
 
 def decoded(facts: dict[str, str], tensors: dict[str, Array], source: str) -> StreamState:
-    """What `encoded` made bytes of, read by `state_files`.
+    """Return the state from a file's metadata and tensors, e.g. {"fill": [b], "layers.00.key": [b, rows, …]}.
 
     Raises:
-        UsageError: it is another kind of file; the message begins with `source`.
+        UsageError: the file is no saved state; the message begins with `source`.
     """
     model_id, kind = facts.get("model_id", ""), facts.get("format")
     size = facts.get("batch_size", "")

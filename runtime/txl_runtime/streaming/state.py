@@ -1,8 +1,8 @@
-"""What the states of all loops have in common: how they start, how far sequences have come, and one sequence's state.
+"""The parts of the state that all loops share: first values, counters of sequences, and one sequence's state.
 
-A state tensor has a placement: where its bytes stand and how a step moves them. "replace": every step returns the whole
+A state tensor has a placement: where its bytes lie and how a step moves them. "replace": every step returns the whole
 tensor. "rolled": every step returns all memory rows, those that exist last. "ring": a step writes the segment's
-rows in place. A loop keeps the tensors of one placement together and asks nothing else of them.
+rows in place. A loop keeps the tensors of one placement together and calls only the methods of `Placement`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from txl_runtime.streaming.programs import start_shape
 from txl_runtime.types import Array, Arrays, Ids, Indices
 
 Initial = Arrays
-"""What a state is before anything was seen, by its name; a memory row's broadcasts over sequences and rows."""
+"""First values of states by name; a memory tensor's is one row, which broadcasts over sequences and rows."""
 
 
 Placed = TypeVar("Placed", bound="Placement")
@@ -32,10 +32,10 @@ class RowState:
     """The state of one sequence.
 
     Attributes:
-        fill: memory rows that exist.
-        head: the ring's slot for the next row: rounding depends on it, the function does not. 0 without a ring.
-        tensors: the rows, oldest first, float32 [fill, ...] each; whole tensors of any dtype, without the axis of
-            sequences, where a step returns them whole.
+        fill: number of memory rows.
+        head: the ring's slot for the next row; only rounding depends on it. 0 without a ring.
+        tensors: memory rows, oldest first, float32 [fill, ...] each; and "replace" states without the axis of
+            sequences, of any type.
     """
 
     fill: int
@@ -44,22 +44,22 @@ class RowState:
 
 
 class SequenceCounters:
-    """How far each sequence has come: its fill, a ring's head, and which of two sets of tensors it stands in.
+    """The counters of each sequence: its fill, a ring's head, and its side, one of two sets of tensors.
 
-    All of it is one array, one row for each counter and one column for each sequence. So a step is committed in one
-    assignment, whatever the placements. NumPy makes the assignment in one call, and Python looks at signals only
-    between calls: an interrupt finds the array as it was or as it will be. The columns of idle sequences change sides
-    with the others, because their graph returned their state unchanged on the other side.
+    They are one array, one row for each counter and one column for each sequence, so that a step is committed in one
+    assignment for all placements. NumPy makes the assignment in one call, and Python handles signals only between
+    calls: an interrupt finds the array as it was or as it will be. The columns of idle sequences change sides with the
+    others, because their graph returned their state unchanged on the other side.
 
     Attributes:
-        ring: slots of a ring; None where no state is in one.
+        ring: number of slots of a ring; None without a ring.
         valid: int32 [B], the positions of the segment that count; programs are bound to this array.
-        fill: int32 [B], memory rows that exist, 0 … M; likewise.
-        most: int32 [B], how many may exist: M, or fewer where that is limited.
-        head: int32 [B], the slot of each sequence's next row in a ring; likewise. Zeros without a ring.
-        sides: int32 [B], which of two sets of tensors holds each sequence; zeros where there is one set alone.
+        fill: int32 [B], number of memory rows, 0 … M; bound as well.
+        most: int32 [B], largest allowed fill: M, or fewer if it was limited.
+        head: int32 [B], the slot of each sequence's next row in a ring; bound as well. Zeros without a ring.
+        sides: int32 [B], 0 or 1, the set of tensors that holds each sequence; zeros if there is only one set.
         apart: whether sequences may stand on different sides.
-        read: int32 [2 or 3, B], what programs read of these: valid, fill, and the head of a ring.
+        read: int32 [2 or 3, B], the counters that programs read: valid, fill, and the head of a ring.
     """
 
     def __init__(self, manifest: Manifest, states: Sequence[StateTensor]) -> None:
@@ -80,23 +80,22 @@ class SequenceCounters:
 
     @property
     def side(self) -> int:
-        """Which of two sets of tensors holds the first sequence; 0 where there is one set alone."""
+        """The side of sequence 0; 0 if there is only one set of tensors."""
         side: int = 0 if self._next_sides is None else self.sides.item(0)
         return side
 
     def advance(self, computed: int, spill: Callable[[int, int], None]) -> None:
-        """Let a segment be done whose positions `valid` counts, in one assignment.
+        """Commit a segment with `valid` positions in one assignment.
 
-        Before that, `spill` is called with every sequence whose step ended beyond the ring and the number of its rows
-        that did: it copies them to the front. The slots there hold no row that can be seen before the step, since a
-        ring has R >= M + L slots.
+        Before that, `spill(row, n)` is called for every sequence whose last n rows were written after the ring's last
+        slot: it copies them to the front. No query before the step reads the slots there, since a ring has
+        R >= M + L slots. With R = 6, head 5 and valid 2, head becomes 1 and one row spills.
 
         Args:
-            computed: how many sequences the step computed, from the first on: they stood on one side, and these alone
-                change it.
-            spill: of the ring's tensors.
+            computed: number of first sequences that the step computed: they stood on one side, and only they change it.
+            spill: the function that copies spilled rows in all tensors of a ring.
         """
-        if self._counts and len(self.valid) == 1:  # a few numbers are faster in Python than in NumPy
+        if self._counts and len(self.valid) == 1:  # for one sequence Python's numbers are faster than NumPy
             valid = self.valid.item()
             self._next_fill[0] = min(self.fill.item() + valid, self.most.item())
             if self._next_head is not None and self.ring is not None:
@@ -104,10 +103,10 @@ class SequenceCounters:
                 if lap:
                     spill(0, self._next_head.item())
         elif self._counts:
-            np.add(self._now, self.valid, out=self._next)  # the row of sides, too, which is overwritten below
+            np.add(self._now, self.valid, out=self._next)  # this also adds to the sides, which are overwritten below
             np.minimum(self._next_fill, self.most, out=self._next_fill)
             head, ring = self._next_head, self.ring
-            # Python's max of B numbers is faster than NumPy's.
+            # For few numbers Python's max is faster than NumPy's.
             if head is not None and ring is not None and max(head.tolist()) >= ring:
                 for row in np.flatnonzero(head >= ring).tolist():
                     head[row] -= ring
@@ -123,12 +122,12 @@ class SequenceCounters:
         self._now[...] = self._next
 
     def clear(self, rows: Indices) -> None:
-        """See `streaming.loop.Loop`. The side of a sequence does not change."""
+        """Set sequences to their first counters; their side does not change."""
         self.fill[rows] = np.minimum(self._fresh, self.most[rows])
         self.head[rows] = 0
 
     def reorder(self, rows: Indices, side: int) -> None:
-        """See `streaming.loop.Loop`; all sequences stand on this side afterwards, where there are two."""
+        """Reorder the counters as `Loop.reorder` does; all sequences then stand on `side`, if there are two."""
         fill, head = self.fill[rows], self.head[rows]
         self.clear(np.arange(len(self.fill)))
         np.minimum(fill, self.most[: len(rows)], out=self.fill[: len(rows)])
@@ -137,44 +136,44 @@ class SequenceCounters:
             self.sides[:] = side
 
     def put(self, row: int, fill: int, head: int) -> None:
-        """Set what stands in one sequence."""
+        """Set the fill and head of one sequence."""
         self.fill[row] = min(fill, int(self.most[row]))
         if self.ring is not None:
             self.head[row] = head % self.ring
 
 
 class Placement(Protocol):
-    """The state tensors of a loop that are placed alike, wherever they lie. The counters say how far they have come."""
+    """The state tensors of a loop that have the same placement, on the host or a device."""
 
     def spill(self, row: int, count: int) -> None:
-        """Copy the rows that a sequence wrote behind its ring to the ring's first slots; others never spill."""
+        """Copy a sequence's first `count` rows after the ring's last slot to slots 0 … count-1; only rings need it."""
         return
 
     def take(self, row: int, fill: int, names: Collection[str] | None) -> Arrays:
-        """Copies of one sequence's tensors as `RowState` has them: of all that there are, or of those named."""
+        """Return copies of one sequence's tensors, as in `RowState`: all that exist, or those in `names`."""
 
     def put(self, row: int, tensors: Arrays) -> None:
-        """Give a cleared sequence, whose counters are set, tensors that were taken; others are left out."""
+        """Set a cleared sequence, whose counters are set, to taken tensors; those of other placements are ignored."""
 
     def clear(self, rows: Indices) -> None:
-        """Make sequences what they are before anything was seen."""
+        """Set sequences to their first state."""
 
     def prepare_reorder(self, rows: Indices) -> None:
-        """See `streaming.loop.Loop`."""
+        """Allocate the memory that `reorder` needs, as `Loop.prepare_reorder` does."""
         return
 
     def reorder(self, rows: Indices, side: int) -> None:
-        """Make sequence i, on one side, what sequence rows[i] was; those behind the last are cleared."""
+        """Make sequence i, on `side`, what sequence rows[i] was, and clear sequences len(rows) … B - 1."""
 
     def written(self, side: int) -> Iterable[tuple[StateTensor, Array]]:
-        """The replaced states, [.., B, ..], as the last step wrote them to this side; empty for memory rows."""
+        """Return the "replace" states, [.., B, ..], as the last step wrote them to this side; () for memory rows."""
         return ()
 
 
 def placed_alike(
     states: Sequence[StateTensor], placements: Mapping[str, type[Placed]]
 ) -> Iterator[tuple[type[Placed], list[StateTensor]]]:
-    """The placements, given by update rule, that some of the states have, and the states of each."""
+    """Yield each placement, given by update rule, with the states that have it, if there are any."""
     for rule, placement in placements.items():
         if alike := [state for state in states if state.update == rule]:
             yield placement, alike
@@ -183,9 +182,9 @@ def placed_alike(
 def with_sequence(
     states: Sequence[StateTensor], arrays: Sequence[Array | None], row: int, tensors: Arrays, batch_size: int
 ) -> list[Array | None]:
-    """States [.., B, ..] in which one sequence has tensors that were taken; those of the same shape are written to.
+    """Return states [.., B, ..] in which sequence `row` has taken tensors; arrays of the right shape are reused.
 
-    Where a tensor has another number of rows than before, other sequences have zeros there.
+    If a tensor's number of rows changes, the array is new and other sequences have zeros in it.
     """
     found: list[Array | None] = []
     for state, array in zip(states, arrays, strict=True):
@@ -201,22 +200,21 @@ def with_sequence(
 
 
 def ring_rows(head: int, count: int, ring: int) -> Indices:
-    """The slots of the newest `count` rows of a ring whose next row goes to slot `head`, oldest first."""
+    """Return the slots of a ring's newest `count` rows, oldest first: [5, 0, 1] for head 2, count 3, ring 6."""
     return np.arange(head - count, head) % ring
 
 
 def initial_values(bundle: Bundle) -> Initial:
-    """What each state starts as: a number, or what the weight file says.
+    """Return the first value of each state by name: a number, or a tensor of the weight file.
 
     Raises:
-        BundleError: a stored tensor does not have the shape of the state's rows, or does not broadcast over a state
-            that has none.
+        BundleError: a stored tensor has not the shape of a memory row, or does not broadcast to a "replace" state.
     """
     states = bundle.manifest.states
     stored = {state.initial for state in states if isinstance(state.initial, str)}
     tensors: Arrays = bundle.weights(*stored) if stored else {}
     initial: dict[str, Array] = {}
-    for state in states:  # a state starts as the same in every update rule
+    for state in states:  # rows of one name have the same first value in every update rule (`agreement`)
         if not isinstance(state.initial, str):
             exact = np.float64 if state.update == "replace" else np.float32
             initial[state.name] = np.asarray(state.initial or 0, exact)
@@ -234,10 +232,10 @@ def initial_values(bundle: Bundle) -> Initial:
 
 
 def start_of(state: StateTensor, value: Array) -> Array:
-    """What sequences start as: a view that broadcasts over the state of any number of them.
+    """Return a view of the first value that broadcasts over the state of any number of sequences.
 
     Args:
-        value: from `initial_values`: of one sequence, or of one memory row.
+        value: first value from `initial_values`: of one sequence, or of one memory row.
     """
     shape = start_shape(state)
     if value.ndim == 0 or shape is None or 0 in shape:

@@ -1,4 +1,4 @@
-"""A saved state, read whole and bounded (`bundle.tensor_file`), and what is said to the user of one that is damaged."""
+"""A reader of saved states, whole and with bounded memory (`bundle.tensor_file`), with messages for damaged ones."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from txl_runtime.types import Array
 
 ADVICE = "expected a saved state; StreamState.save writes one"
 HEADER = 2**20
-"""Bytes of the header at most: ten thousand tensors."""
+"""Most bytes of the header, 1 MiB: enough for ten thousand tensors."""
 
 
 def tensors_of(data: bytes, source: str) -> tuple[dict[str, str], dict[str, Array]]:
-    """The metadata and the tensors, copies, of the bytes of a safetensors file.
+    """Return the metadata, and copies of the tensors, from the bytes of a safetensors file.
 
     Raises:
-        UsageError: they are damaged; the message begins with `source`.
+        UsageError: the bytes are damaged; the message begins with `source`.
     """
     with _explained(source):
         return read_whole(io.BytesIO(data), len(data), HEADER)
 
 
 def read_tensors(source: Path) -> tuple[dict[str, str], dict[str, Array]]:
-    """The metadata and the tensors of a safetensors file.
+    """Return the metadata and the tensors of a safetensors file.
 
     Raises:
-        UsageError: there is no such file, or it is another kind of file, or it is damaged.
+        UsageError: the file is missing, damaged, or of a different kind.
     """
     with _explained(str(source)), open_plain(source) as (file, known):
         return read_whole(file, known.st_size, HEADER)
@@ -41,11 +41,11 @@ def read_tensors(source: Path) -> tuple[dict[str, str], dict[str, Array]]:
 
 @contextlib.contextmanager
 def _explained(source: str) -> Iterator[None]:
-    """What is wrong with a file, as the error of a user."""
+    """Turn any error of reading a file into a UsageError that names the file."""
     try:
         yield
     except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         if isinstance(error, UsageError):
             raise
-        said = getattr(error, "strerror", None) or error  # an OSError's own text names the file again
+        said = getattr(error, "strerror", None) or error  # str(OSError) would name the file twice
         raise UsageError(f"{source}: {said}; {ADVICE}") from None

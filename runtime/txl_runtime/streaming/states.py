@@ -1,9 +1,9 @@
-"""States by name, as streams hand them out: put together from single sequences, taken apart, held against the table.
+"""States by name, as streams return them: joined from single sequences, split into them, compared with the table.
 
-A state that was taken knows its model, so that it can be saved: its file is a snapshot's of one sequence.
+A taken state knows its model, so that it can be saved, as the snapshot of one sequence.
 
-Memory rows are handed out as float32 [b, rows, ...], the oldest first; a sequence that has fewer than others has zeros
-before them. Any other state is handed out as the table says, with b sequences.
+Memory is returned as float32 [b, rows, ...], the oldest row first; a sequence with fewer rows than others has zeros
+before them. Any other state has the table's type and shape, with b sequences.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TakenState(RowState):
     """The state of one sequence, bound to the model that it was taken from.
 
     Attributes:
-        manifest: of the stream's bundle.
+        manifest: the manifest of the stream's bundle.
         table: the stream's state table.
     """
 
@@ -36,11 +36,11 @@ class TakenState(RowState):
     table: Sequence[StateTensor] = field(repr=False)
 
     def snapshot(self) -> StreamState:
-        """The same as the snapshot of a stream of one sequence; the arrays are its own, not copies."""
+        """Return the state as the snapshot of a stream of one sequence; the arrays are shared, not copied."""
         return snapshot_of_row(self, self.manifest, self.table)
 
     def to_bytes(self) -> bytes:
-        """The bytes of the file that `save` writes; `StreamState.from_bytes` reads them."""
+        """Return the bytes of the file that `save` writes; `StreamState.from_bytes` reads them."""
         return self.snapshot().to_bytes()
 
     def save(self, path: str | Path) -> None:
@@ -49,11 +49,11 @@ class TakenState(RowState):
 
 
 def gathered(parts: Iterable[RowState], table: Sequence[StateTensor], batch_size: int, rows: int) -> dict[str, Array]:
-    """The tensors that sequences have together, by name; an absent one is left out.
+    """Join the tensors of single sequences, by name; an absent one is left out.
 
     Args:
-        parts: the states of the sequences; each is used up before the next one is asked for.
-        rows: how many memory rows each gets; its own stand last.
+        parts: the states of the sequences; each is copied before the next one is taken from the iterator.
+        rows: number of memory rows in the result: [b, rows, ...]; a sequence's own stand last.
     """
     found: dict[str, Array] = {}
     for row, part in enumerate(parts):
@@ -71,7 +71,7 @@ def gathered(parts: Iterable[RowState], table: Sequence[StateTensor], batch_size
 
 
 def as_declared(tensors: Arrays, table: Sequence[StateTensor]) -> dict[str, Array]:
-    """Tensors that were gathered with all rows that there can be, in the table's own order of axes."""
+    """Return tensors that were gathered with M rows in the table's order of axes: e.g. [M, b, ...] of [b, M, ...]."""
     found = {state.name: (state, tensors[state.name]) for state in table if state.name in tensors}
     return {
         name: np.ascontiguousarray(state.axes.from_rows(array)) if state.counted else array
@@ -80,7 +80,7 @@ def as_declared(tensors: Arrays, table: Sequence[StateTensor]) -> dict[str, Arra
 
 
 def parted(state: StreamState, table: Sequence[StateTensor]) -> Iterator[RowState]:
-    """The sequences of a snapshot that was checked, one by one; their arrays are views of the snapshot's."""
+    """Yield the sequences of a checked snapshot; their arrays are views of the snapshot's."""
     rows, tensors = int(state.fill.max(initial=0)), {**state.memory, **(state.states or {})}
     heads = np.zeros_like(state.fill) if state.head is None else state.head
     held = [(entry, tensors[entry.name]) for entry in table if entry.name in tensors]
@@ -93,7 +93,7 @@ def parted(state: StreamState, table: Sequence[StateTensor]) -> Iterator[RowStat
 def snapshot_of(
     tensors: Arrays, fill: Ids, heads: Ids, manifest: Manifest, table: Sequence[StateTensor]
 ) -> StreamState:
-    """The snapshot of sequences: memory rows apart from whole tensors, as far as the model has either."""
+    """Return the snapshot of gathered tensors, with memory rows and whole tensors in their two fields."""
     memory, whole = (
         {entry.name: tensors[entry.name] for entry in table if entry.counted is rows and entry.name in tensors}
         for rows in (True, False)
@@ -103,9 +103,9 @@ def snapshot_of(
 
 
 def snapshot_of_row(row: RowState, manifest: Manifest, table: Sequence[StateTensor]) -> StreamState:
-    """The snapshot of one sequence; its arrays are views of the row's."""
+    """Return the snapshot of one sequence; its arrays are views of the row's."""
     slots = next((entry.slots for entry in table if entry.slots is not None), 1)
-    slot = row.head % slots  # a head is any whole number, and a file has 32 bits for it
+    slot = row.head % slots  # a caller's RowState may hold any whole number, and the file has int32
     fill, head = (np.array([number], np.int32) for number in (row.fill, slot))
     axes = {entry.name: entry.taken for entry in table}
     tensors = {name: axes[name].joined([array]) for name, array in row.tensors.items()}
@@ -113,15 +113,15 @@ def snapshot_of_row(row: RowState, manifest: Manifest, table: Sequence[StateTens
 
 
 def keeps_whole(manifest: Manifest, table: Sequence[StateTensor]) -> bool:
-    """Whether a snapshot has whole tensors: a model without memory rows has them, were it none at all."""
+    """Return whether a snapshot has the field of whole tensors; without memory rows it does, even if there are none."""
     return not manifest.can.count_rows or any(not entry.counted for entry in table)
 
 
 def checked_row(state: RowState | StreamState, manifest: Manifest, table: Sequence[StateTensor]) -> RowState:
-    """The state of one sequence, taken or saved, held against a model.
+    """Return the state of one sequence, taken or saved, after comparing it with a model.
 
     Raises:
-        UsageError: it does not fit.
+        UsageError: the state does not fit the model.
     """
     if isinstance(state, StreamState):
         check_fits(state, manifest, table, 1)
@@ -146,15 +146,15 @@ def checked_row(state: RowState | StreamState, manifest: Manifest, table: Sequen
 
 
 def check_fits(state: StreamState, manifest: Manifest, table: Sequence[StateTensor], batch_size: int) -> None:
-    """Hold a snapshot against the stream that is to continue from it: all of it, before anything is changed.
+    """Compare a whole snapshot with the stream that is to continue from it, before anything is changed.
 
-    NaN and infinities are restored as they are.
+    NaN and infinity are allowed.
 
     Args:
-        batch_size: b, its number of sequences.
+        batch_size: b, the stream's number of sequences.
 
     Raises:
-        UsageError: the snapshot is of another model, form of memory or number of sequences, or its parts do not fit.
+        UsageError: the snapshot has a different model, form of memory or number of sequences, or a wrong tensor.
     """
     if not isinstance(state, StreamState):
         raise UsageError(
@@ -199,13 +199,13 @@ def _check_model(model_id: str, manifest: Manifest) -> None:
 def _check_tensors(
     tensors: Arrays, manifest: Manifest, table: Sequence[StateTensor], batch_size: int | None, rows: int
 ) -> None:
-    """Hold tensors against the states of the table that they are of.
+    """Compare tensors with the table's states.
 
     Args:
-        batch_size: of how many sequences they are; None for those of one sequence, which have no axis for it.
+        batch_size: number of sequences in the tensors; None for one sequence's, which lack that axis.
 
     Raises:
-        UsageError: one is missing, unknown, of another type or shape, or has a number of rows that no step leads to.
+        UsageError: a tensor is missing or unknown, or its type, shape or number of rows is not one of a step's.
     """
     what, unknown = ("the sequence", "absent") if batch_size is None else ("the state", "no such tensor")
     known = {state.name: state for state in table}
@@ -231,7 +231,7 @@ def _check_tensors(
 
 
 def _check_reached(state: StateTensor, held: int, manifest: Manifest, what: str) -> None:
-    """Hold the rows of a state that grows against those that the bundle's programs take and return."""
+    """Check that a growing state has a number of rows that one of the bundle's programs reads or returns."""
     if state.rows is None or state.row_axis is None:
         return
     specs = [spec for program in manifest.programs for spec in (*program.inputs, *program.outputs)]

@@ -1,4 +1,4 @@
-"""Streams: segments in, results out, state carried in between."""
+"""Streams, which run segments and carry the state from one to the next."""
 
 from __future__ import annotations
 
@@ -37,18 +37,17 @@ if TYPE_CHECKING:
 class Stream(CarriedState):
     """The recurrent state of b sequences that advance together, made by `Model.stream`.
 
-    Each sequence has its own state and its own lengths, and none can influence another. There are two exceptions, which
-    the manifest names: in lockstep all sequences run or none, and all of them are reset; sequences of a model whose
-    streams are joint do influence one another. A stream is not for use by
-    two threads at once; different streams of one model are. An interrupt in mid-call (Ctrl-C) leaves the state as it
-    was before a segment or as it is after it.
+    Each sequence has its own state and its own lengths, and does not influence the others, with two exceptions in the
+    manifest: in lockstep all sequences run or none, and all are reset together; joint sequences influence one another.
+    One stream must not be used by two threads at once; different streams of one model may be. An interrupt (Ctrl-C)
+    leaves the state before a segment or the one after it.
 
-    `run` and `feed` take arrays by name, whatever the model. `step`, `feed`, `score` and `generate` take token ids, of
-    a model that reads nothing else and returns log-probabilities. In place of ids these take text, where the bundle has
-    a vocabulary: a str for a single sequence, or a list of b.
+    `run` and `feed` take arrays by name, for any model. `step`, `feed`, `score` and `generate` take token ids, for a
+    model that reads nothing else and returns log-probabilities. If the bundle has a vocabulary, they also take text: a
+    str for a single sequence, or a list of b.
 
     Attributes:
-        draws: what `generate` drew so far, and how many tails of the softmax that took.
+        draws: counts of the tokens that `generate` drew, and of the softmax's tails that they needed.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class Stream(CarriedState):
         tokens = manifest.tokens
         self._fluent = tokens.name if tokens is not None and manifest.can.feed_freely else ""
         self._segments, self.draws = Segments(manifest), DrawCount()
-        self._latest: Result | None = None  # of a generation; it stands here so that closing the model finds it
+        self._latest: Result | None = None  # a generation's; an attribute, so that closing the model releases it
 
     def run(
         self,
@@ -77,31 +76,34 @@ class Stream(CarriedState):
         """Run ONE segment of named arrays.
 
         Args:
-            inputs: all inputs of the bundle's table by name, with b for "B", and T for "L" with the look-ahead besides.
-            lengths: as in `step`; where they are exact, T is an exported segment length, and each is 0 or T.
-            commit: whether the segment becomes part of the state; else the next one continues where this one did.
-            require_finite: refuse NaN and infinity, in what the model returns by a BackendError; no state changes then.
+            inputs: all inputs of the bundle's table by name, with b for "B", and T plus look-ahead for "L":
+                ["B", "L", 80] takes [b, T, 80].
+            lengths: as in `step`; if the model's lengths are exact, T is an exported segment length, and each is 0 or
+                T.
+            commit: whether the segment becomes part of the state; if not, the next one starts from the same state.
+            require_finite: raise UsageError for NaN or infinity in an input, BackendError in an output or a state; no
+                state changes then.
 
         Returns:
             All outputs by name, in the table's order of axes, with b and T; 0 beyond `lengths`.
 
         Raises:
-            UsageError: an input is missing, unknown, or of another kind or shape; or this is no segment of the model.
+            UsageError: an input is missing or unknown or has a wrong type or shape, or the model cannot run this T.
         """
         return self._segments.run(self._ready(), self._b, inputs, lengths, commit, require_finite)
 
     def step(self, tokens: ArrayLike, lengths: ArrayLike | None = None) -> Floats:
-        """Run ONE segment in the smallest program that holds it.
+        """Run ONE segment of tokens in the smallest program that holds it.
 
         Args:
-            tokens: int [b, T], T at most the largest segment length; what stands beyond `lengths` is ignored.
-            lengths: int [b], tokens that count per sequence, 0 for one that stays idle; all without it.
+            tokens: int [b, T], T at most the largest segment length; values beyond `lengths` are ignored.
+            lengths: int [b], tokens that count per sequence, 0 for an idle one; None: all T count.
 
         Returns:
             Natural log-probabilities of the next token after each position, float32 [b, T, V]; 0 beyond `lengths`.
 
         Raises:
-            UsageError: tokens of the wrong kind, shape or range, or more than one segment of them.
+            UsageError: tokens have a wrong type, shape or range, or are more than one segment.
         """
         ids, counts = self._tokens("step", tokens, lengths, self._longest if self._fluent else None)
         if not self._fluent:
@@ -121,21 +123,21 @@ class Stream(CarriedState):
     def feed(
         self, tokens: Mapping[str, ArrayLike] | ArrayLike, lengths: ArrayLike | None = None, last: bool = False
     ) -> dict[str, Array] | Floats:
-        """Run any number of positions: as many segments of the largest length as they fill, then one with the rest.
+        """Run any number of positions, cut into segments: 20 positions with L = 8 run as 8, 8 and 4.
 
-        Where a model's lengths are exact, the rest is cut into shorter segments that it has, the longest first.
+        If a model's lengths are exact, the rest is cut into its shorter lengths, the longest first.
 
         Args:
             tokens: as in `step`, with any T of at least 1; or arrays by name as in `run`, which are cut along "L".
             lengths: as in `step`.
-            last: return the last position that counts in each sequence alone, without an axis of positions.
+            last: return only the last position that counts in each sequence, without an axis of positions.
 
         Returns:
-            As `step`, or as `run`: [b, V] or arrays without "L" with `last`. Outputs that have no "L" are those of the
-            last segment in which a sequence had a position.
+            The result of `step` or `run` for all T; with `last`, [b, V] or arrays without "L". An output without "L" is
+            of the last segment in which its sequence had a position.
 
         Raises:
-            UsageError: as `step` or `run`; a rest that no segment of a model with exact lengths holds.
+            UsageError: as in `step` or `run`; or a model with exact lengths has none for the rest.
         """
         if last is not False:
             last = check_flag(last, "last")
@@ -158,27 +160,27 @@ class Stream(CarriedState):
         return result
 
     def score(self, tokens: ArrayLike, lengths: ArrayLike | None = None) -> Floats:
-        """Negative log-likelihoods, in nats, of each token after the first.
+        """Return the negative log-likelihood, in nats, of each token after the first.
 
-        Feeds tokens[:, :-1] with `feed`'s cuts, so the memory advances by T-1; the last token is only a target.
+        It feeds tokens[:, :-1] with `feed`'s cuts, so the memory advances by T-1; the last token is only a target.
 
         Args:
             tokens: as in `step`, with any T of at least 1.
-            lengths: int [b], tokens that count per sequence, the target at the end among them: a sequence advances by
-                one less. 0 leaves it idle, and so does 1; all of them count without it.
+            lengths: int [b], tokens that count per sequence, including the last target: a sequence advances by one
+                less. 0 and 1 leave it idle; None: all T count.
 
         Returns:
             float32 [b, T-1]: the nll of tokens[:, 1:]; 0 beyond `lengths`.
 
         Raises:
-            UsageError: as `step`; or the model has no state after every token.
+            UsageError: as in `step`; or the model has no state after every token.
         """
         self._require("score")
         tokens, lengths = self._encoded(tokens, lengths)
         ids, counts = check_tokens(tokens, self._b, self._vocab_size, lengths)
         steps, fed = ids.shape[1] - 1, np.maximum(counts - 1, 0)
         result, counted = zeros((self._b, steps)), np.arange(steps) < fed[:, None]
-        given = ids[:, :-1] * counted  # a last token is a target alone, and zero where it would be fed
+        given = ids[:, :-1] * counted  # the last token of each row is only a target: 0 is fed in its place
         for first, last, inside in self._cuts(steps, fed):
             inputs = {**self._inputs(given[:, first:last]), "targets": ids[:, first + 1 : last + 1]}
             nll = self._ready().run(inputs, inside, "nll").nll()
@@ -201,27 +203,27 @@ class Stream(CarriedState):
     ) -> Generation:
         """Continue a prompt, one token per sequence at a time.
 
-        The prompt is fed when the first token is asked for, and a yielded token when the next one is: a caller that
-        stops early leaves a memory that holds exactly what was yielded before. A sequence that has yielded one of
-        `stop_tokens`, or the end of one of `stop_texts`, stays idle and repeats that token until every sequence has
-        ended; in lockstep it is fed until then, too.
+        The first `next` feeds the prompt, and every further one the token that was yielded before: if a caller stops
+        early, the memory holds all yielded tokens but the last. A sequence that has yielded one of `stop_tokens`, or
+        the end of one of `stop_texts`, stays idle and repeats that token until every sequence has ended; in lockstep it
+        is fed until then, too.
 
         Args:
             prompt: int [b, T], or [T] for a single sequence, T at least 1; or text.
-            max_new_tokens: how many to yield at most.
+            max_new_tokens: the most tokens to yield.
             temperature, top_k, top_p, seed: see `txl_runtime.streaming.sampling.Sampler`; temperature 0 is greedy.
             stop_tokens: ids that end a sequence; they are yielded.
             lengths: int [b], prompt tokens that count per sequence, at least 1 each.
-            stop_texts: texts that end a sequence; the tokens of one are yielded, its text is not.
-            logprobs: whether the tokens' log-probabilities are wanted.
-            feed_last: feed a token before it is yielded: a caller that stops, early or not, leaves a memory that holds
-                all that was yielded. A token then comes one step later.
+            stop_texts: texts that end a sequence; their tokens are yielded, but `texts` leaves them out.
+            logprobs: whether to compute `Generation.logprobs`.
+            feed_last: feed each token before it is yielded: the memory then always holds all yielded tokens, and each
+                token comes one step later.
 
         Returns:
             An iterator of int32 [b], which also has the tokens' text and log-probabilities.
 
         Raises:
-            UsageError: at once, for a bad prompt or option, or a model that cannot generate.
+            UsageError: a prompt or option is wrong, or the model cannot generate; raised at once.
         """
         self._require("generate")
         prompt, lengths = self._encoded(prompt, lengths)
@@ -275,16 +277,16 @@ class Stream(CarriedState):
                 self._feed_drawn(token, running, heat)
             ends.take(token, running, index == max_new_tokens - 1)
             yield token.copy()
-            if not np.count_nonzero(running):  # faster than `any` of a few
+            if not np.count_nonzero(running):  # faster than `any` on small arrays
                 return
 
     def _feed_drawn(self, token: Ids, running: NDArray[np.bool_], heat: Mapping[str, Array]) -> None:
-        """Feed a token of each sequence that is running; in lockstep of all."""
+        """Feed a token of each running sequence; in lockstep, of all."""
         fed = running if self._can.run_apart else np.ones_like(running)
         self._latest = self._ready().run({**self._inputs(token[:, None]), **heat}, fed.astype(np.int32), "next")
 
     def _feed_last(self, ids: Ids, counts: Ids, want: Want, more: Mapping[str, Array]) -> Result:
-        """Feed checked tokens; a result that has each sequence's last position that counts as its last."""
+        """Feed checked tokens; return a result whose `last` is that of each sequence's last counted position."""
         latest: Floats | None = None
         for first, last, segment_counts in self._cuts(ids.shape[1], counts):
             result = self._ready().run({**self._inputs(ids[:, first:last]), **more}, segment_counts, want)
@@ -299,24 +301,24 @@ class Stream(CarriedState):
         return SegmentResult(latest[:, None], np.ones_like(counts), 1, None, self.loop.output)
 
     def _close(self) -> None:
-        """Give back what it holds; see `Model.close`, which calls this."""
+        """Release the loop and its results; `Model.close` calls this."""
         self.loop, self._latest = cast("Loop", Closed()), None
 
     def _cuts(self, length: int, counts: Ids) -> Iterable[tuple[int, int, Ids]]:
-        """Segments [first, last) of `feed`, with the lengths that count in each; segments nobody has are left out."""
+        """Return (first, last, counts) of `feed`'s segments, except those in which no sequence has a position."""
         if not self._fluent:
             return strict_cuts(length, counts, self._manifest)
         return cut_at([*range(0, length, self._longest), length], counts)
 
     def _require(self, what: str) -> None:
-        """Refuse a model that was closed, and what the model cannot do with tokens."""
+        """Raise UsageError if the model was closed or does not support `what` with tokens."""
         if isinstance(self.loop, Closed):
             self.loop.refuse()
         if not self._fluent:
             require_tokens(self._manifest, what)
 
     def _inputs(self, ids: Ids) -> Mapping[str, Array]:
-        """Checked tokens as the model declares them."""
+        """Return checked tokens [b, T] by the input's name and in its order of axes."""
         if self._fluent:
             return {self._fluent: ids}
         return token_inputs(self._manifest, ids)
@@ -324,13 +326,13 @@ class Stream(CarriedState):
     def _tokens(
         self, what: str, tokens: ArrayLike, lengths: ArrayLike | None, most: int | None = None
     ) -> tuple[Ids, Ids]:
-        """Checked tokens [b, T] and lengths [b]; text is encoded. See `check_tokens`."""
+        """Return checked tokens [b, T] and lengths [b], after encoding text; see `check_tokens`."""
         self._require(what)
         tokens, lengths = self._encoded(tokens, lengths)
         return check_tokens(tokens, self._b, self._vocab_size, lengths, most=most)
 
     def _encoded(self, tokens: ArrayLike, lengths: ArrayLike | None) -> tuple[ArrayLike, ArrayLike | None]:
-        """Token ids and lengths; text is encoded."""
+        """Return token ids and lengths, after encoding text."""
         if is_text(tokens):
             from txl_runtime.streaming.texts import encoded
 
@@ -341,6 +343,6 @@ class Stream(CarriedState):
         return tokens, lengths
 
     def _logprobs(self, ids: Ids, counts: Ids, out: Floats) -> None:
-        """One segment of checked tokens; log-probabilities of counted rows into out [b, T, V], which holds zeros."""
+        """Run one segment of checked tokens, writing log-probabilities of counted rows into out [b, T, V] of zeros."""
         loop = self._ready()
         loop.output.counted(loop.run(self._inputs(ids), counts).rows(), counts, out)

@@ -1,8 +1,7 @@
-r"""Text to tokens; and from tokens to text, piece by piece: unfinished characters and what may become a stop text are
-held back.
+r"""Conversion of text to tokens, and of tokens to text piece by piece, which holds back unfinished characters.
 
-A text is what its tokens' bytes are in UTF-8. What is no UTF-8 becomes U+FFFD in a text; as a token of its own it is
-called `bytes:\xff`.
+A text is its tokens' bytes, read as UTF-8. Bytes that are no UTF-8 become U+FFFD in a text; the name of a single token
+with such bytes is e.g. `bytes:\xff`.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from txl_runtime.types import Ids
 
 
 def encoded(texts: Texts, lengths: ArrayLike | None, vocabulary: Vocabulary | None, batch_size: int) -> tuple[Ids, Ids]:
-    """Texts as tokens int32 [b, T], and how many of them count, int32 [b]. A text alone is one sequence.
+    """Return texts as tokens int32 [b, T] and lengths int32 [b]. A single str or bytes is one sequence.
 
     Raises:
-        UsageError: there is no vocabulary, it cannot encode a text, lengths are given besides, or the texts are not b.
+        UsageError: there is no vocabulary, it cannot encode a text, `lengths` is given, or there are not b texts.
     """
     if vocabulary is None:
         raise UsageError(
@@ -41,7 +40,7 @@ def encoded(texts: Texts, lengths: ArrayLike | None, vocabulary: Vocabulary | No
 
 
 def padded(sequences: Sequence[Ids]) -> tuple[Ids, Ids]:
-    """Sequences [t] side by side, int32 [b, T] with zeros behind those that are shorter; and their lengths [b]."""
+    """Return int32 [b, T], padded with zeros, and lengths [b]: [[1, 2], [3]] gives [[1, 2], [3, 0]] and [2, 1]."""
     lengths = np.array([len(ids) for ids in sequences], np.int32)
     found = np.zeros((len(sequences), int(lengths.max(initial=0))), np.int32)
     for row, ids in zip(found, sequences, strict=True):
@@ -50,7 +49,7 @@ def padded(sequences: Sequence[Ids]) -> tuple[Ids, Ids]:
 
 
 class TokenTexts:
-    """What each token stands for, looked up once."""
+    """A cache of tokens' bytes and names."""
 
     def __init__(self, vocabulary: Vocabulary | None) -> None:
         self._vocabulary = vocabulary
@@ -58,7 +57,7 @@ class TokenTexts:
         self._names: dict[int, str] = {}
 
     def bytes_of(self, token: int) -> bytes:
-        """The bytes of a token; of a model without a vocabulary, its id and a space."""
+        """Return the bytes of a token; without a vocabulary, its id and a space, e.g. b"17 "."""
         found = self._bytes.get(token)
         if found is None:
             found = f"{token} ".encode() if self._vocabulary is None else self._vocabulary.decode([token])
@@ -66,7 +65,7 @@ class TokenTexts:
         return found
 
     def name(self, token: int) -> str:
-        """A token as clients are shown it."""
+        r"""Return the name of a token for clients: its text, or e.g. `bytes:\xff`."""
         found = self._names.get(token)
         if found is None:
             data = self.bytes_of(token)
@@ -79,10 +78,10 @@ class TokenTexts:
 
 
 def check_stop_texts(stop_texts: object, what: str = "stop_texts") -> tuple[str, ...]:
-    """Texts that end a sequence; a str is one of them.
+    """Return the texts that end a sequence; a str is a single one.
 
     Raises:
-        UsageError: it is something else, or one of them is empty.
+        UsageError: the argument is no list of texts, or one of them is empty.
     """
     found: Any = (stop_texts,) if isinstance(stop_texts, str) else stop_texts
     listed = isinstance(found, list | tuple) and len(found) <= MOST_NAMED
@@ -92,20 +91,21 @@ def check_stop_texts(stop_texts: object, what: str = "stop_texts") -> tuple[str,
 
 
 class TextStream:
-    """The text of tokens that come one by one.
+    """A decoder of tokens that come one by one, which holds back text that may become a stop text.
 
-    A text ends before the stop text whose end comes first; of several with the same end, before the longest. So it does
-    not matter in what pieces a text comes.
+    The text ends before the stop text that is complete first; of several that end at the same place, before the
+    longest. So the result does not depend on how the text is cut into tokens.
 
     Args:
-        stops: the stop texts; a str is one of them.
+        stops: the stop texts; a str is a single one.
 
     Attributes:
-        decoded: characters so far, held ones included and those behind a stop text not: where the next token begins.
-        stopped: whether a stop text has come; nothing counts after it.
+        decoded: number of characters so far, with held-back ones, without those from a stop text on: the place in the
+            text where the next token begins.
+        stopped: whether a stop text came; text after it is ignored.
 
     Raises:
-        UsageError: the stop texts are something else, or one of them is empty.
+        UsageError: the stop texts are no list of texts, or one of them is empty.
     """
 
     def __init__(self, stops: str | Sequence[str] = ()) -> None:
@@ -114,17 +114,17 @@ class TextStream:
         self.decoded, self.stopped = 0, False
 
     def echo(self, piece: bytes) -> str:
-        """Text that stands before what is generated, and stops nothing."""
+        """Return the text of a prompt's token, in which stop texts are not looked for."""
         text = self._decoder.decode(piece)
         self.decoded += len(text)
         return text
 
     def feed(self, piece: bytes) -> str:
-        """The bytes of a token in, text that is certain out."""
+        """Take the bytes of a token, and return the text that is now certain."""
         return "" if self.stopped else self._more(self._decoder.decode(piece), last=False)
 
     def finish(self) -> str:
-        """What was held back, once nothing more comes."""
+        """Return the text that was held back; call it after the last token."""
         return "" if self.stopped else self._more(self._decoder.decode(b"", final=True), last=True)
 
     def _more(self, text: str, last: bool) -> str:
@@ -141,7 +141,7 @@ class TextStream:
         return held[: len(held) - keep]
 
     def _possible(self, held: str) -> int:
-        """How many characters at the end may be the begin of a stop text."""
+        """Return how many characters at the end may begin a stop text: 2 for "a b##" and the stop text "###"."""
         most = 0
         for stop in self._stops:
             for size in range(min(len(stop) - 1, len(held)), most, -1):

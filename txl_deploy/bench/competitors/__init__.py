@@ -1,8 +1,8 @@
-"""What a bundle is timed against: PyTorch as people run it, and plain PyTorch at its best.
+"""PyTorch competitors of a bundle: PyTorch as people run it, and plain PyTorch at its best.
 
-Those of a Transformer-XL are listed here; `own_module` has those of a model of the user's own. Every one has the
-methods of `txl_deploy.bench.competitor.Competitor`, takes its weights from the bundle itself, and is compared with it
-before it is timed.
+Those of a Transformer-XL are listed here; `own_module` has those of a model of the user's own. Each has the methods of
+`txl_deploy.bench.competitor.Competitor`, takes its weights from the bundle itself, and is compared with it before it is
+timed.
 
     torch          eager, hidden memory, the released code's own layout
     torch-kv       eager, K/V memory, everything folded that does not depend on the input
@@ -24,12 +24,12 @@ NAMES = ("torch", "torch-kv")
 
 
 def competitors(names: tuple[str, ...], model: Model, threads: int) -> tuple[dict[str, Maker], dict[str, str]]:
-    """Makers of some of `NAMES` with a bundle's weights, and why others of them cannot run here.
+    """Return makers of some of `NAMES` with a bundle's weights, and the reasons why others cannot run here.
 
     Torch is set to `threads` too.
 
     Raises:
-        UsageError: nothing is called that.
+        UsageError: a name is unknown.
     """
     if unknown := [name for name in names if name not in NAMES]:
         raise UsageError(f"--against has {unknown[0]!r}, expected some of {', '.join(NAMES)}, or none")
@@ -50,7 +50,7 @@ def competitors(names: tuple[str, ...], model: Model, threads: int) -> tuple[dic
 
 
 def why_not(model: Model) -> str:
-    """Why PyTorch's competitors cannot run this model; "" where they can."""
+    """Explain why PyTorch's competitors cannot run this model; "" if they can."""
     m = model.manifest
     if m.config.attn_type != 0 or m.dialect.segment_window:
         return f"the PyTorch competitors compute attn_type 0 without segment windows, this is {m.config.attn_type}"

@@ -1,4 +1,4 @@
-"""Whether a competitor computes what the bundle computes: only then does it make sense to time it."""
+"""Check that a competitor computes the same as the bundle: otherwise timing it would compare nothing."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from txl_deploy.bench.driving import filling, is_transformer_xl, random_inputs
 from txl_deploy.bench.works import Works
 
 COMPILED = "torch-compile"
-"""The competitor that may fail on a model: each of a compiler's parts raises its own kinds of errors."""
+"""The competitor that may fail on a model: each part of a compiler raises its own kinds of errors."""
 
 
 def compared(
     works: Works, makers: Mapping[str, Maker], heard: Listener
 ) -> tuple[list[Competitor], dict[str, Agreement], dict[str, str]]:
-    """Competitors that were compared with the bundle, the states of all of them full; how they agree; which failed.
+    """Compare competitors with the bundle; return those that ran, with full states, their agreement, and the failures.
 
     Each is made when its turn comes.
 
     Raises:
-        CheckError: one does not compute what the bundle computes.
+        CheckError: a competitor computes something else than the bundle.
     """
     others: list[Competitor] = []
     agreement: dict[str, Agreement] = {}
@@ -49,12 +49,12 @@ def compared(
                 raise
             failed[name] = f"it fails on this module: {type(error).__name__}: {one_line(error)}"
     if failed:
-        fill(works.ours, works.model)  # it may have been in the middle of a comparison
+        fill(works.ours, works.model)  # the failure may have left the bundle's state half filled
     return others, agreement, failed
 
 
 def agree(bundle: BundleCompetitor, other: Competitor, model: Model) -> Agreement:
-    """Compare a competitor with the bundle over chained segments: while the state is new, and when it is full.
+    """Compare a competitor with the bundle over chained segments: with new states, and with full ones.
 
     Both start anew, and are left with full states.
 
@@ -83,11 +83,11 @@ def agree(bundle: BundleCompetitor, other: Competitor, model: Model) -> Agreemen
 
 
 class _Distributions:
-    """Log-probabilities: their largest difference, and the mean divergence of segments, in nats.
+    """The comparison of log-probabilities: largest difference, and mean divergence of segments, in nats.
 
     Attributes:
         first, last: lengths of the segments that are compared before and after the state is filled.
-        while_filling: whether those that fill it are compared too.
+        while_filling: True if the segments that fill it are compared too.
     """
 
     while_filling = False
@@ -96,12 +96,12 @@ class _Distributions:
         longest = manifest.segment_lengths[0]
         self.first, self.last = (longest, 1), (longest, longest, 1, 1, 1, longest, 1)
         self._measure, self._limit = competitor_limit({precision, str(manifest.precision)})
-        self._largest, self._divergences = list[float](), list[float]()  # of every segment
+        self._largest, self._divergences = list[float](), list[float]()  # one per segment
 
     def add(self, ours: Mapping[str, Array], theirs: Mapping[str, Array]) -> None:
         (one,), (other,) = ours.values(), theirs.values()
         worst, divergences = 0.0, []
-        for row in np.ndindex(one.shape[:-1]):  # row by row, since large vocabularies are large
+        for row in np.ndindex(one.shape[:-1]):  # row by row, as a float64 copy of a large vocabulary's rows is large
             p, q = one[row].astype(np.float64), other[row].astype(np.float64)
             worst = float(np.fmax(worst, np.abs(p - q).max())) if np.isfinite(p).all() else np.nan
             divergences.append(float((np.exp(q) * (q - p)).sum()))
@@ -109,7 +109,7 @@ class _Distributions:
         self._divergences.append(float(np.mean(divergences)))
 
     def judged(self, name: str, seconds: float) -> Agreement:
-        """How the competitor of this name agrees; a CheckError where it does not."""
+        """Return the agreement of the competitor called `name`, or raise a CheckError."""
         max_abs, kl = float(np.max(self._largest)), float(np.maximum(np.mean(self._divergences), 0))
         measure, limit, segments = self._measure, self._limit, len(self._largest)
         reached = kl if measure == "kl" else max_abs
@@ -122,7 +122,7 @@ class _Distributions:
 
 
 class _Outputs:
-    """Every output of any other step, by the measure of the bundle's precision; attributes as of `_Distributions`."""
+    """The comparison of every output of any other step, measured by the bundle's precision. See `_Distributions`."""
 
     while_filling = True
 

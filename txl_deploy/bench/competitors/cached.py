@@ -1,9 +1,9 @@
 """PyTorch with K/V memory: eager, the best that plain PyTorch does with the same weights.
 
-It saves what a bundle saves: keys and values are kept instead of projected again, W_r·R is computed once per length,
-and the scale is folded into W_q, u and v. It writes new rows behind the old ones, into a buffer with room
-for M more, so that memory is copied only once in M tokens. Attention is `scaled_dot_product_attention` with the
-relative scores as its mask.
+It saves the same work as a bundle: keys and values are kept instead of projected again, W_r·R is computed once per
+length, and the scale is folded into W_q, u and v. It writes new rows behind the old ones, into a buffer with room for M
+more, so that memory is copied only once in M tokens. Attention is `scaled_dot_product_attention` with the relative
+scores as its mask.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch.nn import functional as F
 from txl_deploy.bench.competitors.shared_layers import Eager, SharedLayers
 
 KEPT = 5
-"""How many tables and masks are kept: a memory that is still filling meets every length once."""
+"""Tables and masks that are kept: a memory that is still filling uses each length once."""
 Join = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Layer, its new keys and values [B, H, L, d_head] → those of memory and segment."""
+"""(layer, its new keys, its new values), both [B, H, L, d_head] → keys and values of memory and segment."""
 Place = Callable[[Tensor], Tensor]
-"""Scores with a column per distance, [B, H, L, distances] → with a column per key, -inf where a key may not be seen."""
+"""Scores with a column per distance, [B, H, L, distances] → with a column per key, -inf for hidden keys."""
 
 
 class KeyValue(Eager):
@@ -64,7 +64,7 @@ class KeyValue(Eager):
         return self.parts.read_bytes(".position.weight", ".position.bias") + rows * self.parts.dtype.itemsize
 
     def layers(self, tokens: Tensor, tables: list[Tensor], join: Join, place: Place) -> Tensor:
-        """All layers over a segment [B, T], with the positions [H, d_head, distances] of each: [B, T, D]."""
+        """Run all layers over a segment [B, T], with each layer's positions [H, d_head, distances]: [B, T, D]."""
         parts = self.parts
         hidden = parts.embed(tokens)
         for i, name in enumerate(parts.attention):
@@ -77,12 +77,12 @@ class KeyValue(Eager):
         return parts.final(hidden)
 
     def memory(self) -> list[Tensor]:
-        """Keys and values in turns, contiguous [B, H, rows, d_head]."""
+        """Return keys and values in turns, contiguous [B, H, rows, d_head]."""
         rows = slice(self._end - self.rows, self._end)
         return [buffer[:, :, rows].contiguous() for buffer in self._buffers]
 
     def _project(self, i: int, hidden: Tensor) -> tuple[Tensor, ...]:
-        """What layer i reads, [B, T, D] → its queries, keys and values, [B, H, T, d_head] each."""
+        """Project layer i's input [B, T, D] to queries, keys and values, [B, H, T, d_head] each."""
         parts = self.parts
         source = parts.norm(f"{parts.attention[i]}.norm", hidden) if parts.config.pre_lnorm else hidden
         joined = F.linear(source, *self.joined[i])
@@ -100,7 +100,7 @@ class KeyValue(Eager):
         return [self.parts.zeros(self.batch_size, c.n_head, room, c.d_head) for _ in range(2 * c.n_layer)]
 
     def _make_room(self, length: int) -> None:
-        """Move the rows of the memory to the front; where a segment is longer than the room, into larger buffers."""
+        """Move the rows of the memory to the front; if a segment is longer than the room, into larger buffers."""
         kept, room = self.memory(), 2 * self.parts.memory_length + length
         if self._buffers[0].shape[2] < room:
             self._buffers = self._allocate(room)
@@ -109,7 +109,7 @@ class KeyValue(Eager):
         self._end = self.rows
 
     def _remember_zeros(self) -> None:
-        """Remember M rows of zeros as layers project them: with pre-norm or biases, keys and values are not zero."""
+        """Store M rows of zeros as layers project them: with pre-norm or biases, keys and values are not zero."""
         m = self.parts.memory_length
         zeros = self.parts.zeros(1, 1, self.parts.config.d_model)
         for i in range(self.parts.config.n_layer):
@@ -117,7 +117,7 @@ class KeyValue(Eager):
         self.rows = self._end = m
 
     def _find_mask(self, length: int, rows: int) -> Tensor | None:
-        """What to add to scores [L, K]; None where everything may be seen."""
+        """Return the mask to add to scores [L, K]; None if no key is hidden."""
         if self.parts.sees_all(length, rows):
             return None
         unseen = self.parts.unseen(length, rows)
@@ -125,14 +125,14 @@ class KeyValue(Eager):
 
 
 def by_distance(query: Tensor, table: Tensor) -> Tensor:
-    """[B, H, L, d_head] times [H, d_head, distances], without a copy of the table per sequence."""
+    """Multiply [B, H, L, d_head] by [H, d_head, distances], without a copy of the table per sequence."""
     batch, heads, length, width = query.shape
     rows = query.transpose(0, 1).reshape(heads, batch * length, width)
     return (rows @ table).view(heads, batch, length, -1).transpose(0, 1)
 
 
 def shift(x: Tensor) -> Tensor:
-    """Columns of distances K-1 … 0 → columns of keys, per query: [B, H, L, K] → the same shape."""
+    """Turn columns of distances K-1 … 0 into columns of keys, for each query: [B, H, L, K] → the same shape."""
     batch, heads, length, keys = x.shape
     if length == 1:
         return x

@@ -1,8 +1,8 @@
-"""Eager PyTorch with hidden memory: what a Transformer-XL costs where its training code also serves it.
+"""Eager PyTorch with hidden memory: the cost of serving a Transformer-XL with its training code.
 
-It computes what the released code computes, in its layout: every step projects the whole memory to keys and values
-again, one qkv_net makes queries for the rows of the memory too, r_net projects the sinusoids of all distances in every
-layer and step, and scores are [query, key, batch, head].
+It computes the same as the released code, in its layout: every step projects the whole memory to keys and values again,
+one qkv_net makes queries for the rows of the memory too, r_net projects the sinusoids of all distances in every layer
+and step, and scores are [query, key, batch, head].
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class TimeFirstHidden(Eager):
         return self.parts.final(hidden).transpose(0, 1)
 
     def _attend(self, i: int, context: Tensor, positions: Tensor, unseen: Tensor) -> Tensor:
-        """Attention of the last rows over all of the context."""
+        """Compute attention of the last rows over the whole context: [rows, B, D] → [T, B, D]."""
         parts, name = self.parts, self.parts.attention[i]
         (rows, batch), length = context.shape[:2], len(unseen)
         q, k, v = F.linear(context, *self.joined[i]).chunk(3, dim=-1)
@@ -70,6 +70,6 @@ class TimeFirstHidden(Eager):
 
 
 def _shift(x: Tensor) -> Tensor:
-    """Columns of distances rows-1 … 0 → columns of keys, per query: [i, j, b, n] → the same shape."""
+    """Turn columns of distances rows-1 … 0 into columns of keys, for each query: [i, j, b, n] → the same shape."""
     padded = torch.cat([x.new_zeros(x.shape[0], 1, *x.shape[2:]), x], dim=1)
     return padded.view(x.shape[1] + 1, x.shape[0], *x.shape[2:])[1:].view_as(x)

@@ -1,4 +1,4 @@
-"""A model of the user's own in PyTorch, as people run it: the competitors of its bundle.
+"""Competitors of the bundle of a user's own model: its module in PyTorch, as people run it.
 
     torch          eager, in float32
     torch-compile  torch.compile of the same
@@ -53,7 +53,7 @@ class TorchSteps(Competitor):
         self._spec, self._batch_size = spec, model.batch_size
         self._logits = [entry.name for entry in spec.output_specs if entry.role == "logits"]
         eager = Eager(spec)
-        for length in model.segment_lengths:  # what is wrong with the module is said here, in one line
+        for length in model.segment_lengths:  # so that an error in the module is reported here, in one line
             inputs = _tensors(random_inputs(model.manifest, length))
             eager(inputs, fresh_states(spec, model.batch_size), self._valid(inputs))
         attributes = any(entry.attribute is not None for entry in spec.states)
@@ -117,12 +117,12 @@ class CompiledSteps(TorchSteps):
 def own_competitors(
     names: tuple[str, ...], source: str | Adapted, weights: str | None, model: Model, threads: int, heard: Listener
 ) -> tuple[dict[str, Maker], dict[str, str]]:
-    """Makers of some of `NAMES`, and why others of them cannot run here.
+    """Return makers of some of `NAMES`, and the reasons why others cannot run here.
 
     Torch is set to `threads` too.
 
     Raises:
-        UsageError: nothing is called that, or the user's file or module is not what it has to be.
+        UsageError: a name is unknown, or the user's file or module has the wrong form.
     """
     if unknown := [name for name in names if name not in NAMES]:
         raise UsageError(
@@ -142,7 +142,7 @@ def own_competitors(
 
 
 def no_compiler() -> str | None:
-    """Why torch.compile cannot run here; None where it can."""
+    """Explain why torch.compile cannot run here; None if it can."""
     own = os.environ.get("CXX")
     names = (own,) if own else ("g++", "clang++", "c++")
     if any(shutil.which(name) for name in names):
@@ -151,7 +151,7 @@ def no_compiler() -> str | None:
 
 
 def _by_hand(spec: StepSpec) -> Step:
-    """The call that one would write: none of what an exporter checks and casts costs time."""
+    """Return the call that one would write by hand, without the time that an exporter's checks and casts take."""
     module, step = spec.module, spec.step
     names, held = [entry.name for entry in spec.output_specs], [entry.name for entry in spec.states]
     kinds = {entry.name: TORCH[entry.module_dtype] for entry in spec.inputs}
@@ -172,7 +172,7 @@ def _by_hand(spec: StepSpec) -> Step:
 
 
 def _check_same(spec: StepSpec, manifest: Manifest) -> None:
-    """Refuse a module whose tables are not the bundle's."""
+    """Refuse a module whose tables of inputs, outputs and states differ from the bundle's."""
     batch = manifest.batch_size
     for what, found, expected in (
         ("inputs", {e.name: tuple(e.shape) for e in spec.inputs}, {e.name: e.shape for e in manifest.given}),

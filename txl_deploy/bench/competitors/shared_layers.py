@@ -1,4 +1,4 @@
-"""What PyTorch competitors have in common: parameters, embedding, feed-forward layer, softmax.
+"""Share parameters, embedding, feed-forward layer and softmax among PyTorch competitors.
 
 `benchmarks/rivals` makes further forms of the same layers, on a GPU and in bfloat16 as well.
 """
@@ -19,7 +19,7 @@ from txl_runtime.types import Array, Floats, Ids
 from txl_deploy.bench.competitor import TokenCompetitor
 
 Work = Callable[[Tensor], Tensor]
-"""What is made of the token ids of a segment, [B, T]."""
+"""A computation on the token ids of a segment, [B, T]."""
 
 
 class SharedLayers:
@@ -28,7 +28,7 @@ class SharedLayers:
     Args:
         config, dialect: the model; attn_type 0 only.
         state: canonical parameters (`weights`).
-        dtype: of parameters and activations; log-probabilities are float32.
+        dtype: dtype of parameters and activations; log-probabilities are float32.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class SharedLayers:
         self.frequencies = 1 / (10000 ** (torch.arange(0.0, config.d_model, 2.0, device=device) / config.d_model))
 
     def zeros(self, *shape: int) -> Tensor:
-        """Zeros of the parameters' dtype, where the parameters are."""
+        """Return zeros of the parameters' dtype, on their device."""
         return torch.zeros(shape, dtype=self.dtype, device=self.frequencies.device)
 
     def positions(self, rows: int) -> Tensor:
-        """Sinusoids of distances rows-1 … 0, clamped: [rows, D]; sines first."""
+        """Return sinusoids of distances rows-1 … 0, clamped: [rows, D]; sines first."""
         distances = torch.arange(rows - 1, -1, -1.0, device=self.frequencies.device)
         if self.dialect.clamp_length is not None:
             distances.clamp_(max=self.dialect.clamp_length)
@@ -59,17 +59,17 @@ class SharedLayers:
         return torch.cat([angles.sin(), angles.cos()], dim=-1).to(self.dtype)
 
     def tables(self, rows: int) -> list[Tensor]:
-        """W_r·R of distances rows-1 … 0 per layer, [H, d_head, rows]."""
+        """Return W_r·R of distances rows-1 … 0 for each layer, [H, d_head, rows]."""
         positions = self.positions(rows)
         projected = (self.linear(f"{name}.position", positions) for name in self.attention)
         return [x.view(rows, *self.heads).permute(1, 2, 0).contiguous() for x in projected]
 
     def sees_all(self, length: int, remembered: int) -> bool:
-        """Whether every query may see every key, which a GPU is not asked: the host would wait for its answer."""
+        """Return True if every query may see every key, from sizes alone: reading a tensor would make the host wait."""
         return length == 1 and (self.dialect.window is None or self.dialect.window > remembered)
 
     def unseen(self, length: int, remembered: int) -> Tensor:
-        """Which keys a query may not see: bool [L, remembered + L]."""
+        """Return the keys that each query may not see: bool [L, remembered + L]."""
         ones = torch.ones(length, remembered + length, dtype=torch.bool, device=self.frequencies.device)
         unseen = ones.triu(remembered + 1)
         if self.dialect.window is not None:
@@ -77,7 +77,7 @@ class SharedLayers:
         return unseen
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Tokens [...] → [..., D]."""
+        """Embed tokens: [...] → [..., D]."""
         c = self.config
         if c.div_val == 1:
             rows = F.embedding(tokens, self.state["embedding.tables.0"])
@@ -93,11 +93,11 @@ class SharedLayers:
         return embedded.view(*tokens.shape, -1) * c.embedding_scale
 
     def linear(self, name: str, x: Tensor) -> Tensor:
-        """A projection by name, with its bias if it has one."""
+        """Apply a projection by name, with its bias if it has one: [..., in] → [..., out]."""
         return F.linear(x, self.state[f"{name}.weight"], self.state.get(f"{name}.bias"))
 
     def joined(self, factors: Mapping[str, float]) -> list[tuple[Tensor, Tensor | None]]:
-        """Per layer, weight and bias of several attention projections as one product, each multiplied by its factor."""
+        """Join each layer's projections, times their factors: q, k and v become one weight [3·H·d_head, D] and bias."""
 
         def join(name: str, kind: str) -> Tensor:
             return torch.cat([self.state[f"{name}.{part}.{kind}"] * factor for part, factor in factors.items()])
@@ -106,12 +106,12 @@ class SharedLayers:
         return [(join(name, "weight"), join(name, "bias") if bias else None) for name in self.attention]
 
     def norm(self, name: str, x: Tensor) -> Tensor:
-        """A layer norm by name."""
+        """Apply a layer norm by name, over [..., D]."""
         weight, bias = self.state[f"{name}.weight"], self.state[f"{name}.bias"]
         return F.layer_norm(x, (self.config.d_model,), weight, bias, self.config.layer_norm_epsilon)
 
     def feed_forward(self, i: int, hidden: Tensor, attended: Tensor) -> Tensor:
-        """The rest of layer i: residual, norms and the feed-forward layer, over [..., D]."""
+        """Compute the rest of layer i: residual, norms and the feed-forward layer, over [..., D]."""
         name = f"{layer_name(i)}.feed_forward"
         if self.config.pre_lnorm:
             hidden = hidden + attended
@@ -122,11 +122,11 @@ class SharedLayers:
         return self.norm(f"{name}.norm", hidden + self.linear(f"{name}.outer", inner))
 
     def final(self, hidden: Tensor) -> Tensor:
-        """The last norm, where the model has one."""
+        """Apply the last norm, if the model has one, over [..., D]."""
         return self.norm("final_norm", hidden) if self.config.final_norm else hidden
 
     def log_probabilities(self, hidden: Tensor) -> Tensor:
-        """[N, D] → log-probabilities of the whole vocabulary, float32 [N, V]."""
+        """Compute log-probabilities of the whole vocabulary: [N, D] → float32 [N, V]."""
         head, clusters = self._head(hidden), self.config.clusters
         if len(clusters) == 1:
             return head
@@ -137,7 +137,7 @@ class SharedLayers:
         return torch.cat([head[:, :first], *tails], dim=-1)
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """[N, D] and token ids [N] → nats, float32 [N]; a tail runs only for its rows."""
+        """Compute nats of token ids: [N, D] and [N] → float32 [N]; a tail runs only for its rows."""
         clusters = self.config.clusters
         if len(clusters) == 1:
             return -self.log_probabilities(hidden).gather(1, targets.long()[:, None])[:, 0]
@@ -157,7 +157,7 @@ class SharedLayers:
         return result
 
     def read_bytes(self, *unread: str) -> int:
-        """Bytes of the parameters that a step of one token reads: all but those whose names contain one of `unread`."""
+        """Sum the bytes of the parameters that a step of one token reads, but for names that hold one of `unread`."""
         tied = not any(name.startswith("softmax.tables.") for name in self.state)
         skipped = unread if tied else (*unread, "embedding.tables.")
         read = (t for name, t in self.state.items() if not any(part in name for part in skipped))
@@ -187,26 +187,26 @@ class SharedLayers:
 
 
 class Eager(TokenCompetitor):
-    """A PyTorch competitor, whatever its memory is."""
+    """A PyTorch competitor with any form of memory."""
 
     def __init__(self, parts: SharedLayers, batch_size: int) -> None:
         self.parts, self.batch_size = parts, batch_size
         self.reset()
 
     def segment(self, tokens: Tensor) -> Tensor:
-        """One segment: token ids [B, T] → hidden states [B, T, D], with the memory carried along."""
+        """Run one segment with the memory carried along: token ids [B, T] → hidden states [B, T, D]."""
         raise NotImplementedError
 
     def distribution(self, tokens: Tensor) -> Tensor:
-        """Token ids [B, T] → log-probabilities of the next token after each, [B, T, V]."""
+        """Compute log-probabilities of the next token after each: token ids [B, T] → [B, T, V]."""
         return self.parts.log_probabilities(self.segment(tokens).flatten(0, 1)).view(*tokens.shape, -1)
 
     def greedy(self, tokens: Tensor) -> Tensor:
-        """Token ids [B, T] → the most likely token after them, int32 [B]."""
+        """Compute the most likely token after a segment: token ids [B, T] → int32 [B]."""
         return self.parts.log_probabilities(self.segment(tokens)[:, -1]).argmax(dim=-1).int()
 
     def nats(self, tokens: Tensor) -> Tensor:
-        """Token ids [B, T] → those of tokens[:, 1:], [B, T-1]."""
+        """Compute the nats of tokens[:, 1:]: token ids [B, T] → [B, T-1]."""
         hidden = self.segment(tokens[:, :-1]).flatten(0, 1)
         return self.parts.nll(hidden, tokens[:, 1:].flatten()).view(len(tokens), -1)
 
@@ -221,5 +221,5 @@ class Eager(TokenCompetitor):
 
     @torch.inference_mode()
     def on_arrays(self, work: Work, tokens: Ids) -> Array:
-        """What one of the three above makes of token ids, as arrays."""
+        """Run one of the three methods above on token ids [B, T], and return its result as an array."""
         return np.asarray(work(torch.from_numpy(tokens)))

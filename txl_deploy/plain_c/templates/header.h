@@ -34,8 +34,8 @@
 extern "C" {
 #endif
 
-/* What a sequence carries from step to step. Every tensor has two sides, of which [side] is the one that counts; the
- * other one is written by the next step before anything reads it. A copy of the struct is a snapshot. */
+/* The state of all sequences between steps. Every tensor has two sides: [side] holds the present values, and the next step
+ * writes the other one before anything reads it. A copy of the struct is a snapshot. */
 typedef struct {{ name }}_state {
 {% if weights_file %}
     const void *weights;
@@ -44,20 +44,20 @@ typedef struct {{ name }}_state {
     {{ each.ctype }} {{ each.name }}[2][{{ each.many }}]; /* {{ each.shape | list }} */
 {% endfor %}
 {% for each in counters %}
-    int32_t {{ each.name }}[{{ batch_size }}]; /* of each sequence, at most {{ each.most }} */
+    int32_t {{ each.name }}[{{ batch_size }}]; /* one count per sequence, at most {{ each.most }} */
 {% endfor %}
     int32_t side;
 } {{ name }}_state;
 
-/* Begin: all sequences are new.{% if weights_file %} The weights are the bytes of {{ name }}.weights, aligned to 4 bytes or more; they have to stay.{% endif %} */
+/* Begin with all sequences new.{% if weights_file %} `weights` are the bytes of {{ name }}.weights, aligned to 4 bytes or more; they have to outlive the state.{% endif %} */
 void {{ name }}_init({{ name }}_state *state{% if weights_file %}, const void *weights{% endif %});
 
-/* One segment. counts[b]: how many positions of sequence b count{% if exact %}; more than 0 stands for all {{ length }}{% else %}, 0 ... {{ length }}{% endif %}; 0 leaves it as it was.
- * NULL: all of them.{% if lockstep %} The sequences of this model run together: counts[0] holds for all.{% endif %} What stands behind a count is not
+/* Run one segment. counts[b] is the number of positions of sequence b that count{% if exact %}; more than 0 stands for all {{ length }}{% else %}, 0 ... {{ length }}{% endif %}; at 0 it keeps its
+ * state. NULL: all count.{% if lockstep %} The sequences of this model run together: counts[0] holds for all.{% endif %} Inputs beyond a count are not
  * read, and outputs there are 0. */
 void {{ name }}_step({{ name }}_state *state, {% for each in inputs %}const {{ each.ctype }} *{{ each.name }}, {% endfor %}const int32_t *counts{% for each in outputs %}, {{ each.ctype }} *{{ each.name }}{% endfor %});
 
-/* Begin anew the sequences whose which[b] is not 0; NULL: all.{% if lockstep %} Here all of them or none.{% endif %} */
+/* Reset the sequences whose which[b] is not 0; NULL: all.{% if lockstep %} This model resets all of them or none.{% endif %} */
 void {{ name }}_reset({{ name }}_state *state, const uint8_t *which);
 
 #ifdef __cplusplus

@@ -1,7 +1,7 @@
-/* Steps from standard input, results to standard output, for whoever compares them; not part of a package.
- * A record is: wanted (uint8: whether the state is), which[B], counts[B], the inputs. It is answered by the outputs,
- * and the state's tensors of the side that counts and the counters where wanted. The end is answered by the bytes of
- * stack that the steps took and of the state, as uint64. */
+/* Runs steps from standard input and writes results to standard output, for the verification; not part of a package.
+ * A record is: wanted (uint8: 1 asks for the state), which[B], counts[B], the inputs. The answer is the outputs and, if
+ * wanted, the state's tensors of the present side and the counters. The answer to the end of input is two uint64: the
+ * bytes of stack that the steps used, and of the state. */
 #define _GNU_SOURCE
 #include "{{ name }}.h"
 #include <pthread.h>
@@ -42,7 +42,7 @@ int main(int argc, char **argv)
     char *stack = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (stack == MAP_FAILED || pthread_attr_init(&attributes) || pthread_attr_setstack(&attributes, stack, room))
         return 3;
-    memset(&state, 0xff, sizeof state); /* NaN everywhere: what is read before it is written shows */
+    memset(&state, 0xff, sizeof state); /* NaN everywhere: a value that is read before it is written shows up */
 {% if weights_file %}
     void *weights = malloc({{ upper }}_WEIGHTS_BYTES + 1);
     FILE *file = argc > 1 ? fopen(argv[1], "rb") : NULL;
@@ -76,7 +76,7 @@ int main(int argc, char **argv)
         }
         fflush(stdout);
     }
-    const char *low = stack; /* what was never written is 0 */
+    const char *low = stack; /* bytes of the stack that were never written are 0 */
     while (low < top && *low == 0)
         low++;
     deepest = (uint64_t)(top - low);

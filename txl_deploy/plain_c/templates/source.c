@@ -1,4 +1,4 @@
-/* {{ name }}: see {{ name }}.h. First the program, as emx-onnx-cgen wrote it; at the end what keeps its state. */
+/* {{ name }}: see {{ name }}.h. First the program, written by emx-onnx-cgen; at the end the functions that keep its state. */
 #include "{{ name }}.h"
 #include <math.h>
 #include <string.h>
@@ -16,8 +16,8 @@ static const {{ each.ctype }} start_{{ each.name }}[{{ each.one }}] = {
 {% endfor %}
 {% if partial %}
 
-/* Set to 0 what does not count, of an array [outer][one][middle][other][bytes] in which sequences and positions stand
- * on the axes one and other. */
+/* Set to 0 the positions that do not count of an array [outer][one][middle][other][bytes]: axis `one` is that of sequences
+ * and `other` that of positions, or the reverse if positions_first. */
 static void blank(void *array, const size_t sizes[5], bool positions_first, const int32_t *counts, int32_t ahead)
 {
     char *place = array;
@@ -34,7 +34,7 @@ static void blank(void *array, const size_t sizes[5], bool positions_first, cons
 {% endif %}
 {% if states %}
 
-/* Write what a sequence starts as into an array [outer][sequences][bytes]; zeros where start is NULL. */
+/* Write a sequence's initial value into an array [outer][sequences][bytes]; zeros if start is NULL. */
 static void begin(void *array, const void *start, size_t outer, size_t sequences, size_t bytes, size_t row)
 {
     for (size_t part = 0; part < outer; part++) {

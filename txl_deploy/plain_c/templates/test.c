@@ -1,4 +1,4 @@
-/* Replays stored steps of {{ name }} and compares what comes back: {{ vectors.origin }}. Exit code 0: all is right. */
+/* Replays stored steps of {{ name }} and compares the results: {{ vectors.origin }}. Exit code 0: all agree. */
 #include "{{ name }}.h"
 #include <math.h>
 #include <stdio.h>
@@ -20,7 +20,7 @@ static {{ each.ctype }} found_{{ each.name }}[{{ each.many }}];
 {% endfor %}
 static {{ name }}_state state;
 
-/* How many times as far as it may be a value is; values from {{ "%g" % vectors.mask }} on are compared relative to themselves. */
+/* Return a difference divided by the allowed one; values from {{ "%g" % vectors.mask }} on are compared relative to themselves. */
 static double apart(double found, double expected, double room)
 {
     if (found == expected || (isnan(found) && isnan(expected)))
@@ -50,7 +50,7 @@ int main({% if weights_file %}int argc, char **argv{% else %}void{% endif %})
         {{ name }}_step(&state, {% for each in vectors.inputs %}given_{{ each.name }}[step], {% endfor %}counts[step]{% for each in vectors.outputs %}, found_{{ each.name }}{% endfor %});
 {% for each in vectors.outputs %}
         for (int i = 0; i < {{ each.count }}; i++) {
-            if (places_{{ each.name }}[step][i] < 0) /* of a sequence that is idle */
+            if (places_{{ each.name }}[step][i] < 0) /* the sequence is idle */
                 continue;
             const double far = apart((double)found_{{ each.name }}[places_{{ each.name }}[step][i]], (double)expected_{{ each.name }}[step][i], {{ each.room }});
             if (far > 1)

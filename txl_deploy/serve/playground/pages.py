@@ -1,4 +1,4 @@
-"""The page and its files as they are in the package, and the headers that keep a browser from anything else."""
+"""Serve the page and its files, with headers that keep a browser from loading anything else."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from txl_deploy.serve.errors import ApiError
 from txl_deploy.serve.playground import STATIC
 
 PAGE = "/playground"
-"""The path of the page; its files are below it."""
+"""Path of the page; its files are below it."""
 HTML = "page.html"
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
 }
-"""Kinds of files that there are; nothing else of the folder is served."""
+"""Types of files that are served; no other file of the folder is."""
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -25,15 +25,15 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
 }
-"""Of the page and its files: it asks nobody but its server, stands in no other page, and tells nobody its address."""
+"""Headers of the page and its files: it loads from its server alone, in no frame, and sends nobody its address."""
 
 _FILES = {path.name: path.read_bytes() for path in sorted(STATIC.iterdir()) if path.suffix in TYPES}
 OPEN = tuple(f"{PAGE}/{name}" for name in _FILES if name != HTML)
-"""Paths of the files that the page loads. A browser sends no token for them, and they are the same everywhere."""
+"""Paths of the files that the page loads, without a token: they are the same on every server."""
 
 
 async def page(request: Request) -> Response:
-    """GET /playground: the page. Its token is in the address, since a browser sends no header for what it opens."""
+    """GET /playground: the page. Its token is in the address, since a browser sends no header for an opened address."""
     return _answer(HTML)
 
 
@@ -41,7 +41,7 @@ async def file(request: Request) -> Response:
     """GET /playground/FILE: a script or a style of the page.
 
     Raises:
-        ApiError: there is none of this name.
+        ApiError: there is no such file.
     """
     name = request.path_params["file"]
     if f"{PAGE}/{name}" not in OPEN:

@@ -1,4 +1,4 @@
-"""The connection that a tab is: an answer without end, which tells the page its name and then that all is well."""
+"""Keep a tab's connection: an endless answer that first sends the page its name, and then a beat every 5 seconds."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from txl_deploy.serve.playground.tabs import REQUESTS, SESSIONS, Tabs
 from txl_deploy.serve.service import service_of
 
 BEAT = 5.0
-"""Seconds between two beats. A client that has vanished acknowledges none: the system ends its connection then."""
+"""Seconds between two beats. A vanished client acknowledges none, so the system ends its connection."""
 
 
 async def tab(request: Request) -> Response:
     """GET /playground/tab: server-sent events; the first is {"tab": NAME, "sessions": N, "requests": N}, then beats.
 
-    The page's sessions are those whose names begin with NAME and a dash. When the connection ends, for whatever
-    reason, their requests are cancelled and they are closed.
+    The page's sessions are those whose names begin with NAME and a dash. When the connection ends, for any reason,
+    their requests are cancelled and they are closed.
 
     Raises:
         ApiError: too many tabs are open.
@@ -33,7 +33,7 @@ async def tab(request: Request) -> Response:
 
 
 class _Staying(Response):
-    """The answer, which lasts until its client goes or the server ends."""
+    """The answer, which lasts until its client disconnects or the server stops."""
 
     def __init__(self, tabs: Tabs) -> None:
         self._tabs = tabs

@@ -1,4 +1,4 @@
-"""Tabs of the playground: who is open, which sessions are theirs, and how much each may take.
+"""Keep track of the playground's tabs: which are open, their sessions, and the limits of each.
 
 A tab is a connection that its page keeps open. Sessions whose names begin with the tab's name live as long as it does.
 """
@@ -16,27 +16,27 @@ from txl_runtime.sessions import AsyncSessions, Sessions
 from txl_deploy.serve.errors import ApiError
 
 SESSIONS = 32
-"""Sessions that a tab may have at once: its text and the states that it keeps."""
+"""Most sessions of a tab at once: its text and the states that it keeps."""
 REQUESTS = 4
-"""Requests of a tab's sessions that may be unfinished at once."""
+"""Most unfinished requests of a tab's sessions at once."""
 _OF_TAB = re.compile(r"(tab-[0-9a-f]{16})-")
-"""How names of a tab's sessions begin; no tab has a name that was there before."""
+"""Prefix of the names of a tab's sessions; a new tab never gets an old name."""
 
 
 def of_tab(name: str) -> str | None:
-    """The tab that a session's name belongs to, or None."""
+    """Return the tab that a session's name belongs to, e.g. "tab-…" for "tab-…-text", or None."""
     found = _OF_TAB.match(name)
     return found[1] if found else None
 
 
 class Tabs:
-    """The tabs that are open.
+    """The open tabs.
 
     Args:
-        most: tabs at once.
+        most: most tabs at once.
 
     Attributes:
-        closing: is set when all tabs have to end.
+        closing: set when all tabs have to end.
     """
 
     def __init__(self, front: AsyncSessions, most: int) -> None:
@@ -48,10 +48,10 @@ class Tabs:
         return len(self._open)
 
     def open(self) -> str:
-        """The name of a new tab.
+        """Open a new tab, and return its name.
 
         Raises:
-            ApiError: as many are open as may be.
+            ApiError: the most tabs are open already.
         """
         if len(self._open) >= self._most:
             many = "one tab of the playground is" if self._most == 1 else f"{self._most} tabs of the playground are"
@@ -63,25 +63,25 @@ class Tabs:
         return name
 
     async def end(self, name: str) -> None:
-        """Cancel a tab's requests and close its sessions. What arrives under its name later is refused."""
+        """Cancel a tab's requests and close its sessions. Later requests under its name are refused."""
         self._open.discard(name)
-        with contextlib.suppress(TxlError):  # the server has ended, and its sessions with it
+        with contextlib.suppress(TxlError):  # the server has stopped, and its sessions with it
             await self._front.call(lambda sessions: _close_all(name, sessions))
 
     def close(self) -> None:
-        """Let all tabs end."""
+        """Tell all tabs to end."""
         self.closing.set()
 
     def check(self, name: str | None, sessions: Sessions, asking: bool = False) -> None:
-        """Refuse a session that is one too many for its tab, or whose tab has ended; others are no matter of tabs.
+        """Refuse a session that is one too many for its tab, or whose tab has ended; a session of no tab passes.
 
         Args:
-            name: of the session, which may be about to begin; None where there is none.
-            sessions: this is called between their rounds, in the same moment as what it allows.
-            asking: whether a request follows.
+            name: name of the session, which may be about to begin; None for an unnamed one.
+            sessions: the sessions, between two rounds, so that nothing changes between the check and its use.
+            asking: True if a request follows.
 
         Raises:
-            ApiError: it is refused.
+            ApiError: the session is refused.
         """
         tab = None if name is None else of_tab(name)
         if tab is None:

@@ -1,1 +1,1 @@
-"""What runs inside Triton: copied into every package, beside the runtime. It imports nothing else of this project."""
+"""Modules that run inside Triton: copied into every package, beside the runtime, which is all that they import."""

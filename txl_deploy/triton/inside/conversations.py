@@ -1,7 +1,7 @@
-"""Which session the requests of a correlation id go on in.
+"""Map the requests of a correlation id to sessions.
 
-START and END part the requests before them from those behind, also while some of these still run. So each part has a
-session of its own, and what ends one part never touches the next.
+START and END separate the requests before them from those after, even while some of the former still run. So each part
+has a session of its own, and the end of one part never touches the next.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any, Literal
 from txl_runtime.sessions import Sessions
 
 ROOM = 2048
-"""Ids to remember before those whose session has expired are looked for."""
+"""Remembered ids from which on those of expired sessions are removed."""
 
 
 def id_of(request: Any) -> str:
-    """A request's correlation id as text, whether it is a number or a name; nothing where it has none."""
+    """Return a request's correlation id as text, a number as "id 7", a name as "name x"; "" for none."""
     name = request.correlation_id()
     return f"{'id' if isinstance(name, int) else 'name'} {name}" if name else ""
 
 
 def flag_of(request: Any, flag: Literal["START", "END"], server: Any) -> bool:
-    """Whether a request has a flag of sequences; `server` is the module `triton_python_backend_utils`."""
+    """Return True if a request has a flag of sequences; `server` is the module `triton_python_backend_utils`."""
     return bool(request.flags() & getattr(server, f"TRITONSERVER_REQUEST_FLAG_SEQUENCE_{flag}"))
 
 
@@ -32,15 +32,15 @@ class Conversations:
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions, self._numbers = sessions, count(1)
-        self._current: dict[str, str] = {}  # by id
-        self._ended: dict[str, str] = {}  # the id of each session that is closed when nothing runs in it
+        self._current: dict[str, str] = {}  # session, by id
+        self._ended: dict[str, str] = {}  # id of each session that is closed once nothing runs in it
 
     def session_of(self, name: str, start: bool) -> str:
-        """The session that a request goes on in; it may be none yet.
+        """Return the session that a request goes on in; it may not exist yet.
 
         Args:
             name: the correlation id, as text.
-            start: whether it begins anew; what still runs under this id ends as "closed".
+            start: True if it begins anew; requests that still run under this id end as "closed".
         """
         if start:
             self.end(name)
@@ -59,7 +59,7 @@ class Conversations:
             self._ended[session] = name
 
     def close_ended(self, running: Collection[str]) -> None:
-        """Close the sessions that have ended, but for those in which something runs."""
+        """Close the sessions that have ended, except those with a running request."""
         for session in self._ended.keys() - set(running):
             del self._ended[session]
             if session in self._sessions:

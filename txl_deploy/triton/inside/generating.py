@@ -1,8 +1,8 @@
-"""A model that generates: one request with a prompt, a response for each token that is drawn.
+"""Serve a generating model: one request with a prompt, a response for each token that is drawn.
 
-Requests of many clients share the rows of one stream (`txl_runtime.sessions`), whose rounds run in a thread of their
-own; the server's thread only takes requests in. A request with a correlation id goes on from what that id's requests
-before it left, until nobody used it for a while. START begins it anew, END closes it afterwards, also where the
+Requests of many clients share the rows of one stream (`txl_runtime.sessions`), whose rounds run in a separate thread;
+the server's thread only receives requests. A request with a correlation id goes on from the memory that the id's
+earlier requests left, until it is unused for a while. START begins it anew, END closes it afterwards, even if the
 request itself is refused. A request whose client cannot be reached is cancelled; the others go on.
 """
 
@@ -28,9 +28,9 @@ from txl_deploy.triton.inside.conversations import Conversations, flag_of, id_of
 
 logger = logging.getLogger(__name__)
 LOOK = 0.5
-"""Seconds between two looks at whether a request's client has gone: each is a message to the server."""
+"""Seconds between two checks that a request's client still waits: each is a message to the server."""
 SEEDS = 1 << 63
-"""Seeds are taken modulo this, so that any number is one."""
+"""Seeds are taken modulo this, so that any integer is valid."""
 
 
 def open_model(bundle: Path, parameters: Mapping[str, str], server: Any) -> Generating:
@@ -46,17 +46,17 @@ def open_model(bundle: Path, parameters: Mapping[str, str], server: Any) -> Gene
 
 @dataclass(eq=False)
 class Asked:
-    """A request that was taken over from the server.
+    """A request received from the server.
 
     Attributes:
-        request: what it asks for.
-        name: its correlation id as text; None where its session ends with it.
+        request: the sessions' request.
+        name: its correlation id as text; None if its session ends with it.
         start, end: its flags.
-        sender: where responses go.
+        sender: the server's sender of responses.
         wanted: the outputs that it asks for.
-        session: that it goes on in, once it was submitted; empty where that ends with it.
-        ticket: of the sessions, once it was submitted.
-        looked: when it was last looked whether its client has gone.
+        session: the session that it goes on in, once submitted; "" if the session ends with it.
+        ticket: the sessions' ticket, once submitted.
+        looked: time of the last check for its client.
     """
 
     request: Request
@@ -71,10 +71,10 @@ class Asked:
 
 
 class Generating:
-    """Requests of one model, all of which go on at the same time.
+    """The requests of one model, all of which go on at the same time.
 
     Args:
-        boundary: the token that an empty prompt of a new session stands for; None where there is none.
+        boundary: the token that an empty prompt of a new session stands for; None if there is none.
     """
 
     def __init__(self, sessions: Sessions, server: Any, boundary: int | None = None) -> None:
@@ -87,7 +87,7 @@ class Generating:
         self._thread.start()
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """Take requests over; they are answered later."""
+        """Receive requests; they are answered later."""
         for request in requests:
             sender = request.get_response_sender()
             if self._failed:
@@ -97,7 +97,7 @@ class Generating:
                 self._arrived.put(self._read(request, sender))
             except TxlError as error:
                 self._refuse(sender, str(error), "INVALID_ARG")
-        if self._failed:  # meanwhile
+        if self._failed:  # the thread failed meanwhile
             self._refuse_arrived()
 
     def close(self) -> None:
@@ -106,9 +106,9 @@ class Generating:
         self._thread.join()
 
     def _read(self, request: Any, sender: Any) -> Asked:
-        """A request in the words of sessions, where what its numbers mean is checked.
+        """Translate a request into the sessions' form; the sessions check its values.
 
-        Numbers that other servers take for "nothing is said" mean that here as well.
+        Values that other servers take for "not given", such as top_k 0, mean that here as well.
         """
         found = {
             name: tensor.as_numpy().copy()
@@ -135,14 +135,14 @@ class Generating:
         return Asked(asked, id_of(request) or None, start, end, sender, wanted)
 
     def _serve(self) -> None:
-        """What the thread does: rounds, as long as there is something to do."""
+        """Run rounds in the thread, as long as there are requests."""
         try:
             while self._take_in():
                 self._sessions.round()
                 self._answer()
             self._sessions.shut()
             self._answer()
-        except Exception as error:  # a fault of this program: nobody may wait for answers that never come
+        except Exception as error:  # a defect: no client may wait for answers that never come
             self._failed = f"rounds ended with {type(error).__name__}: {error}"
             for asked in self._running:
                 self._refuse(asked.sender, self._failed, "INTERNAL")
@@ -150,7 +150,7 @@ class Generating:
             raise
 
     def _refuse_arrived(self) -> None:
-        """Answer what nobody will take in."""
+        """Refuse requests that arrived after the thread failed."""
         with contextlib.suppress(Empty):
             while True:
                 asked = self._arrived.get_nowait()
@@ -158,7 +158,7 @@ class Generating:
                     self._refuse(asked.sender, self._failed, "INTERNAL")
 
     def _take_in(self) -> bool:
-        """Submit what arrived, and wait for something where nothing runs; False when the model is to close."""
+        """Submit the requests that arrived, and wait for one if none runs; return False once the model is to close."""
         wait = not self._running
         while True:
             try:
@@ -190,7 +190,7 @@ class Generating:
         self._running.append(asked)
 
     def _answer(self) -> None:
-        """Send what came, and forget those that are done."""
+        """Send new events, and forget finished requests."""
         now = time.monotonic()
         for asked in self._running:
             assert asked.ticket is not None
@@ -202,14 +202,14 @@ class Generating:
                 events = asked.ticket.events()
                 if events:
                     self._send(asked, [event for event in events if isinstance(event, Token)], events[-1])
-            except Exception as error:  # of the server, which cannot reach this client: the others are not to suffer
+            except Exception as error:  # the server cannot reach this client: the other requests go on
                 asked.ticket.cancel()
                 self._refuse(asked.sender, _unsent(error), "INTERNAL")
         self._running = [asked for asked in self._running if asked.ticket is not None and not asked.ticket.done]
         self._conversations.close_ended([asked.session for asked in self._running])
 
     def _send(self, asked: Asked, tokens: Sequence[Token], last: object) -> None:
-        """Send a response with some tokens; with the end, if that was reached."""
+        """Send a response with some tokens, and with the end, if it was reached."""
         error = None if asked.ticket is None else asked.ticket.error
         if error is not None:
             self._refuse(asked.sender, str(error), "INTERNAL")
@@ -225,7 +225,7 @@ class Generating:
         asked.sender.send(response, self._server.TRITONSERVER_RESPONSE_COMPLETE_FINAL if reason else 0)
 
     def _refuse(self, sender: Any, said: str, code: str) -> None:
-        """Send an error, which is the last response. Where the client cannot be reached, nobody waits for it."""
+        """Send an error as the last response; an unreachable client is only logged."""
         try:
             error = self._server.TritonError(said, getattr(self._server.TritonError, code))
             response = self._server.InferenceResponse(output_tensors=[], error=error)

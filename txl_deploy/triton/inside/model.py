@@ -1,4 +1,4 @@
-"""The `model.py` that Triton's Python backend loads: it prepares the process, then hands over to the model inside.
+"""Prepare the process of Triton's Python backend, then hand over to the model inside; Triton loads it as `model.py`.
 
 The process that loads it ignores PYTHONPATH, and imports NumPy between loading this module and calling it. So this
 module puts the packages beside itself first on the path as soon as it is loaded.
@@ -15,18 +15,19 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = "TXL_DEPLOY_PACKAGES"
-"""The environment variable that names a folder of further packages, as `pip install --target` makes one."""
+"""Environment variable that names a folder of further packages, as `pip install --target` makes one."""
 OLDEST = (3, 10)
+"""Oldest Python that the runtime supports."""
 ENGINES = {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}
-"""What a backend needs in place of onnxruntime."""
+"""Packages that a backend needs in place of onnxruntime."""
 
 
 def find_packages(folder: Path, further: str | None) -> list[str]:
-    """What to put first on the path: a package's own modules, then a folder that its user named.
+    """Return the folders to put first on the path: a package's own modules, then a folder that its user named.
 
     Args:
-        folder: of this file; where it is no package's, nothing is to be found there.
-        further: the folder, if one was named.
+        folder: this file's folder; without `packages` in it, the result is empty.
+        further: the user's folder; None for none.
     """
     own = folder / "packages"
     return [str(own), *([further] if further else [])] if own.is_dir() else []
@@ -36,13 +37,13 @@ sys.path[:0] = find_packages(Path(__file__).resolve().parent, os.environ.get(PAC
 
 
 class TritonPythonModel:
-    """What the Python backend calls."""
+    """The class that the Python backend calls."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the bundle that lies beside this file.
 
         Args:
-            args: what the backend says of the model; its parameters say what is served and how.
+            args: the backend's description of the model; its parameters name what is served and how.
 
         Raises:
             Exception: the server's own kind, with a line for its log: what is missing here, or why the bundle cannot
@@ -67,17 +68,17 @@ class TritonPythonModel:
             raise server.TritonModelException(str(error)) from None
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
-        """Answer requests; None where answers are sent later, one by one."""
+        """Answer requests; return None if answers are sent later, one by one."""
         answers: list[Any] | None = self._model.execute(requests)
         return answers
 
     def finalize(self) -> None:
-        """End what still runs."""
+        """End the requests that still run."""
         self._model.close()
 
 
 def missing(backend: str) -> str:
-    """What this process lacks, as a line for the server's log; nothing where all is there."""
+    """Describe what this process lacks, as a line for the server's log; "" if nothing."""
     python = f"Python {sys.version_info[0]}.{sys.version_info[1]} ({sys.prefix})"
     if sys.version_info < OLDEST:
         oldest = ".".join(map(str, OLDEST))
@@ -93,10 +94,10 @@ def missing(backend: str) -> str:
 
 
 def misread(server: Any) -> str:
-    """Whether the server's tensors can be read with the NumPy that is here, as a line for the server's log.
+    """Describe a mismatch of the server's tensors and this NumPy, as a line for the server's log; "" if they agree.
 
-    A Python backend that was compiled for NumPy 1 reads and writes wrong values with NumPy 2, without an error. So
-    an array is sent to the server's side and back.
+    A Python backend that was compiled for NumPy 1 reads and writes wrong values with NumPy 2, without an error. So an
+    array is sent to the server's side and back.
     """
     import numpy as np
 

@@ -1,8 +1,8 @@
-"""Sequences of a server over the rows of one stream.
+"""Map a server's sequences to the rows of one stream.
 
-The sequences that were used last have rows. Where there are more sequences than rows, the states of the others are
-kept beside the stream. The server forgets a sequence that was idle for too long and tells nobody. But it never lets
-more than `most` sequences be: so when one begins beyond these, the longest idle one is gone.
+The sequences that were used last have rows. If there are more sequences than rows, the states of the others are kept
+beside the stream. The server forgets a long idle sequence without telling the model. But it never keeps more than
+`most` sequences: so when one more begins, the longest idle one is gone.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Rows:
-    """Which row each sequence has.
+    """The row of each sequence.
 
     Attributes:
-        count: rows of the stream: so many sequences can run in one step.
+        count: number of rows of the stream, i.e. of sequences that can run in one step.
     """
 
     def __init__(self, stream: Stream, most: int) -> None:
@@ -36,7 +36,7 @@ class Rows:
         return len(self._rows)
 
     def begin(self, name: Hashable, keep: Collection[Hashable] = ()) -> int:
-        """A row for a sequence that starts, or starts again; nothing was seen there.
+        """Return a fresh row for a sequence that starts, or starts again.
 
         Args:
             keep: sequences that have to stay in their rows; fewer than there are rows.
@@ -50,10 +50,10 @@ class Rows:
         return self._settle(name, keep, fresh=True)
 
     def resume(self, name: Hashable, keep: Collection[Hashable] = ()) -> int:
-        """The row of a sequence that goes on.
+        """Return the row of a sequence that goes on.
 
         Raises:
-            UsageError: it is not known.
+            UsageError: the sequence is not known.
             TxlError: the engine failed; the sequence is forgotten.
         """
         if name not in self._rows:
@@ -76,13 +76,13 @@ class Rows:
             self._free.append(row)
 
     def _settle(self, name: Hashable, keep: Collection[Hashable], fresh: bool) -> int:
-        """A row with the sequence's state in it; the sequence is then the one that was used last.
+        """Return a row with the sequence's state in it; the sequence is then the one that was used last.
 
-        Where anything fails half-way, nobody can tell what the row holds: it is free, and the sequence forgotten.
+        If anything fails half-way, the row's content is unknown: the row becomes free, and the sequence is forgotten.
         """
         row = self._rows[name] = self._rows.pop(name, None)
         try:
-            if row is not None and self._free and min(self._free) < row:  # a step computes all up to the last live row
+            if row is not None and self._free and min(self._free) < row:  # a step computes rows up to the last live one
                 self._aside[name] = self._stream.take(row)
                 self._free.append(row)
                 row = self._rows[name] = None
@@ -98,7 +98,7 @@ class Rows:
         return row
 
     def _vacated(self, keep: Collection[Hashable]) -> int:
-        """The first row that is free, or that of the longest idle sequence, whose state is then kept aside."""
+        """Return the first free row, or that of the longest idle sequence, whose state is then kept aside."""
         if self._free:
             row = min(self._free)
             self._free.remove(row)

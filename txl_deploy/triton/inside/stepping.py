@@ -1,8 +1,8 @@
-"""A model whose memory goes on from request to request: the positions of one request in, what follows them out.
+"""Serve a model whose memory goes on from request to request: a request's positions in, their results out.
 
-Every request is of a sequence, which its correlation id names. START empties the sequence's memory, also in
-mid-sequence; END frees its place. Requests that the server hands over together run in one step where the model allows
-it, in ragged lengths. A request that is refused leaves its sequence's memory as it was.
+Every request belongs to a sequence, named by its correlation id. START empties the sequence's memory, even in
+mid-sequence; END frees its place. Requests that the server delivers together run in one step if the model allows it, in
+ragged lengths. A refused request leaves its sequence's memory unchanged.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from txl_deploy.triton.inside.conversations import flag_of
 from txl_deploy.triton.inside.rows import Rows
 
 MOST_POSITIONS = 1 << 20
-"""Of one request."""
+"""Most positions of one request."""
 MOST_BYTES = 1 << 30
-"""Of all positions' results in one step: a row of the vocabulary for each token is some hundred times what was sent."""
+"""Most bytes of all positions' results in one step: a row of the vocabulary is some hundred times the token's size."""
 GONE = " The sequence's memory is gone: start it again."
 
 
@@ -44,16 +44,16 @@ def open_model(bundle: Path, parameters: Mapping[str, str], server: Any) -> Step
 
 @dataclass(frozen=True)
 class Step:
-    """One request, read and checked.
+    """A request, read and checked.
 
     Attributes:
-        place: among the requests that came together.
-        name: of its sequence.
+        place: its index among the requests that came together.
+        name: name of its sequence.
         start, end: its flags.
-        arrays: what it gives, in the table's axes with one sequence.
-        length: positions.
+        arrays: its inputs, in the table's axes with one sequence.
+        length: number of positions.
         wanted: the outputs that it asks for.
-        every: whether results of every position are needed.
+        every: True if it needs the results of every position.
     """
 
     place: int
@@ -67,7 +67,7 @@ class Step:
 
 
 class Stepping:
-    """Sequences of one model, some of them advanced by each call."""
+    """The sequences of one model, some of them advanced by each call."""
 
     def __init__(self, model: txl_runtime.Model, sequences: int, server: Any) -> None:
         self._server, self._manifest = server, model.manifest
@@ -90,7 +90,7 @@ class Stepping:
             except TxlError as error:
                 answers[place] = self._refusal(error)
                 if start:
-                    with contextlib.suppress(TxlError):  # then the sequence is forgotten
+                    with contextlib.suppress(TxlError):  # on failure the sequence is forgotten
                         self._rows.begin(name)
                 if end:
                     self._rows.end(name)
@@ -102,7 +102,7 @@ class Stepping:
         return answers
 
     def close(self) -> None:
-        """Nothing runs between calls."""
+        """Do nothing, as nothing runs between calls."""
 
     def _read(self, request: Any) -> tuple[dict[str, NDArray[Any]], int, frozenset[str], bool]:
         wanted, found = frozenset(request.requested_output_names()), {}
@@ -112,7 +112,7 @@ class Stepping:
             found[entry.name] = entry.axes.joined([tensor])
         arrays, counts, columns = check_inputs(found, None, self._manifest, 1)
         sizes = [output.sizes(self._rows.count, 1) for output in self._manifest.outputs]
-        size = sum(4 * math.prod(axes) for axes in sizes)  # bytes of a position; nothing served has wider values
+        size = sum(4 * math.prod(axes) for axes in sizes)  # bytes of a position; no served value is wider than 4
         most = min(MOST_POSITIONS, max(1, MOST_BYTES // size)) if every else MOST_POSITIONS
         if columns > most:
             raise UsageError(
@@ -123,9 +123,9 @@ class Stepping:
         return arrays, columns, wanted, every
 
     def _wave(self, waiting: Sequence[Step]) -> list[Step]:
-        """Those that run next, in one step: of different sequences, and of one length where lengths are exact.
+        """Choose the steps that run next together: of different sequences, and of one length if lengths are exact.
 
-        Those that ask for every position wait for the others: there would be room for every position of all rows.
+        Steps that ask for every position wait for the others: their result has room for every position of all rows.
         """
         wave: list[Step] = []
         first, names = waiting[0], set[Hashable]()
@@ -133,7 +133,7 @@ class Stepping:
             fits = (self._ragged or step.length == first.length) and step.every == first.every
             if fits and len(wave) < self._rows.count and step.name not in names:
                 wave.append(step)
-            names.add(step.name)  # one that does not fit keeps those behind it waiting
+            names.add(step.name)  # one that does not fit keeps later ones of its sequence waiting
         return wave
 
     def _answer(self, wave: Sequence[Step]) -> list[Any]:
@@ -148,7 +148,7 @@ class Stepping:
         try:
             results = self._run(live) if live else {}
         except TxlError as error:
-            for step in live.values():  # some segments of it may have run: nobody can tell what the memory holds
+            for step in live.values():  # some of their segments may have run, so their memory is undefined
                 self._rows.end(step.name)
                 answers[step.place] = self._refusal(error, GONE)
         else:
@@ -161,7 +161,7 @@ class Stepping:
         return [answers[step.place] for step in wave]
 
     def _run(self, live: Mapping[int, Step]) -> dict[int, dict[str, NDArray[Any]]]:
-        """Feed what the rows' requests give, and share out what comes back: by row, what each of them asked for."""
+        """Run the rows' requests, and return each row's wanted outputs."""
         longest = max(step.length for step in live.values())
         lengths = np.zeros(self._rows.count, np.int32)
         for row, step in live.items():
@@ -190,7 +190,7 @@ class Stepping:
         return shares
 
     def _stacked(self, entry: Input, live: Mapping[int, Step], longest: int) -> NDArray[Any]:
-        """One input of all rows; zeros where there is nothing."""
+        """Stack one input over all rows, zeros elsewhere: [1, l] per row → [B, longest]."""
         axes = entry.axes
         if axes.batch is None:
             (only,) = live.values()

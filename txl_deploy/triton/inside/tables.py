@@ -1,24 +1,24 @@
-"""How a bundle's tables look to clients of Triton: one sequence per request, the batch first."""
+"""Describe a bundle's tables as Triton's clients see them: one sequence per request, the batch first."""
 
 from __future__ import annotations
 
 from txl_runtime.bundle.manifest import Manifest
 
 LAST, NEXT = "last", "next"
-"""Outputs that models of tokens have besides: log-probabilities after the last position, and their best token."""
+"""Further outputs of token models: log-probabilities after the last position, and their best token."""
 
 
 def speaks(manifest: Manifest) -> bool:
-    """Whether a model reads tokens and returns their log-probabilities, and nothing else."""
+    """Return True if a model reads tokens and returns their log-probabilities, and nothing else."""
     can, names = manifest.can, [output.name for output in manifest.outputs]
     return can.feed_tokens and can.pair_tokens and len(names) == 1 and names[0] not in (LAST, NEXT)
 
 
 def together(manifest: Manifest) -> bool:
-    """Whether several sequences can run in one step; else each runs alone, in a stream of one."""
+    """Return True if several sequences can run in one step; else each runs alone, in a stream of one."""
     return manifest.can.run_apart and all(entry.shape.count("B") == 1 for entry in manifest.interface)
 
 
 def ragged(manifest: Manifest) -> bool:
-    """Whether requests of different lengths can run in one step."""
+    """Return True if requests of different lengths can run in one step."""
     return manifest.can.run_ragged and not any(entry.lookahead for entry in manifest.given)

@@ -1,1 +1,1 @@
-"""What packages' recurrent policies have in common, and one module for each package's way."""
+"""Recurrent policies: `shape` has their common parts, and one module for each package reads its policies."""

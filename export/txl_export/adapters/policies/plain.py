@@ -15,11 +15,11 @@ from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec
 KEYS = ("obs", "hidden", "layers", "actions", "kind")
 KINDS = ("LSTM", "GRU")
 EPSILON = 0.01
-"""Added to the deviation, as rsl_rl's normaliser does."""
+"""Added to the standard deviation that observations are divided by, as rsl_rl's normaliser does."""
 
 
 class PlainPolicy(nn.Module):
-    """Layers under the names that packages use; the adapter runs them."""
+    """A holder of layers, under the names that packages use; the adapter runs them."""
 
     def __init__(self, obs: int, hidden: int, layers: int, actions: int, kind: str) -> None:
         super().__init__()
@@ -32,14 +32,14 @@ class PlainPolicy(nn.Module):
 
 
 def build(config: Mapping[str, Any]) -> PlainPolicy:
-    """From the sizes and the kind, "LSTM" or "GRU"."""
+    """Return a policy of the config's sizes and kind, "LSTM" or "GRU"."""
     if config["kind"] not in KINDS:
         raise UsageError(f"kind is {config['kind']!r}, expected one of {', '.join(KINDS)}")
     return PlainPolicy(**{key: count(key, config[key]) for key in KEYS[:-1]}, kind=config["kind"])
 
 
 def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
-    """Of a module that `build` made; time stands first."""
+    """Return the `Shape` of a module that `build` made, None of any other; time is the first axis."""
     if not isinstance(module, PlainPolicy):
         return None
     rows = ("L", "B")

@@ -16,11 +16,11 @@ from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec
 KEYS = ("model", "network", "actions_num", "input_shape")
 _REST = {"num_seqs": 1, "value_size": 1, "normalize_value": False, "normalize_input": False}
 CLIP = 5.0
-"""What a normaliser cuts normalised numbers to."""
+"""Normalised numbers are cut to -5 … 5, as the package's normaliser does."""
 
 
 def unfolded(config: Mapping[str, Any]) -> dict[str, Any]:
-    """With what stands under `params` of a whole training's config, and under `config` there, beside the rest."""
+    """Return the config with a training's `params`, and keys of `_REST` in their `config`, copied to its top level."""
     params = config.get("params")
     params = params if isinstance(params, Mapping) else {}
     trained = {**config, **params}.get("config")
@@ -29,7 +29,7 @@ def unfolded(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build(config: Mapping[str, Any]) -> nn.Module:
-    """From `model` and `network` of a training's params, and what a player adds, such as `actions_num`."""
+    """Return a model of a training's params `model` and `network`, and of a player's values such as `actions_num`."""
     params = {key: config[key] for key in ("model", "network")}
     sizes = config["input_shape"] if isinstance(config["input_shape"], list | tuple) else [config["input_shape"]]
     given = {"actions_num": config["actions_num"], "input_shape": tuple(count("input_shape", n) for n in sizes)}
@@ -40,7 +40,7 @@ def build(config: Mapping[str, Any]) -> nn.Module:
 
 
 def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
-    """Of a model of class "a2c"."""
+    """Return the `Shape` of a model that has an `a2c_network`, None of any other."""
     network = getattr(module, "a2c_network", None)
     if network is None:
         return None
@@ -60,7 +60,7 @@ def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
 
 
 def _play(policy: Any, inputs: Named, recur: Recurrence) -> tuple[Tensor, Tensor]:
-    """The package's own normalisers are compiled by TorchScript, which no capture sees through: theirs, written out."""
+    """Run one position; normalisers are written out, because no capture sees through the package's TorchScript ones."""
     obs = inputs["obs"]
     if policy.normalize_input:
         mean, deviation = _moments(policy.running_mean_std)

@@ -22,7 +22,7 @@ _EXPECTED = {
 
 
 class _Place(NamedTuple):
-    """Paths in the module: of the LSTM or GRU, the normaliser before it and the layers behind it."""
+    """Paths in the module: the LSTM or GRU, the normaliser before it, the layers after it and their distribution."""
 
     rnn: str
     normalizer: str
@@ -42,17 +42,17 @@ PLACES = {
         _Place("memory_c.rnn", "critic_obs_normalizer", "critic"),
     ),
 }
-"""By role, where versions and classes have them."""
+"""By role, the paths of each version and class of the package."""
 _EXPORTED = {"obs_normalizer": "obs_normalizer", "normalizer": "obs_normalizer", "mlp": "mlp", "actor": "mlp"}
 _EXPORTED |= {"rnn": "rnn.rnn", "memory": "rnn.rnn"}
-"""Parts of the TorchScript archives that are exported for robots (policy.pt) and keep their state in buffers."""
+"""Parts of TorchScript archives for robots (policy.pt), which keep their state in buffers: name there → path here."""
 
 
 def build(config: Mapping[str, Any]) -> nn.Module:
-    """Actor and critic from a runner's config and what the environment tells it.
+    """Return actor and critic of a runner's config and the environment's sizes.
 
     `obs` has the width of each group of observations and `num_actions` the number of actions; `obs_groups`, `actor` and
-    `critic` are those of the runner's config. Without `critic` there is the actor alone.
+    `critic` are those of the runner's config. Without `critic` only the actor is built.
     """
     package, tensordict = import_module("rsl_rl.models"), import_module("tensordict")
     for key in ("obs", *(role for role in ("actor", "critic") if _has(config, role))):
@@ -72,9 +72,9 @@ def build(config: Mapping[str, Any]) -> nn.Module:
 
 
 def state_dict(stored: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """That of the models that the config has, where a checkpoint has one for each; a student is the actor.
+    """Return the state dict of the config's models from a checkpoint that has one for each; a student is the actor.
 
-    An archive exported for robots holds the actor alone, under names of its own.
+    An archive exported for robots holds only the actor, under different names (`_EXPORTED`).
     """
     stores = {"actor_state_dict": "actor", "student_state_dict": "actor", "critic_state_dict": "critic"}
     parts = [(role, stored.get(key)) for key, role in stores.items()]
@@ -92,7 +92,7 @@ def _has(config: Mapping[str, Any], role: str) -> bool:
 
 
 def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
-    """Of any of the classes; `"critic": false` in the config leaves the critic out, and the input of its own."""
+    """Return the `Shape` of the package's policies, None of others; `"critic": false` drops critic and its input."""
     places = {role: place for role, many in PLACES.items() for place in many if _at(module, place.rnn) is not None}
     if "actor" not in places:
         return None
@@ -126,7 +126,7 @@ def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
 
 
 def _at(module: Any, path: str) -> Any:
-    """What lies at a path, None where there is nothing."""
+    """Return the object at a path such as "actor.rnn.rnn", None if there is none."""
     for name in path.split("."):
         module = getattr(module, name, None)
     return module

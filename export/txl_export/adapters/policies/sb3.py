@@ -15,9 +15,9 @@ from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec
 
 
 def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
-    """Of a policy; a `VecNormalize` under `vec_normalize` in the config goes into the graph.
+    """Return the `Shape` of a policy, else None; the config's `vec_normalize`, a `VecNormalize`, goes into the graph.
 
-    Where actions are a Box, `action` is cut to its limits, as `predict` does.
+    If actions are a Box, `action` is cut or scaled to its limits, as `predict` does.
     """
     if not hasattr(module, "lstm_actor"):
         return None
@@ -49,7 +49,7 @@ def shape(module: Any, config: Mapping[str, Any]) -> Shape | None:
 
 
 def _input(name: str, space: Any) -> InputSpec:
-    """One observation; a space with `n` is a choice."""
+    """Return the input of one observation: numbers for a Box, ids 0 … n-1 for a Discrete."""
     if hasattr(space, "low"):
         return InputSpec(name, ("B", *space.shape))
     if isinstance(getattr(space, "n", None), (int, np.integer)) and not space.shape:
@@ -58,14 +58,14 @@ def _input(name: str, space: Any) -> InputSpec:
 
 
 def _box(space: Any) -> tuple[Tensor, Tensor] | None:
-    """Limits of actions, where there are any."""
+    """Return the lowest and highest actions of a Box, None without limits."""
     if not hasattr(space, "low") or not np.isfinite([space.low, space.high]).any():
         return None
     return torch.from_numpy(space.low), torch.from_numpy(space.high)
 
 
 def _normaliser(env: Any) -> Any:
-    """What a VecNormalize does to observations."""
+    """Return the function that a VecNormalize applies to observations."""
     if env is None or not env.norm_obs:
         return lambda rows: rows
     if isinstance(env.obs_rms, dict):

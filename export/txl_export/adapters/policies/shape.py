@@ -1,4 +1,4 @@
-"""What a recurrent policy consists of, whatever the package, and how its LSTMs and GRUs are run."""
+"""The parts of a recurrent policy, the same for all packages, and the running of its LSTMs and GRUs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from txl_export.families.own_module.spec import InputSpec, Named, OutputSpec, St
 
 @dataclass(frozen=True)
 class Shape:
-    """How one package's policy is run.
+    """A description of one package's policy, from which the adapter makes a step.
 
     Attributes:
-        rnns: by role, the path of each LSTM or GRU in the module.
+        rnns: by role, the path of each LSTM or GRU in the module, e.g. {"actor": "memory_a.rnn"}.
         inputs: observations.
-        outputs: what `play` returns, in its order.
+        outputs: results of `play`, in its order.
         play: f(policy, inputs, recurrence) → outputs.
         starts: whether the package passes `episode_start`.
     """
@@ -33,10 +33,10 @@ class Shape:
 
 
 def count(name: str, value: Any) -> int:
-    """A size from a config.
+    """Return a size from a config.
 
     Raises:
-        UsageError: it is no whole number from 1.
+        UsageError: it is no whole number of 1 or more.
     """
     if type(value) is not int or value < 1:
         raise UsageError(f"{name} is {value!r} in the config, expected a whole number from 1")
@@ -52,7 +52,7 @@ class Recurrence:
         self.states = dict(states)
 
     def __call__(self, role: str, rows: Tensor) -> Tensor:
-        """Run one: rows [B, n] or [L, B, n] in, as many out."""
+        """Run a role's LSTM or GRU: rows [B, n] → [B, width], or [L, B, n] → [L, B, width]."""
         names = self._names[role]
         held = tuple(self.states[name] for name in names)
         alone = rows.dim() == 2
@@ -63,13 +63,13 @@ class Recurrence:
 
 
 def state_names(rnns: Mapping[str, str], role: str, rnn: Any) -> list[str]:
-    """`h` and `c`, or `h` of a GRU; with the role in front where there are several."""
+    """Return ["h", "c"], or ["h"] of a GRU; with the role in front, e.g. "actor.h", if there are several roles."""
     parts = ("h", "c") if rnn.mode == "LSTM" else ("h",)
     return [f"{role}.{part}" if len(rnns) > 1 else part for part in parts]
 
 
 def state_specs(module: Any, rnns: Mapping[str, str]) -> list[StateSpec]:
-    """The states of all, [layers, B, width].
+    """Return the states of all LSTMs and GRUs, [layers, B, width] each.
 
     Raises:
         UsageError: one runs in both directions, or takes the batch first.

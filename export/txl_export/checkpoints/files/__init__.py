@@ -1,1 +1,1 @@
-"""Files that PyTorch and its relatives write, read without executing anything in them."""
+"""Readers of checkpoint files, from torch.save, pickle or safetensors, that execute nothing in them."""

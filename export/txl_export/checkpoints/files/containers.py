@@ -1,6 +1,6 @@
-"""The files torch.save and pickle.dump write: where a pickle and its storages lie.
+"""Readers of the files that torch.save and pickle.dump write, which find a file's pickle and storages.
 
-Every size is checked against the file before memory is taken for it.
+Every size is compared with the file's before memory is taken for it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from txl_runtime.errors import CheckpointError
 from txl_export.checkpoints.files.pickle_names import shown
 from txl_export.checkpoints.files.rebuilding import Builder, Storage, Written
 
-MAGIC_NUMBER, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # how the legacy container begins, as pickled integers
+MAGIC_NUMBER, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # first two values in a legacy file
 MAGIC_BYTES = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 MOST = 1 << 27
-"""Bytes of a program; a vocabulary of 800,000 words in an NVIDIA checkpoint takes 40 MB."""
+"""Most bytes of a pickle, 128 MiB; a vocabulary of 800,000 words in an NVIDIA checkpoint takes 40 MB."""
 SCRIPTED = "TorchScript"
 SAVE_AGAIN = "save it again with torch.save(model.state_dict(), path)"
 DAMAGED = "cut short or damaged; copy the file again"
@@ -30,22 +30,22 @@ _OTHERS = {
     "a TorchScript archive of torch < 1.4": r"[^/]+/model\.json$",
     "a program of torch.export": r"[^/]+/models/.*\.json|serialized_exported_program",
 }
-"""What else torch writes as a zip archive, and how the name of one of its entries begins."""
+"""Other kinds of zip archives that torch writes, each with a pattern of an entry's name."""
 STABLE_BASELINES = """this is an archive of Stable-Baselines3, whose policy no config builds; load it in Python, \
 policy = RecurrentPPO.load(path).policy, and export txl_export.adapt("recurrent-policy", policy), or save \
 policy.state_dict() for a module of your own"""
 _CODE = r"[^/]+/code/"
-"""Entries of a TorchScript archive that may be compressed, because they are never opened."""
+"""Pattern of entries in a TorchScript archive that may be compressed, because they are never opened."""
 
 
 class PlainPickle:
     """A file by pickle.dump, and the base of the other containers.
 
     Attributes:
-        name: of the container; a TorchScript archive holds code beside the pickle, which is never opened.
-        programs: how many pickles there are.
-        constants: how many tensors of that code lie beside the pickle, which have no names.
-        most: bytes from its beginning that are looked at for pickles.
+        name: the name of the container, e.g. "torch zip".
+        programs: the number of pickles in it.
+        constants: the number of nameless tensors that belong to a TorchScript archive's code.
+        most: the number of bytes from its beginning that may hold pickles.
     """
 
     name, programs, constants, most = "pickle", 1, 0, 1 << 62
@@ -56,19 +56,19 @@ class PlainPickle:
         self._promised = 0
 
     def program(self) -> bytes:
-        """The bytes that begin with the pickles; CheckpointError where they are too many, or damaged."""
+        """Return bytes that begin with the pickles; raise CheckpointError if they are too many, or damaged."""
         self._file.seek(0)
         return self._file.read(min(self._size, self.most))
 
     def content(self, written: Written, builder: Builder) -> Any:
-        """The content, of what the programs make; CheckpointError where the container lacks what they promise."""
+        """Return the content that the pickles made; raise CheckpointError if the file lacks their storages."""
         made = builder.plain(written.contents[0])
         if self._storages:
             raise CheckpointError(f"its tensors lie in no file that torch.save wrote; {SAVE_AGAIN}")
         return made
 
     def elements(self, key: str, dtype: torch.dtype, count: int) -> Tensor:
-        """Room for a storage [count], which is filled later; CheckpointError where the file cannot have as many."""
+        """Return a storage [count] to be filled later; raise CheckpointError if it is larger than the file."""
         self._promised += count * dtype.itemsize
         if self._promised > self._size:
             told = f"storage {shown(key)} of {count} × {dtype} does not fit into the {self._size} bytes of the file"
@@ -77,7 +77,7 @@ class PlainPickle:
         return self._storages[key][1].view(dtype)
 
     def nested(self, contents: list[Any], behind: bytes) -> Storage:
-        """The storage in a legacy file that stands in place of one, and holds nothing else."""
+        """Return the storage in a legacy file that pickle.dump wrote in its place; the file may hold nothing else."""
         file = LegacyFile(io.BytesIO(behind), len(behind))
         found = file.content(Written(contents), Builder(b"", file.elements, {}), bare=True)
         if not isinstance(found, Storage):
@@ -86,7 +86,7 @@ class PlainPickle:
 
 
 class ZipFile(PlainPickle):
-    """The container torch ≥ 1.6 writes, an uncompressed zip archive."""
+    """A file by torch ≥ 1.6, an uncompressed zip archive."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         super().__init__(file, size)
@@ -127,8 +127,8 @@ class ZipFile(PlainPickle):
         return bytes(_attempted(name, lambda: self._archive.read(name)))
 
     def _check(self, infos: list[zipfile.ZipInfo], size: int) -> None:
-        """All entries but code are uncompressed, and together no larger than the file."""
-        for kind, mark in _OTHERS.items():  # before the rest: they compress some of their entries
+        """Check that all entries except code are uncompressed, and together no larger than the file."""
+        for kind, mark in _OTHERS.items():  # first: these archives have compressed entries, refused below
             if any(re.match(mark, info.filename) for info in infos):
                 raise CheckpointError(f"this is {kind}, expected a checkpoint; {SAVE_AGAIN} where it was trained")
         for info in infos:
@@ -142,7 +142,7 @@ class ZipFile(PlainPickle):
 
 
 class LegacyFile(PlainPickle):
-    """The container torch ≤ 1.5 writes. A storage is promised by the pickle and only filled after it.
+    """A file by torch ≤ 1.5, in which the storages follow the pickles that refer to them.
 
     Its pickles are a magic number, a protocol, sizes of integers, the content, and the keys of the storages.
     """
@@ -150,7 +150,7 @@ class LegacyFile(PlainPickle):
     name, programs, most = "torch legacy", 5, MOST
 
     def content(self, written: Written, builder: Builder, bare: bool = False) -> Any:
-        """Likewise; with `bare` it is one storage."""
+        """Return the content as `PlainPickle.content` does; with `bare` it may be a storage."""
         magic, protocol, _, content, listed = written.contents
         if (magic, protocol) != (MAGIC_NUMBER, PROTOCOL):
             raise CheckpointError(f"no magic number, or not protocol {PROTOCOL}, as torch.save writes; it is {DAMAGED}")
@@ -167,7 +167,7 @@ class LegacyFile(PlainPickle):
 
 
 def _attempted(what: str, read: Callable[[], Any]) -> Any:
-    """The result of a call of `zipfile`, which raises many kinds for what is damaged."""
+    """Return the result of a call of `zipfile`; raise CheckpointError for its many errors on damaged files."""
     try:
         return read()
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, OSError, EOFError, struct.error):
@@ -175,7 +175,7 @@ def _attempted(what: str, read: Callable[[], Any]) -> Any:
 
 
 def _allocated(length: int) -> Tensor:
-    """Bytes for a storage; only ever called with a length that was compared with the file's."""
+    """Return uninitialised bytes [length] for a storage; callers have compared the length with the file's."""
     try:
         return torch.empty(length, dtype=torch.uint8)
     except RuntimeError:

@@ -1,12 +1,12 @@
-"""Reads a checkpoint file into plain data. Nothing the file names is imported, nothing in it is run.
+"""The reader of checkpoint files as plain data. Nothing that a file names is imported, nothing in it is run.
 
-`program` runs pickles in a process of its own, `rebuilding` makes plain data and tensors of its answers. Containers are
-not opened by torch.load, so that every size is checked against the file, and no reader of other formats is reached:
+`program` runs pickles in a separate process, `rebuilding` makes plain data and tensors of its answers. torch.load does
+not open the containers, so that every size is compared with the file's, and no reader of other formats is reached:
 
     torch zip      torch ≥ 1.6: an uncompressed zip of one pickle, <name>/data.pkl, and one entry per storage
     TorchScript    the same, and code, which is never opened
     torch legacy   torch ≤ 1.5: five pickles (magic number, protocol, system, content, storage keys), then the storages
-    pickle         what pickle.dump wrote; in place of each storage stands a torch legacy file
+    pickle         by pickle.dump; a torch legacy file stands in place of each storage
     safetensors    a header of JSON, then the tensors (`safetensors_file`)
 """
 
@@ -39,23 +39,23 @@ _OTHERS = {
     rb"(?is)\x08.{,4200}onnx": "an ONNX file, expected the checkpoint it was made from",
     rb"version https://git-lfs": "a Git LFS pointer, not the file itself; fetch it with git lfs pull",
 }
-"""Beginnings of files that are no checkpoints known here; each with its kind and what to do about it."""
+"""Patterns of the first bytes of files that are no checkpoints; each with a phrase for its kind and the remedy."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a file holds.
+    """The content of a file, with the record of reading it.
 
     Attributes:
         container: "torch zip", "TorchScript", "torch legacy", "pickle" or "safetensors".
         content: dict, list, tuple, str, int, float, bool, bytes, None, torch.Tensor (on the CPU) and `Stub`. Ordered
             dictionaries and counters are dicts, sets are lists, parameters and NumPy's arrays tensors. Tensors over the
-            same elements of one storage, such as tied ones, are one object; all else comes as often as it is met.
+            same elements of one storage, such as tied ones, are one object; any other shared object is copied.
         global_names: every dotted name the file refers to, sorted.
-        sha256: of the file, hexadecimal.
-        notes: what was translated on the way, for people.
-        constants: how many tensors without names a TorchScript archive has beside its module.
-        classes: what `modules.unscripted` finds: of a TorchScript archive, the class of each part by its name.
+        sha256: the hash of the file, hexadecimal.
+        notes: the names that aliases translated, for the user.
+        constants: the number of nameless tensors that a TorchScript archive has in addition to its module's.
+        classes: the class of each part of a TorchScript archive by its name, once `modules.unscripted` has run.
     """
 
     container: str
@@ -70,7 +70,7 @@ class Loaded:
 def load_file(path: Path, aliases: Mapping[str, str] | None = None) -> Loaded:
     """Read a file that torch.save, torch.jit.save, safetensors or pickle.dump wrote.
 
-    `aliases` are names of classes in the file, and known ones to read them as, e.g. {"modules.MemTransformerLM":
+    `aliases` maps names of classes in the file to known ones, e.g. {"modules.MemTransformerLM":
     "mem_transformer.MemTransformerLM"}.
 
     Raises:
@@ -94,10 +94,10 @@ def load_file(path: Path, aliases: Mapping[str, str] | None = None) -> Loaded:
 
 
 def scan_globals(path: Path) -> tuple[str, ...]:
-    """The dotted names that the pickles of a file refer to, sorted, up to where one is damaged.
+    """Return the dotted names that the pickles of a file refer to, sorted; reading stops at the first damage.
 
     Raises:
-        CheckpointError: the file cannot be read, or is no such file.
+        CheckpointError: the file cannot be read, or is no checkpoint.
     """
     with _reading(path) as (file, size, head):
         names = [] if is_safetensors(head, size) else _run(path, file, size, head)[1].names
@@ -105,7 +105,7 @@ def scan_globals(path: Path) -> tuple[str, ...]:
 
 
 def _run(path: Path, file: io.BufferedReader, size: int, head: bytes) -> tuple[PlainPickle, Written]:
-    """The container, and what its programs make."""
+    """Return the container, and the contents that its programs made."""
     kind: type[PlainPickle]
     if head.startswith(b"PK\x03\x04"):
         kind = ZipFile
@@ -121,7 +121,7 @@ def _run(path: Path, file: io.BufferedReader, size: int, head: bytes) -> tuple[P
 
 @contextmanager
 def _reading(path: Path) -> Iterator[tuple[io.BufferedReader, int, bytes]]:
-    """The file, open, its size and how it begins; what goes wrong inside becomes one line that names it."""
+    """Open a file; yield it, its size and its first bytes. Errors inside become a CheckpointError that names it."""
     try:
         if path.is_dir():
             raise CheckpointError("this is a folder, expected a checkpoint file; Hugging Face's needs its config.json")
@@ -148,7 +148,7 @@ def _sha256(file: io.BufferedReader) -> str:
 
 
 def _what_else(path: Path, head: bytes, file: io.BufferedReader, size: int) -> str:
-    """What a file is that is no checkpoint known here, and what to do about it."""
+    """Return a phrase for the kind of a file that is no known checkpoint, with the remedy."""
     if not head:
         return "the file is empty; copy it again"
     file.seek(max(0, size - 8))
@@ -161,6 +161,6 @@ def _what_else(path: Path, head: bytes, file: io.BufferedReader, size: int) -> s
         return f"not a valid safetensors file; the file is {DAMAGED}"
     text = head[:40].decode(errors="ignore")
     plain = all(character.isprintable() or character.isspace() for character in text)
-    if plain and len(text.encode()) > len(head[:40]) - 4:  # of which the last character may be a part
+    if plain and len(text.encode()) > len(head[:40]) - 4:  # the cut may have split the last character
         return f"looks like text ({shown(text)}), expected a checkpoint; check the path"
     return f"begins with {head[:8].hex(' ')}, expected a file by torch.save or safetensors; check the path"

@@ -1,4 +1,4 @@
-"""Stand-ins for what a pickle names, and the names that mean to a model what an importer expects."""
+"""Stand-ins for the classes and functions that a pickle names, and the names that importers know."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 CODE = "__torch__."
-"""Names of classes whose code is in a TorchScript archive begin so."""
+"""Prefix of the names of classes whose code lies in a TorchScript archive."""
 
 
 @dataclass(eq=False, repr=False)
@@ -17,9 +17,9 @@ class Stub:
 
     Attributes:
         class_name: the dotted name, as in the file or as an alias translated it.
-        state: what the pickle would have put into __dict__; {} if nothing, or for a class or function itself.
-        args: what the class or function was called with, e.g. the value of an enum's member.
-        built: a state that is no dictionary of names, as NumPy's objects and some of TorchScript's have it.
+        state: the attributes that the pickle sets; {} if none, or for a class or function itself.
+        args: the arguments of the call of the class or function, e.g. the value of an enum's member.
+        built: a state that is no dictionary of names, as in NumPy's objects and some of TorchScript's.
     """
 
     class_name: str
@@ -29,7 +29,7 @@ class Stub:
 
 
 class Name(Stub):
-    """A class or function the file names, not an object made with it."""
+    """A class or function that the file names, not an object made with it."""
 
 
 _PAIRS = "Double float64 Float float32 Half float16 BFloat16 bfloat16 Long int64 Int int32 Short int16 Char int8"
@@ -69,17 +69,17 @@ _CLASSES = {
 CLASSES = STORAGE_TYPES.keys() | {
     f"{module}.{name}" for modules, names in _CLASSES.items() for module in modules.split() for name in names.split()
 }
-"""Names that mean in every file what they do in the code that an importer knows, or nothing for a model."""
+"""Names that have in every file the meaning that importers know, or none for a model."""
 _BEGINNINGS = "torch._utils._rebuild_tensor torch._utils._rebuild_parameter torch.jit._pickle. torch.nn.modules. "
 _BEGINNINGS += "torch.nn.backends. numpy. omegaconf. ruamel.yaml."
 
 
 def known(name: str) -> bool:
-    """True of a name that means to a model what an importer expects, or nothing."""
+    """Return whether a name is one that importers know, or has no meaning for a model."""
     return name in CLASSES or name.startswith(tuple(_BEGINNINGS.split()))
 
 
 def shown(name: str) -> str:
-    """A name from a file, fit for one line of a message."""
+    """Return a name from a file in printable ASCII, cut to 120 characters, for a message."""
     text = name if name.isascii() and name.isprintable() else ascii(name)
     return text if len(text) <= 120 else f"{text[:120]}…"

@@ -1,9 +1,9 @@
-"""The reader of pickles, as it runs in a bounded process (`txl_runtime.sandbox`), on Python's own library alone.
+"""The reader of pickles that runs in a bounded process (`txl_runtime.sandbox`), with Python's standard library alone.
 
-Whatever a pickle names is an empty class made up under that name, so all that it can call is `Made`, which keeps what
-it was called with. `answer` writes what a program has made as JSON, e.g. [1, 2, [3, "a", 0.5]] for [2, {"a": 0.5}]: a
-list is a kind and its parts, any other value stands for itself. Bytes follow behind the JSON. What is shared is written
-each time that it is met, so the answer is as long as a walk through the content, and `PER_BYTE` bounds both.
+For each name in a pickle there is an empty class made up under that name, so all that a pickle can call is `Made`,
+which keeps the arguments. `answer` writes the result as JSON, e.g. [1, 2, [3, "a", 0.5]] for [2, {"a": 0.5}]: a list is
+a kind and its parts, any other value stands for itself. Bytes follow after the JSON. A shared object is written every
+time it is met, so the answer is as long as a walk through the content, and `PER_BYTE` bounds both.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import Any
 
 LIST, TUPLE, DICT, BYTES, NAME, MADE, OUTSIDE, FILE = range(1, 9)
 PER_BYTE, FREE, TEXT = 4, 1 << 16, 16
-"""Values for each byte of a program, and for every program; so many characters of text, or bytes, count as a value."""
+"""Most values in a content, 4 per byte of its program plus 65,536; 16 characters of text, or 16 bytes, count as one."""
 DEPTH, BITS, NAME_LIMIT = 256, 256, 512
-"""Levels of containers in one another, bits of an integer, and characters of a dotted name, at most."""
+"""Most levels of nested containers, bits of an integer, and characters of a dotted name."""
 HARM = "the file is damaged or was made to do harm"
 PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 PLAIN, NODE = ("collections.", "ruamel.yaml."), {"_content", "_val"}
-"""Classes of plain data, and what is written of OmegaConf's nodes: other attributes of both may lead back to them."""
+"""Classes written without attributes, and the attributes written of OmegaConf's nodes: others may form cycles."""
 
 
 class RefusedError(Exception):
-    """The content is nothing that is read; the message says what was found."""
+    """A content that is not read here; the message says what was found."""
 
 
 class Made:
-    """An object of a made-up class: what it was called with, and what was put into it."""
+    """An object of a made-up class that keeps the arguments of its call and everything put into it later."""
 
     __slots__ = ("args", "pairs", "states", "values")
     called = ""
@@ -55,22 +55,22 @@ class Made:
         self.pairs += key, value
 
     def extend(self, values: Any) -> None:
-        """Keep what a program appends; it never adds to an object as to a set."""
+        """Keep the values that a program appends."""
         self.values += values
 
 
 def made_up(dotted: str) -> type[Made]:
-    """An empty class under a name."""
+    """Return an empty class for a dotted name."""
     if len(dotted) > NAME_LIMIT:
         raise RefusedError(f"a name has {len(dotted)} characters; {HARM}")
     return type("Made", (Made,), {"__slots__": (), "called": dotted})
 
 
 class Programs(pickle.Unpickler):
-    """Runs the programs of a file, one after the other; `names` has the classes that they name."""
+    """An unpickler that runs the programs of a file in turn; `names` collects the classes that they name."""
 
     def __init__(self, file: Any, names: dict[tuple[str, str], type[Made]]) -> None:
-        super().__init__(file, encoding="utf-8")  # which is how Python 2 wrote text that was not plain
+        super().__init__(file, encoding="utf-8")  # of Python 2's str, which ASCII alone would not decode
         self._names = names
 
     def find_class(self, module: str, name: str, /) -> type[Made]:
@@ -79,15 +79,15 @@ class Programs(pickle.Unpickler):
         return self._names[module, name]
 
     def persistent_load(self, pid: Any, /) -> Any:
-        """A class, or what stands for a storage."""
+        """Return a class, or a `Made` for the persistent id of a storage."""
         match pid:
-            case ("module", type() as cls, _, _):  # torch ≤ 1.5 wrote classes so, with their source
+            case ("module", type() as cls, _, _):  # torch ≤ 1.5 wrote a class with its source
                 return cls
         return Made(pid)
 
 
 class Writer:
-    """Writes contents of programs as lists for JSON; `names` has what they name, `blob` the bytes in them."""
+    """A writer of contents as lists for JSON; `names` collects the classes that they name, `blob` their bytes."""
 
     def __init__(self, size: int) -> None:
         self.names: dict[tuple[str, str], type[Made]] = {}
@@ -95,7 +95,7 @@ class Writer:
         self._most = self._room = PER_BYTE * size + FREE
 
     def contents(self, data: bytes, count: int) -> tuple[list[Any], str, int]:
-        """Run programs in some bytes: their contents, the fault of the next one, and where the last one ends."""
+        """Run `count` programs; return their contents, the error of the next or "", and the offset after the last."""
         file, found = io.BufferedReader(io.BytesIO(data)), list[Any]()
         try:
             for _ in range(count):
@@ -104,15 +104,15 @@ class Writer:
             return found, str(error), 0
         except MemoryError:
             raise
-        except Exception:  # whatever Python raises for an instruction that has nothing to work on
+        except Exception:  # Python raises many kinds for an instruction without operands
             return found, "the pickle is cut short or damaged; copy the file again", 0
         return found, "", file.tell()
 
     def node(self, value: Any) -> Any:
-        """A value for JSON.
+        """Return a value as JSON can hold it, e.g. [1, 2, 3] for the list [2, 3].
 
         Raises:
-            RefusedError: it is no plain data, nested too deeply or shared too often.
+            RefusedError: it is no plain data, nested too deeply, or shared too often.
         """
         kind = type(value)
         self._take(1 + (len(value) // TEXT if kind is str else 0))
@@ -145,10 +145,10 @@ class Writer:
             case type():
                 self._take(len(value.called) // TEXT)  # type: ignore[attr-defined]
                 return [NAME, value.called]  # type: ignore[attr-defined]
-            case Made(called=""):  # which stands for a persistent id, most of all of a storage
+            case Made(called=""):  # a persistent id, mostly of a storage
                 return [OUTSIDE, *map(self.node, value.args)]
             case Made(called="torch.storage._load_from_bytes", args=(data,)):
-                # pickle.dump has a file in place of each storage: its number, its programs, and the bytes behind them
+                # pickle.dump writes a file for each storage: its number, the bytes after its programs, their contents
                 if id(value) in self._files:
                     return [FILE, self._files[id(value)]]
                 number = self._files[id(value)] = len(self._files)
@@ -157,7 +157,7 @@ class Writer:
                     raise RefusedError(error)
                 return [FILE, number, self._bytes(data[end:]), *found]
             case Made():
-                self._take(4 + len(value.called) // TEXT)  # a stand-in is larger than any other value
+                self._take(4 + len(value.called) // TEXT)  # a stand-in takes more memory than other values
                 states = [] if value.called.startswith(PLAIN) else value.states
                 if value.called.startswith("omegaconf."):
                     states = [{key: state.get(key) for key in NODE & state.keys()} for state in states if state]
@@ -181,7 +181,7 @@ def _bytes(value: Any) -> bytes:
 
 
 def answer(request: bytes) -> bytes:
-    """Run as many programs as the first byte says, which begin behind it: the JSON's length, the JSON and the bytes."""
+    """Run request[0] programs in request[1:]; return the JSON's length in 8 bytes, the JSON, and the bytes after it."""
     writer = Writer(len(request))
     contents, error, end = writer.contents(request[1:], request[0])
     names = [made.called for made in writer.names.values()]
@@ -190,4 +190,4 @@ def answer(request: bytes) -> bytes:
 
 
 if __name__ == "bounded":
-    gc.disable()  # which would look through millions of values again and again
+    gc.disable()  # it would walk through millions of values again and again

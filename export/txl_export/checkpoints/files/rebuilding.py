@@ -1,4 +1,4 @@
-"""Plain data and tensors of what `program` wrote in its process; nothing that a file names is looked for here."""
+"""Plain data and tensors made from the answer of `program`; names in it are only looked up in tables here."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from txl_export.checkpoints.files.pickle_names import STORAGE_TYPES, Name, Stub,
 from txl_export.checkpoints.files.program import HARM
 
 MEMORY, EACH, SECONDS, PER_SECOND = 1 << 28, 64, 10, 1 << 22
-"""Bytes that reading programs may take, and those beside them for each byte of theirs; seconds of processor time, and
-bytes for one second beside them."""
+"""Bounds of the process: 256 MiB plus 64 bytes per byte of its programs, and 10 seconds of processor time plus one per
+4 MiB of them."""
 AXES, LONGEST = 16, 1 << 40
-"""Axes of a tensor at most, and the product of its sizes but for 0: torch multiplies those of an empty one, too."""
+"""Most axes of a tensor, and largest product of its nonzero sizes: torch multiplies those of empty tensors, too."""
 VIEWS, ALIKE = 16, 64
-"""Views have at most 16 times the elements of their storage: someone may convert each of them. At most 64 keys of a
-dictionary may have one hash: each is held against the others."""
+"""Views of a storage have in all at most 16 times its elements: callers may convert (copy) each of them. A dictionary
+has at most 64 keys whose hash an earlier key has, because Python compares such keys with each other."""
 NUMPY = {"f2": torch.float16, "f4": torch.float32, "f8": torch.float64, "b1": torch.bool, "i1": torch.int8}
 NUMPY |= {"i2": torch.int16, "i4": torch.int32, "i8": torch.int64, "u1": torch.uint8}
-"""Types that both have, by NumPy's names."""
+"""torch's types by NumPy's names, where both have them."""
 
 
 class Written(Struct, frozen=True):
-    """The answer of `program`: contents, the fault of the next program or "", the end of the last, names, and bytes."""
+    """The answer of `program`: contents, the error of the next or "", the offset after the last, names, and bytes."""
 
     contents: list[Any]
     error: str = ""
@@ -42,10 +42,10 @@ class Written(Struct, frozen=True):
 
 
 def run(data: bytes, count: int) -> Written:
-    """Run the first programs in some bytes, in a process that may die of them.
+    """Run the first `count` programs in `data`, in a process that is ended if it exceeds its bounds.
 
     Raises:
-        CheckpointError: it died, or took more than its bounds.
+        CheckpointError: the process ended without an answer.
     """
     answer = _asked(bytes([count]) + data)
     behind = 8 + int.from_bytes(answer[:8], "little")
@@ -63,7 +63,7 @@ def _asked(request: bytes) -> bytes:
 
 @dataclass(eq=False)
 class Storage:
-    """The elements of one storage, or of a part of it. Equal views of them are one tensor, so that `is` finds ties."""
+    """The elements of a storage, or of a part of it. Equal views are one tensor object, so that `is` finds ties."""
 
     elements: Tensor
     views: dict[Any, Tensor] = field(default_factory=dict)
@@ -72,10 +72,10 @@ class Storage:
 
 @dataclass
 class Builder:
-    """Makes contents of what a program has written, which refers to the bytes in `blob`.
+    """A builder of contents from the lists that `program` wrote, which refer to the bytes in `blob`.
 
-    `elements` gives those of a storage [count], by its key, type and count; `nested` a storage in place of which a file
-    stands, by its contents as they are written and the bytes behind them. `aliases` has names to read others instead.
+    `elements` returns the elements [count] of a storage by key, type and count. `nested` returns the storage in a file
+    that stands in its place, by that file's contents and the bytes after them. `aliases` maps names to known ones.
     """
 
     blob: bytes
@@ -85,17 +85,17 @@ class Builder:
     _storages: dict[Any, tuple[Any, Storage]] = field(default_factory=dict)
 
     def plain(self, written: Any) -> Any:
-        """Plain data and tensors.
+        """Return plain data and tensors.
 
         Raises:
-            CheckpointError: it is something else, or a tensor lies outside its storage.
+            CheckpointError: the content is something else, or a tensor lies outside its storage.
         """
         if isinstance(found := self.any(written), Storage):
             raise CheckpointError(f"the content has a Storage where plain data was expected; {HARM}")
         return found
 
     def any(self, written: Any) -> Any:
-        """Plain data or a `Storage`; raises as `plain`."""
+        """Return plain data or a `Storage`; raise errors as `plain` does."""
         if type(written) is not list:
             return written
         kind, *parts = written
@@ -122,8 +122,8 @@ class Builder:
         raise CheckpointError("a tensor was saved by pickle, not by torch.save; save the file again with torch.save")
 
     def _object(self, name: str, args: list[Any], states: list[Any], values: list[Any], pairs: list[Any]) -> Any:
-        """The result of a call of a name, with all that was put into it afterwards."""
-        match name, args:  # a tensor with a type and attributes of its own, which are dropped
+        """Return the result of a call of a name, with everything that the pickle put into it afterwards."""
+        match name, args:  # a tensor of a subclass: its type and attributes are dropped
             case "torch._tensor._rebuild_from_type_v2", [[program.NAME, function], _, [program.TUPLE, *inner], _]:
                 name, args = function, inner
         if call := FUNCTIONS.get(name):
@@ -138,7 +138,7 @@ class Builder:
             return made
         stub = Stub(name, {}, (*map(self.plain, args),))
         for state in map(self.plain, states):
-            for part in state if type(state) is tuple and len(state) == 2 else (state,):  # of __dict__ and of slots
+            for part in state if type(state) is tuple and len(state) == 2 else (state,):  # __dict__ and slots
                 if type(part) is dict and all(type(key) is str for key in part):
                     stub.state |= part
                 elif part is not None:
@@ -165,14 +165,14 @@ class Builder:
         match view:
             case [] | [None]:
                 return storage
-            case [(_, int(first), int(many))] if 0 <= first <= first + many <= count:  # a part of it, by torch ≤ 1.5
+            case [(_, int(first), int(many))] if 0 <= first <= first + many <= count:  # a part, by torch ≤ 1.5
                 part = Storage(storage.elements[first : first + many])
                 return self._storages.setdefault((key, first, many), (None, part))[1]
         raise CheckpointError(f"a part of storage {shown(key)} lies outside it; {HARM}")
 
 
 def _listed(items: Any = ()) -> list[Any]:
-    if type(items) not in (list, tuple):  # a tensor, which would be as many tensors as it has numbers
+    if type(items) not in (list, tuple):  # a tensor would become as many tensors as it has numbers
         raise TypeError
     return [*items]
 
@@ -195,7 +195,7 @@ def _integers(values: Any, what: str) -> tuple[int, ...]:
 
 
 def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *more: Any) -> Tensor:
-    """A tensor inside its storage; behind the strides stand whether it is trained, its hooks, and what else it is."""
+    """Return a tensor inside its storage; `more` is requires_grad, hooks, and flags such as conjugate."""
     if not isinstance(storage, Storage):
         raise CheckpointError(f"a tensor is not described by storage, offset, size and stride; {HARM}")
     if any(more[2:]):
@@ -204,7 +204,7 @@ def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *more: Any) -> Te
     place = first, size, stride = first, size, _integers(stride, "the stride")
     elements, count, most = storage.elements.numel(), math.prod(size), math.prod(n or 1 for n in size)
     last = first + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-    # The count matters as well: a stride of 0 would let a few bytes stand for any number of elements.
+    # `count` is compared, too: with a stride of 0 a few bytes could stand for any number of elements.
     if first > elements or count > elements or (count and last >= elements) or most > LONGEST:
         raise CheckpointError(
             f"a tensor of {shown(str(size))} with stride {shown(str(stride))} at {first} does not fit into its "
@@ -214,7 +214,7 @@ def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *more: Any) -> Te
         storage.viewed += count
         if storage.viewed > VIEWS * elements:
             raise CheckpointError(f"tensors have more than {VIEWS} times the elements of their storage; {HARM}")
-        # as_strided counts from the beginning of the memory, not of the part of it that `elements` may be.
+        # as_strided counts from the beginning of the memory, of which `elements` may be a part.
         storage.views[place] = storage.elements.as_strided(size, stride, storage.elements.storage_offset() + first)
     return storage.views[place]
 
@@ -225,25 +225,25 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2"), _tensor),
     "collections.defaultdict": lambda *_: {},
     "ruamel.yaml.scalarfloat.ScalarFloat": float,
-    "builtins.bytes": lambda: b"",  # how protocol 2 writes no bytes at all
+    "builtins.bytes": lambda: b"",  # protocol 2 writes b"" as this call
     "torch.Size": lambda sizes: _integers(sizes, "the shape"),
-    "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,  # itself, so that tied parameters stay one object
+    "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,  # the tensor itself: tied parameters stay one object
     "torch._utils._rebuild_parameter_with_state": lambda tensor, *_: tensor,
     "torch.jit._pickle.restore_type_tag": lambda made, _: made,
     **{f"torch.jit._pickle.build_{kind}list": lambda made: made for kind in ("bool", "double", "int", "tensor")},
 }
-"""Names that a program may call for more than a stand-in. Each only makes plain data, as a function of ours."""
+"""Our functions for names whose call gives more than a stand-in: each returns only plain data or a tensor."""
 
 
 def _numpy(stub: Stub) -> Any:
-    """NumPy's numbers as Python's, and its arrays as tensors, made of their bytes; others stay stand-ins."""
+    """Return NumPy's numbers as Python's and its arrays as tensors, from their bytes; other stubs as they are."""
     match stub.class_name.rpartition(".")[2], stub.args, stub.built:
         case "scalar" as what, (Stub() as kind, bytes(data)), _:
             shape, columns = (), False
         case "_reconstruct" as what, _, (_, shape, Stub() as kind, bool(columns), bytes(data)):
             pass
         case "_frombuffer" as what, (bytes(data), Stub() as kind, shape, str(order)), _:
-            columns = order == "F"  # whose first axis runs fastest
+            columns = order == "F"  # Fortran order: the first axis runs fastest
         case _:
             return stub
     match kind.args, kind.built:

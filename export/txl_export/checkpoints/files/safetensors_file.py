@@ -1,6 +1,6 @@
-"""The files safetensors writes: a JSON header with places, then the tensors, without gaps.
+"""A reader of safetensors files: a JSON header with offsets, then the tensors, without gaps.
 
-They are copied here: a file that is mapped, as the library has it, ends the process if somebody cuts it short.
+It copies the tensors. The library maps the file, and a file that is cut short while it is mapped ends the process.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ WIDTHS = {name: dtype.itemsize for name, dtype in TYPES.items()}
 
 
 def is_safetensors(head: bytes, size: int) -> bool:
-    """Whether a file begins like safetensors: the header's length, then its JSON."""
+    """Return whether a file begins like safetensors, with the header's length (8 bytes) and its JSON."""
     return len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size - 8
 
 
 def read_safetensors(file: io.BufferedReader, size: int) -> dict[str, Tensor]:
-    """The tensors by name.
+    """Return the tensors by name.
 
     Raises:
-        CheckpointError: it is not valid, or has a type torch does not know.
+        CheckpointError: the file is not valid, or has a type that is not in `TYPES`.
     """
     file.seek(0)
     try:

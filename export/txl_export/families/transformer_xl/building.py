@@ -1,4 +1,4 @@
-"""From a Transformer-XL's weights to a bundle's weight file, graphs and manifest, and the reference to compare with."""
+"""The builder of a Transformer-XL's bundle: weight file, graphs and manifest, and the reference to compare with."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from txl_export.graphs.quantising import QUANTISED, gain_error, quantise
 from txl_export.graphs.tracing import WeightFile, write_graph
 
 FOLDED = (".attention.position.",)
-"""Parameters that graphs do not read: what they read is computed from these, in float32."""
+"""Parameters that graphs do not read: the tables that graphs read are computed from these, in float32."""
 FLOAT64_PARAMETERS = 16_000_000
-"""Up to this size the reference runs in float64, so that what is measured is the bundle's error alone."""
+"""Most parameters of a reference that runs in float64, so that only the bundle's own error is measured."""
 
 
 def reference_for(config: ModelConfig, dialect: Dialect, memory_length: int, weights: Weights) -> PaperModel:
-    """The reference in float64 where the model is small enough for it, else in float32."""
+    """Return the reference: in float64 up to `FLOAT64_PARAMETERS`, else in float32."""
     small = parameter_count(weights) <= FLOAT64_PARAMETERS
     return PaperModel(config, dialect, memory_length, weights, torch.float64 if small else torch.float32)
 
@@ -54,9 +54,9 @@ class Builder:
 
     Attributes:
         config, dialect, sizes, weights: the model.
-        memory: which form of memory its programs keep.
-        precision: of the bundle.
-        keep: beginnings of names of matrices that are not quantised.
+        memory: form of memory that its programs keep.
+        precision: the bundle's precision.
+        keep: beginnings of names of matrices that are not quantised, e.g. "layers.03".
     """
 
     config: ModelConfig
@@ -68,12 +68,12 @@ class Builder:
     keep: Sequence[str]
 
     def reference(self, weights: Weights | None = None) -> PaperModel:
-        """The reference, of these weights or of others."""
+        """Return the reference of the model, with `weights` in place of its own if they are given."""
         chosen = self.weights if weights is None else weights
         return reference_for(self.config, self.dialect, self.sizes.memory_length, chosen)
 
     def write(self, folder: Path, heard: Listener) -> tuple[list[Program], Weights]:
-        """Write the weight file and the graphs; the programs, and the quantised parts of the weights if there are."""
+        """Write the weight file and the graphs; return the programs, and the parts of quantised weights or {}."""
         folded = to_precision(fold(self.config, self.weights), self.precision, keep=FOLDED)
         programs = expected_programs(
             self.config, self._states(), self.sizes.batch_size, self.sizes.segment_lengths, self._updates
@@ -81,7 +81,7 @@ class Builder:
         many = self.precision == "int8" and any(has_many_rows(program) for program in programs)
         if many:
             programs = apart(programs)
-        graphs = {program.file: program for program in reversed(programs)}  # of those that share one the longest
+        graphs = {program.file: program for program in reversed(programs)}  # one per file: its longest program
         networks = {file: self._network(program, folded) for file, program in graphs.items()}
         matrices = [name for name in folded if name.endswith(QUANTISABLE)]
         parts = quantise(to_precision(folded, self.precision), self.precision, matrices, self.keep, many)
@@ -104,11 +104,11 @@ class Builder:
         return list(programs), parts if self.precision in QUANTISED else {}
 
     def manifest(self, programs: Sequence[Program]) -> Manifest:
-        """The manifest, but for files, vocabulary and provenance."""
+        """Return the manifest without files, vocabulary and provenance."""
         model, rows = TransformerXL(config=self.config, dialect=self.dialect, memory=self.memory), self.sizes
         vocab_size, start = self.config.vocab_size, rows.memory_length if self.dialect.memory_start == "zeros" else 0
         counts: tuple[Literal["valid", "fill", "head"], ...] = ("valid", "fill", "head")
-        counts = counts[: 1 + len(self._updates)]  # the head is a ring's
+        counts = counts[: 1 + len(self._updates)]  # only a ring has a head
         return Manifest(
             format=FORMAT,
             format_version=FORMAT_VERSION,
@@ -132,7 +132,7 @@ class Builder:
             ),
             states=self._states(),
             programs=tuple(programs),
-            counters={"fill": Counter(start=start, most=rows.memory_length)},  # rows of zeros that are attended count
+            counters={"fill": Counter(start=start, most=rows.memory_length)},  # rows of zeros count: queries see them
             streams="independent",
             lengths="valid",
             reach=model.reach(rows.memory_length, rows.segment_lengths[0]),
@@ -143,7 +143,7 @@ class Builder:
         )
 
     def quantisation(self, parts: Weights, text: Ids | None, heard: Listener) -> tuple[dict[str, float], float]:
-        """What quantising costs: the KL divergence that each layer causes alone, and the error of the gain."""
+        """Return the cost of quantising: KL divergence in nats that each layer causes alone, and error of the gain."""
         ids = text if text is not None else np.arange(2048, dtype=np.int32) % self.config.vocab_size
         length = self.sizes.segment_lengths[0]
         layers = layer_sensitivity(self.reference, self.weights, parts, ids, length, heard)
@@ -151,7 +151,7 @@ class Builder:
 
     @property
     def _updates(self) -> tuple[str, ...]:
-        """The update rules to write: a ring wherever keys and values are remembered."""
+        """The update rules to write: "rolled", and "ring" if the memory is keys and values."""
         return ("ring", "rolled") if self.memory == "kv" and self.sizes.memory_length else ("rolled",)
 
     def _network(self, program: Program, folded: Weights) -> Network:
@@ -161,7 +161,7 @@ class Builder:
         sizes = self.sizes
         longest = StepShape(sizes.batch_size, sizes.segment_lengths[0], sizes.memory_length, self.memory)
         if program.update == "ring":
-            return RingStep(self.config, self.dialect, longest, folded)  # open: the longest segment makes the ring
+            return RingStep(self.config, self.dialect, longest, folded)  # L is open: the longest L sizes the ring
         shape = longest._replace(segment_length=program.segment_length)
         distances = count_distances(self.config, self.dialect, longest.slots)
         return Step(self.config, self.dialect, shape, folded, distances)
@@ -181,7 +181,7 @@ class Builder:
         return tuple(msgspec.structs.replace(state, initial=name) if name in rows else state for state, name in named)
 
     def _initial_rows(self) -> Weights:
-        """What K and V of a row of zeros are, [H, d_head] each, where they are not zero (pre-norm, biases)."""
+        """Return K and V of a memory row of zeros, [H, d_head] each, if they are not zero (pre-norm, biases)."""
         if self.dialect.memory_start != "zeros" or self.memory != "kv" or not self.sizes.memory_length:
             return {}
         reference = PaperModel(self.config, self.dialect, 1, self.weights)

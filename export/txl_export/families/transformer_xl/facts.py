@@ -1,4 +1,4 @@
-"""What can be said of a Transformer-XL without PyTorch; functions as in `families.registry.FamilyFacts`."""
+"""Facts about a Transformer-XL that need no PyTorch; the functions are those of `families.registry.FamilyFacts`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ POSITIONS = ("relative sinusoidal", "relative learned", "absolute sinusoidal", "
 
 
 def takes(source: object) -> bool:
-    """A path, or a state dict."""
+    """Return whether a source is a path or a state dict."""
     return isinstance(source, str | PathLike | Mapping)
 
 
 def facts(manifest: Manifest) -> dict[str, str]:
-    """Architecture, positions and dialect."""
+    """Return architecture, positions and dialect, e.g. {"dialect": "nvidia, kv memory starts empty", …}."""
     model = manifest.transformer_xl
     config, dialect = model.config, model.dialect
     norm = "pre" if config.pre_lnorm else "post"

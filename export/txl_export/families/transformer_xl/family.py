@@ -41,7 +41,7 @@ from txl_export.token_files import read_tokens
 
 Checkpoint = str | PathLike[str] | Mapping[str, Tensor]
 FOR_OWN_MODULES = ("weights", "inputs", "growth")
-"""Options that mean nothing for a checkpoint."""
+"""Options that do not apply to a checkpoint."""
 
 
 @dataclass
@@ -147,7 +147,7 @@ def verify(request: VerifyRequest, heard: Listener) -> tuple[Parity, bytes | Non
 
 
 def weights_of_bundle(path: Path, manifest: Manifest) -> Weights:
-    """The canonical weights that a bundle's weight file stands for, to one rounding of what was folded into them."""
+    """Return the canonical weights of a bundle's weight file, to one rounding of the scale that was folded in."""
     own = (".table.", "initial.")
     stored = read_weight_file(path).items()
     kept = ((name, tensor) for name, tensor in stored if not any(part in name for part in own))
@@ -156,10 +156,10 @@ def weights_of_bundle(path: Path, manifest: Manifest) -> Weights:
 
 
 def read_again(checkpoint: Path, manifest: Manifest) -> tuple[Weights, bytes | None]:
-    """The checkpoint's parameters, which must be the very ones the bundle was made from, and its vocabulary if any.
+    """Return the weights of the checkpoint that the bundle was made from, and its vocabulary or None.
 
     Raises:
-        CheckError: it holds another model.
+        CheckError: it holds a different model.
     """
     values, aliases = (manifest.provenance.get(name) for name in ("config", "aliases"))
     recorded = manifest.transformer_xl.dialect

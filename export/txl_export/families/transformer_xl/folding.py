@@ -1,4 +1,4 @@
-"""The parameters that graphs compute with: the canonical ones, with everything folded in that no input changes.
+"""The parameters that graphs compute with: the canonical ones, after all arithmetic that no input changes.
 
 1/sqrt(d_head) is multiplied into W_q, u and v. W_q, W_k and W_v become one matrix. W_r·R becomes one table per layer;
 `network` computes it, because it depends on the distances that a program tells apart.
@@ -16,22 +16,22 @@ from txl_runtime.errors import UsageError
 from txl_export.families.transformer_xl.weights import Weights
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
-"""What the graphs of a precision compute in, where that is half of float32."""
+"""The dtypes of graphs in half precision, by precision."""
 
 TRANSPOSED = (".attention.output.weight", ".feed_forward.inner.weight", ".feed_forward.outer.weight")
 QUANTISABLE = (".attention.query_key_value.weight", *TRANSPOSED)
-"""Ends of the names of what int8 and int4 quantise: the matrices that a decode step reads. Embedding, softmax, norms,
-tables of relative positions, attention and memory stay float32."""
+"""Ends of the names of the matrices that int8 and int4 quantise, all in the layers. Embedding, softmax, norms, tables
+of relative positions, attention and memory stay float32."""
 
 # Added to queries or scores, so they take the scale of the queries.
 SCALED = ("content_bias", "position_bias", "distance.biases")
 
 
 def fold(config: ModelConfig, weights: Mapping[str, Tensor]) -> Weights:
-    """The parameters as the graphs use them; everything but the tables of relative positions.
+    """Return the parameters as the graphs use them, without the tables of relative positions.
 
-    Matrices are transposed, [in, out], because graphs multiply from the left; `query_key_value` holds the three
-    projections side by side with the scale folded into the first.
+    Matrices are transposed to [in, out], because graphs compute x @ W; `query_key_value`, [D, 3·H·d_head], holds the
+    three projections side by side, with the scale folded into the first.
     """
     scale = config.d_head**-0.5
     folded: Weights = {}
@@ -52,7 +52,7 @@ def fold(config: ModelConfig, weights: Mapping[str, Tensor]) -> Weights:
 
 
 def to_precision(tensors: Mapping[str, Tensor], precision: str, keep: tuple[str, ...] = ()) -> Weights:
-    """Parameters in the type that graphs of a precision compute in, but for those with any of `keep` in their names.
+    """Return parameters in the dtype of a precision's graphs, except those with any of `keep` in their names.
 
     Raises:
         UsageError: a value is too large for that type.
@@ -75,7 +75,7 @@ def to_precision(tensors: Mapping[str, Tensor], precision: str, keep: tuple[str,
 
 
 def tied_rows(config: ModelConfig, folded: Mapping[str, Tensor]) -> dict[str, tuple[str, int, int]]:
-    """Softmax tables that are rows [first, last) of the embedding's one table: name → (that table, first, last).
+    """Return the softmax tables that are rows [first, last) of the embedding's table: name → (table, first, last).
 
     Graphs see them as parameters of their own, because an engine would keep a copy of every slice; in the weight file
     they are ranges of the table's bytes.
@@ -87,7 +87,7 @@ def tied_rows(config: ModelConfig, folded: Mapping[str, Tensor]) -> dict[str, tu
 
 
 def unfold(config: ModelConfig, folded: Mapping[str, Tensor]) -> Weights:
-    """The inverse of `fold`, to one rounding of the scale: canonical parameters from those of the graphs."""
+    """Return canonical parameters from those of the graphs: the inverse of `fold`, to one rounding of the scale."""
     scale = config.d_head**-0.5
     weights: Weights = {}
     for name, tensor in folded.items():

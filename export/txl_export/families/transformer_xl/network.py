@@ -1,11 +1,11 @@
-"""What all graphs have in common: parameters, embedding, layers and softmax.
+"""The common base of all graphs: parameters, embedding, layers and softmax.
 
-The graphs differ in their memory. `step` (rolled) and `ring` add the attention of a layer: which keys a query meets,
-and what the memory is after the step.
+The graphs differ in their memory. `step` (rolled) and `ring` add the keys and values that a layer's queries meet, and
+the memory after the step.
 
-In half precision (fp16, bf16) weights, products and memory are of that type, with explicit casts. In float32 remain the
-statistics of layer norms (LayerNormalization computes them so), both softmaxes, and the computing of the tables of
-positions.
+In half precision (fp16, bf16) weights, products and memory are of that type, with explicit casts. The statistics of
+layer norms (LayerNormalization computes them so), both softmaxes, and the computation of the tables of positions stay
+in float32.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from txl_export.graphs.tracing import Traceable
 
 MemoryForm = Literal["kv", "hidden"]
 
-# Far below any score, finite so that no engine guards against rows of infinities, representable in half precision.
+# Score of a hidden key: far below any other, in fp16's range, finite so that no engine guards against infinities.
 UNSEEN = -1e4
 
 
 def count_distances(config: ModelConfig, dialect: Dialect, slots: int) -> int:
-    """How many distances a program tells apart: those of its slots, or those a query can see, up to the clamp."""
+    """Return the number of distances that a program tells apart: of its slots or its window, up to the clamp."""
     rows, last = slots, last_distance(config, dialect)
     if dialect.window is not None and not config.absolute_positions:
         rows = min(rows, dialect.window)
@@ -39,11 +39,11 @@ def count_distances(config: ModelConfig, dialect: Dialect, slots: int) -> int:
 
 
 class Network(Traceable):
-    """The parameters of a model as buffers, and the parts of a step that no form of memory changes.
+    """A network with a model's parameters as buffers, and the parts of a step that do not depend on its memory.
 
     Args:
         folded: the parameters from `fold`, shared between all networks of a model, in the type to compute in.
-        distances: how many distances the tables of positions tell apart; 0 for a network without layers.
+        distances: number of distances in the tables of positions; 0 for a network without layers.
 
     Attributes:
         dtype: of weights, products and memory.
@@ -62,13 +62,13 @@ class Network(Traceable):
             self._fold_positions(distances, folded)
 
     def _keep(self, name: str, tensor: Tensor) -> None:
-        """Register a buffer; torch allows no dots in names, so they are written `/` there and back in the graph."""
+        """Register a buffer; torch allows no "." in names, so it is "/" there and "." again in the graph."""
         if tensor.is_floating_point():
             tensor = tensor.to(self.dtype)
         self.register_buffer(name.replace(".", "/"), tensor, persistent=False)
 
     def _fold_positions(self, rows: int, folded: Mapping[str, Tensor]) -> None:
-        """Keep what positions come to for distances 0 … rows-1, one table per layer (attn_type 2: one)."""
+        """Keep the tables of positions for distances 0 … rows-1, one per layer (attn_type 2: one in all)."""
         c, sinusoids = self.config, sinusoid(rows, self.config.d_model)
         if c.attn_type == 2:
             self._keep(self._table_name(0), sinusoids)
@@ -81,12 +81,12 @@ class Network(Traceable):
                 self._keep(self._table_name(i), relative.permute(1, 2, 0).contiguous())  # [H, d_head, rows]
             elif c.attn_type == 1:
                 relative, biases = folded[f"{name}.distance.keys"][:rows], folded[f"{name}.distance.biases"][:rows]
-                # Copies: of a single head or row what is turned around is the parameter itself, stored once more.
+                # Copies: with one head or one row the permuted tensor would share the parameter's memory.
                 self._keep(self._table_name(i), relative.permute(1, 2, 0).clone(memory_format=torch.contiguous_format))
                 self._keep(self._table_name(i, "bias."), biases.T[:, None].clone(memory_format=torch.contiguous_format))
 
     def _table_name(self, i: int, part: str = "") -> str:
-        """The table of positions that layer i uses; a learned one of attn_type 3 serves programs of every length."""
+        """Return the name of layer i's table of positions; a learned one (attn_type 3) serves all segment lengths."""
         if self.config.attn_type == 3:
             return f"{layer_name(i)}.positions"
         return f"{layer_name(i)}.attention.position.table.{part}{self.distances:05d}"
@@ -95,16 +95,16 @@ class Network(Traceable):
         return self.get_buffer(name.replace(".", "/"))
 
     def get(self, name: str) -> Tensor | None:
-        """The parameter of that name, or None."""
+        """Return the parameter of that name, or None."""
         return getattr(self, name.replace(".", "/"), None)
 
     def position_tables(self) -> Weights:
-        """The tables of positions: parameters that only networks of as many distances share."""
+        """Return the tables of positions, which only networks with the same number of distances share."""
         names = (attribute.replace("/", ".") for attribute, _ in self.named_buffers())
         return {name: self[name] for name in names if ".table." in name}
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Token ids, any, clipped into the vocabulary: int [B, L] → [B, L, D]."""
+        """Embed token ids, which are clipped to 0 … V-1: int [B, L] → [B, L, D]."""
         c = self.config
         tokens = tokens.clamp(0, c.vocab_size - 1)
         if c.div_val == 1:
@@ -120,7 +120,7 @@ class Network(Traceable):
         return embedded * c.embedding_scale
 
     def around(self, i: int, hidden: Tensor, attended: Tensor) -> Tensor:
-        """Layer i without its attention: residuals, norms and the feed-forward part, [..., D] → [..., D]."""
+        """Run layer i except its attention: residuals, norms and the feed-forward part, [..., D] → [..., D]."""
         attention, feed_forward = f"{layer_name(i)}.attention", f"{layer_name(i)}.feed_forward"
         if self.config.pre_lnorm:
             hidden = hidden + attended
@@ -129,9 +129,9 @@ class Network(Traceable):
         return self.norm(f"{feed_forward}.norm", hidden + self._feed_forward(i, hidden))
 
     def heads(self, joined: Tensor, parts: int, rows: tuple[int, int] | None = None) -> tuple[Tensor, ...]:
-        """[B, rows, parts·H·d_head] → parts of [B, H, rows, d_head]; one transpose for all of them.
+        """Split [B, rows, parts·H·d_head] into `parts` tensors [B, H, rows, d_head], with one transpose for all.
 
-        With `rows`, B and their number, also from [B·rows, parts·H·d_head].
+        With `rows` = (B, rows) it also takes [B·rows, parts·H·d_head].
         """
         c, width = self.config, (parts * self.config.n_head, self.config.d_head)
         heads = torch.unflatten(joined, -1, width) if rows is None else joined.reshape(*rows, *width)
@@ -147,15 +147,15 @@ class Network(Traceable):
         visible: Tensor,
         flat: bool = False,
     ) -> Tensor:
-        """The attention of layer i.
+        """Compute the attention of layer i.
 
         Args:
             query: [B, H, L, d_head], scaled. key, value: [B, H, K, d_head].
-            index: int64 [B, H, L, K] or what expands to it, the row of the table of distances per query and key;
-                None where positions are absolute.
-            visible: bool [B, 1, L, K]. A score of a key that is not visible is replaced, not added to, so
+            index: int64 [B, H, L, K], the row of the table of distances per query and key; None if positions are
+                absolute.
+            visible: bool [B, 1, L, K]. The score of a key that is not visible is replaced, not added to, so
                 that no value can leak from there.
-            flat: return rows without their segments: engines fuse a product with its bias in that form only.
+            flat: return [B·L, D]: engines fuse a product with its bias only in two dimensions.
 
         Returns:
             [B·L, D] if `flat`, else [B, L, D]; before the residual.
@@ -172,7 +172,7 @@ class Network(Traceable):
         return self.linear(f"{name}.output", rows.reshape(-1, width) if flat else rows.flatten(start_dim=2))
 
     def _by_distance(self, i: int, query: Tensor) -> Tensor:
-        """What each query scores by distance alone: [B, H, L, rows]."""
+        """Return each query's score by distance alone: [B, H, L, d_head] → [B, H, L, rows]."""
         name, table = f"{layer_name(i)}.attention", self[self._table_name(i)]  # [H, d_head, rows]
         if self.config.attn_type == 1:
             return query @ table + self[self._table_name(i, "bias.")]
@@ -183,9 +183,9 @@ class Network(Traceable):
         return self.linear(f"{name}.outer", activate(self.config, self.linear(f"{name}.inner", hidden)))
 
     def head_logprobs(self, flat: Tensor) -> Tensor:
-        """[n, D] → log-probabilities [n, words of cluster 0 + further clusters]: cluster c stands last but in order.
+        """Return log-probabilities of cluster 0's words and, after them, of clusters 1, 2, … as a whole.
 
-        float32, here and below.
+        [n, D] → float32 [n, words of cluster 0 + clusters - 1].
         """
         head = self._cluster_logits(0, flat)
         if len(self.config.clusters) > 1:
@@ -196,11 +196,11 @@ class Network(Traceable):
         return head.float().log_softmax(dim=-1)
 
     def tail_logprobs(self, cluster: int, flat: Tensor) -> Tensor:
-        """[n, D] → log-probabilities of the words of a cluster, given the cluster: [n, its words]."""
+        """Return log-probabilities of a cluster's words, given the cluster: [n, D] → float32 [n, its words]."""
         return self._cluster_logits(cluster, flat).float().log_softmax(dim=-1)
 
     def logprobs(self, flat: Tensor) -> Tensor:
-        """[n, D] → log-probabilities of the vocabulary, in its order: [n, V]."""
+        """Return log-probabilities of the vocabulary, in its order: [n, D] → float32 [n, V]."""
         head, first = self.head_logprobs(flat), self.config.clusters[0][1]
         if len(self.config.clusters) == 1:
             return head
@@ -229,11 +229,11 @@ class Network(Traceable):
         return F.linear(rows.flatten(end_dim=-2), projection).reshape(*rows.shape[:-1], -1)
 
     def linear(self, name: str, x: Tensor) -> Tensor:
-        """X @ W (+ b)."""
+        """Return x @ W (+ b)."""
         product, bias = x @ self[f"{name}.weight"], self.get(f"{name}.bias")
         return product if bias is None else product + bias
 
     def norm(self, name: str, x: Tensor) -> Tensor:
-        """Layer norm over D."""
+        """Apply the layer norm of that name, over D."""
         weight, bias = self[f"{name}.weight"], self[f"{name}.bias"]
         return F.layer_norm(x, (self.config.d_model,), weight, bias, self.config.layer_norm_epsilon)

@@ -21,7 +21,7 @@ from txl_export.families.transformer_xl.weights import layer_name, parameter_cou
 Memory = list[Tensor]
 
 ROWS = 16
-"""Rows of a softmax computed at a time: what is needed beside the result stays small, and in the cores' caches."""
+"""Rows of a softmax computed at a time, so that intermediate results stay small and in the cores' caches."""
 
 
 class PaperModel:
@@ -30,7 +30,7 @@ class PaperModel:
     Args:
         dialect: initial memory, window and clamp.
         weights: the canonical parameters (module `weights`), checked.
-        dtype: in which to compute; the position table is built in float32 in any case.
+        dtype: type of all arithmetic; only the position table is built in float32 in any case.
     """
 
     def __init__(
@@ -46,17 +46,17 @@ class PaperModel:
 
     @property
     def parameters(self) -> int:
-        """How many values its weights have."""
+        """Number of values in its weights."""
         return parameter_count(self._weights)
 
     def in_precision(self, dtype: torch.dtype) -> PaperModel:
-        """The same model, computed in another type; itself in its own."""
+        """Return the same model computed in `dtype`; itself if it is that already."""
         if dtype == self.dtype:
             return self
         return PaperModel(self.config, self.dialect, self.memory_length, self._weights, dtype)
 
     def initial_memory(self, batch_size: int = 1) -> Memory:
-        """The memory of streams that have seen nothing."""
+        """Return the memory of new streams: zeros [B, M, D] per layer, or [B, 0, D] if it starts empty."""
         rows = self.memory_length if self.dialect.memory_start == "zeros" else 0
         return [
             torch.zeros(batch_size, rows, self.config.d_model, dtype=self.dtype) for _ in range(self.config.n_layer)
@@ -64,7 +64,7 @@ class PaperModel:
 
     @torch.no_grad()
     def __call__(self, tokens: Tensor, memory: Iterable[Tensor]) -> tuple[Tensor, Memory]:
-        """One segment: tokens int [B, T] and the memory before it → log-probabilities [B, T, V], memory after it."""
+        """Run a segment: tokens int [B, T] and the memory before it → log-probabilities [B, T, V], memory after it."""
         hidden, after = self.hidden(tokens, memory)
         whole = torch.empty(*tokens.shape, self.config.vocab_size, dtype=self.dtype)
         rows, into = hidden.flatten(end_dim=-2), whole.flatten(end_dim=-2)
@@ -74,7 +74,7 @@ class PaperModel:
 
     @torch.no_grad()
     def hidden(self, tokens: Tensor, memory: Iterable[Tensor]) -> tuple[Tensor, Memory]:
-        """One segment without its softmax: what the layers return, [B, T, D], and the memory after it."""
+        """Run a segment without its softmax; return the layers' output [B, T, D] and the memory after it."""
         hidden = self._embed(tokens)
         after: Memory = []
         for i, before in enumerate(memory):
@@ -87,16 +87,16 @@ class PaperModel:
         return hidden, after
 
     def keys_and_values(self, memory: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        """The projections of a hidden memory: per layer the keys and values, [B, rows, H, d_head] each."""
+        """Yield the keys and values of each layer of a hidden memory: [B, rows, D] → [B, rows, H, d_head] each."""
         for i, remembered in enumerate(memory):
             name = f"{layer_name(i)}.attention"
             source = self._norm(f"{name}.norm", remembered) if self.config.pre_lnorm else remembered
             yield self._heads(f"{name}.key", source), self._heads(f"{name}.value", source)
 
     def _add_positions(self, i: int, hidden: Tensor, remembered: Tensor) -> tuple[Tensor, Tensor]:
-        """Absolute positions, counted back from the segment's last row, added to what layer i reads (type 2: layer 0).
+        """Add absolute positions, counted back from the segment's last row, to layer i's input (type 2: layer 0 only).
 
-        Remembered rows carry those of earlier segments already and keep them: the released code adds in place.
+        Remembered rows already carry those of earlier segments and keep them: the released code adds in place.
         """
         if not self.config.absolute_positions or (self.config.attn_type == 2 and i > 0):
             return hidden, remembered
@@ -124,7 +124,7 @@ class PaperModel:
         attention, feed_forward = f"{layer_name(i)}.attention", f"{layer_name(i)}.feed_forward"
         if self.config.pre_lnorm:
             context = self._norm(f"{attention}.norm", torch.cat([remembered, hidden], dim=1))
-            # With absolute positions the released code takes queries from what is not normalised.
+            # With absolute positions the released code takes queries from the input before its norm.
             queries = hidden if self.config.absolute_positions else context[:, remembered.shape[1] :]
             hidden = hidden + self._attend(i, queries, context)
             return hidden + self._feed_forward(i, self._norm(f"{feed_forward}.norm", hidden))
@@ -133,7 +133,7 @@ class PaperModel:
         return self._norm(f"{feed_forward}.norm", hidden + self._feed_forward(i, hidden))
 
     def _attend(self, i: int, queries_from: Tensor, context: Tensor) -> Tensor:
-        """Attention of the segment [B, T, D] over memory and segment [B, rows, D]."""
+        """Compute the attention of the segment [B, T, D] over memory and segment [B, rows, D]."""
         name = f"{layer_name(i)}.attention"
         length, rows = queries_from.shape[1], context.shape[1]
         query = self._heads(f"{name}.query", queries_from)
@@ -158,7 +158,7 @@ class PaperModel:
         return self._linear(f"{name}.output", mixed.flatten(start_dim=2))
 
     def _by_distance(self, i: int, query: Tensor, rows: int) -> Tensor:
-        """What each query [B, T, H, d_head] scores by distance alone, up to the clamp: [B, H, T, distances]."""
+        """Return each query's score by distance alone, up to the clamp: [B, T, H, d_head] → [B, H, T, distances]."""
         name, last = f"{layer_name(i)}.attention", last_distance(self.config, self.dialect)
         count = rows if last is None else min(rows, last + 1)
         if self.config.attn_type == 1:
@@ -174,10 +174,10 @@ class PaperModel:
 
     @torch.no_grad()
     def log_probabilities(self, hidden: Tensor) -> Iterator[Tensor]:
-        """Log-probabilities of the whole vocabulary for rows [n, D]: 16 rows at a time, [16, V], then the rest.
+        """Yield log-probabilities of the vocabulary for rows [n, D], 16 at a time: 24 rows give [16, V] and [8, V].
 
-        Each result is good until the next one is asked for: all of them are written to the same place, because a large
-        vocabulary in fresh memory takes longer to allocate than to compute.
+        Each result is valid until the next: all are written to the same memory, because a large vocabulary takes longer
+        to allocate than to compute.
         """
         into = torch.empty(min(ROWS, len(hidden)), self.config.vocab_size, dtype=self.dtype)
         for some in torch.split(hidden, ROWS):
@@ -185,7 +185,7 @@ class PaperModel:
             yield into[: len(some)]
 
     def _softmax(self, hidden: Tensor, into: Tensor) -> None:
-        """Some rows, [n, D], into [n, V]: head[cluster] + tail (Grave et al. 2017)."""
+        """Write log-probabilities of rows [n, D] to `into` [n, V]: head[cluster] + tail (Grave et al. 2017)."""
         clusters = self.config.clusters
         if len(clusters) == 1:
             torch.log_softmax(self._cluster_logits(0, hidden), dim=-1, out=into)
@@ -229,7 +229,7 @@ class PaperModel:
 
 
 def activate(config: ModelConfig, x: Tensor) -> Tensor:
-    """The feed-forward layer's activation."""
+    """Apply the feed-forward layer's activation."""
     if config.activation == "relu":
         return F.relu(x)
     return F.gelu(x, approximate="tanh" if config.activation == "gelu_tanh" else "none")

@@ -1,7 +1,7 @@
-"""Points of the residual stream, for finding the layer where two sides first differ: in a graph and in the reference.
+"""Points of the residual stream in a graph and in the reference, where `bisecting` compares them.
 
 There are two points per layer, after its attention and after its feed-forward part: `layers.00.attention`,
-`layers.00.feed_forward`, … In a graph they are found by the layer norms beside them, whose weights keep their names.
+`layers.00.feed_forward`, … A graph's are found by the layer norms next to them, whose weights keep their names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from txl_export.families.transformer_xl.weights import layer_name
 
 
 def segment_of(bundle: Bundle) -> Program:
-    """The program to look into: of the longest segments, rolled where there is one."""
+    """Return the program to bisect: one of the longest segments, rolled if there is a rolled one."""
     held = [program for program in bundle.manifest.programs if program.kind in ("logprobs", "hidden")]
     longest = max(program.segment_length for program in held)
     fitting = [program for program in held if program.segment_length == longest]
@@ -30,10 +30,10 @@ def segment_of(bundle: Bundle) -> Program:
 
 
 def mark(bundle: Bundle, program: Program) -> tuple[bytes, dict[str, str]]:
-    """A program's graph with the points as further outputs, and the names of these outputs by point.
+    """Return a program's graph with the points as further outputs, and the names of these outputs by point.
 
     Raises:
-        BundleError: the graph has no layer norms where they are looked for.
+        BundleError: the graph lacks a layer norm of the config's layers.
     """
     path, config = bundle.file(program.file), bundle.manifest.config
     model = onnx.load_model_from_string(path.read_bytes())
@@ -56,12 +56,12 @@ def mark(bundle: Bundle, program: Program) -> tuple[bytes, dict[str, str]]:
 
 
 def _norm_name(node: onnx.NodeProto) -> str:
-    """`layers.00.attention.norm` of a node whose scale is …norm.weight, whatever the graph puts around the name."""
+    """Return "layers.00.attention.norm" of a node whose scale has that name and ".weight", or "/" in place of "."."""
     return str(node.input[1]).replace("/", ".").removesuffix(".weight")
 
 
 def _end_of_layer(model: onnx.ModelProto, before: str, source: str) -> str:
-    """Where a pre-norm layer ends: the addition to what its attention left."""
+    """Return the output of a pre-norm layer: of the only Add that reads `before`, the value after its attention."""
     sums = [node for node in model.graph.node if node.op_type == "Add" and before in node.input]
     if len(sums) != 1:
         raise BundleError(f"{source}: adds to {before} {len(sums)} times, expected once; export the model again")
@@ -71,14 +71,14 @@ def _end_of_layer(model: onnx.ModelProto, before: str, source: str) -> str:
 def traced(
     reference: PaperModel, tokens: Tensor, memory: Sequence[Tensor]
 ) -> tuple[dict[str, NDArray[np.float64]], Memory]:
-    """One segment of the reference: the residual stream at each point, and the memory after the segment."""
+    """Run a segment of the reference; return the residual stream at each point, and the memory after the segment."""
     noting = _Noting(reference)
     _, after = noting.hidden(tokens, memory)
     return noting.seen, after
 
 
 class _Noting(PaperModel):
-    """A reference that notes what each part of its layers leaves."""
+    """A reference that notes the residual stream after each part of its layers."""
 
     def __init__(self, reference: PaperModel) -> None:
         self.__dict__.update(reference.__dict__)

@@ -3,20 +3,20 @@
     inputs    tokens int32 [B, L] · valid int32 [B] · fill int32 [B] · head int32 [B] · memory per layer
     outputs   hidden float32 [B, L, D] · the same memory, L rows further
 
-    memory    key and value, [B, H, C, d_head] each, of the network's type: R = M + longest L slots of a ring, then as
-              many to spill into (`ring_slots`); the same buffer is meant to be input and output
+    memory    key and value, [B, H, C, d_head] each, of the network's type: R = M + longest L slots of a ring, then
+              longest L to spill into (`ring_slots`); the same buffer is meant to be input and output
 
 The rows of the segment go to slots head … head + L - 1 (TensorScatter, linear: what ONNX Runtime does in place and
 TensorRT calls KV_CACHE_UPDATE). With a = c - head, slot c then holds row k = M + a - R·[a >= L] of (memory ‖ segment):
-the segment's own rows, then what was there a lap ago. A slot of the spill holds nothing but rows of this segment.
+the segment's own rows, then those written a lap ago. A slot of the spill holds nothing but rows of this segment.
 Query i sees slot c iff 0 <= d < W and k >= M - fill, with d = M + i - k. One GatherElements, whose index is computed
-once for all layers, is relative shift, rotation and one head per stream together.
+once for all layers, does the relative shift and the ring's rotation, with a head of its own for each stream.
 
-Afterwards whoever owns the memory adds `valid` to `head`; where that reaches R, rows R … head - 1 go to the front and
-R is taken off. R >= M + L keeps what padding overwrites out of the memory.
+After the step the memory's owner adds `valid` to `head`; if that reaches R, it moves rows R … head - 1 to the front
+and subtracts R. R >= M + L keeps rows that padding overwrites out of the memory.
 
-L is not fixed in the graph, nor is a B of more than 1: programs of all lengths are one file, one set of weights.
-`hidden` goes to the softmax programs of `softmax`.
+The graph leaves L open, and B if it is more than 1: programs of all lengths are one file, one set of weights. `hidden`
+goes to the softmax programs of `softmax`.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from txl_export.families.transformer_xl.step import StepShape, open_batch
 from txl_export.families.transformer_xl.weights import layer_name
 from txl_export.graphs.tracing import SEGMENT
 
-FAR = 2**20  # rows behind everything: such a slot is seen by nobody
+FAR = 2**20  # rows before all memory, where no query sees a slot; more than any M
 
 
 @torch.library.custom_op("txl::tensor_scatter", mutates_args=())
 def tensor_scatter(past: Tensor, update: Tensor, write: Tensor) -> Tensor:
-    """ONNX TensorScatter, linear, on axis 2: `past` [B, H, C, w] with `update` [B, H, L, w] from slot write[b] on."""
+    """Return `past` [B, H, C, w] with `update` [B, H, L, w] from slot write[b] on: linear TensorScatter, axis 2."""
     after = past.clone()
     for row, slot in enumerate(write.tolist()):
         after[row, :, slot : slot + update.shape[2]] = update[row]
@@ -58,7 +58,7 @@ def _translate(past: Any, update: Any, write: Any) -> Any:
 
 
 class RingStep(Network):
-    """One segment of any length up to L of any number of sequences up to B, attn_type 0 and 1, K/V memory.
+    """A step of 1 … L positions of 1 … B sequences, for attn_type 0 and 1, with a memory of keys and values.
 
     Args:
         shape: B, the longest L, M; memory is "kv".
@@ -87,9 +87,9 @@ class RingStep(Network):
         return (tokens, *counts.unbind(), *memory)
 
     def forward(self, tokens: Tensor, valid: Tensor, fill: Tensor, head: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
-        """One step; see the module's table for names, shapes and dtypes."""
+        """Run one step; see the module's table for names, shapes and dtypes."""
         c, (batch, length), m = self.config, tokens.shape, self.shape.memory_length
-        sizes = (batch, -1 if self.shape.batch_size == 1 else length)  # what is fixed needs no computing
+        sizes = (batch, -1 if self.shape.batch_size == 1 else length)  # with B fixed the graph need not compute L
         ahead = self["slot"][None] - head[:, None]  # [B, C]
         nothing = torch.zeros((), dtype=torch.int32)
         row = m + ahead - torch.where(ahead >= length, self["lap"][None], nothing)  # [B, C], of (memory ‖ segment)
@@ -104,7 +104,7 @@ class RingStep(Network):
         index = clipped.expand(-1, c.n_head, -1, -1).long()
         visible, write = visible[:, None], head.long()
 
-        # Rows without their segments: an engine fuses a product, its bias and what follows on two dimensions only.
+        # [B·L, D], not [B, L, D]: an engine fuses a product, its bias and the next operator only in two dimensions.
         hidden = self.embed(tokens).flatten(end_dim=1)  # [B·L, D]
         after: list[Tensor] = []
         for i in range(c.n_layer):

@@ -1,8 +1,8 @@
-"""The dialect, the sizes and the form of memory of a bundle, from an export's options and what the checkpoint says.
+"""The dialect, the sizes and the form of memory of a bundle, from an export's options and its checkpoint.
 
-M, the clamp and same_length are usually other values in evaluation than the training values that a file holds. So
-options come first, then `--config`, then the file. What was taken from a file is named in one line, and a setting that
-neither has is asked for by its flag.
+M, the clamp and same_length usually differ in evaluation from the training values that a file holds. So options come
+first, then `--config`, then the file. One line names the values that were taken from a file; an error names the flag of
+a setting that none of them has.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from txl_export.families.transformer_xl.network import MemoryForm
 from txl_export.options import ExportOptions
 
 MOST_SEGMENT, MOST_MEMORY, MOST_BATCH = 8192, 65536, 1024
+"""Largest L in tokens, M in rows and B in sequences that an export accepts."""
 DEFAULT_SEGMENT_LENGTHS = (64, 1)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """B, L (largest first) and M of a bundle, and further B that engines are built for, largest first."""
+    """The B, L (largest first) and M of a bundle, and smaller B that engines are also built for, largest first."""
 
     batch_size: int
     segment_lengths: tuple[int, ...]
@@ -32,10 +33,10 @@ class Sizes:
 
 
 def resolve(imported: Imported, options: ExportOptions) -> tuple[Dialect, Sizes, tuple[str, ...]]:
-    """Dialect, sizes, and lines that name what came from the file and what an option overrides.
+    """Return dialect, sizes, and lines that name values from the file and options that override it.
 
     Raises:
-        UsageError: a size out of range, a setting nobody gave, or settings that contradict.
+        UsageError: a size is out of range, a setting is missing, or settings contradict each other.
     """
     file = imported.evaluation
     taken: list[str] = []
@@ -85,7 +86,7 @@ def resolve(imported: Imported, options: ExportOptions) -> tuple[Dialect, Sizes,
 
 
 def memory_form(config: ModelConfig, sizes: Sizes, options: ExportOptions, heard: Listener) -> MemoryForm:
-    """The form that was asked for; else keys and values, or hidden rows where positions are in what is remembered."""
+    """Return the given form; by default "kv", or "hidden" if remembered rows contain absolute positions."""
     if options.memory is None and config.absolute_positions and sizes.memory_length:
         heard.warn(f"attn_type {config.attn_type} keeps positions in its memory: hidden memory")
         return "hidden"
@@ -93,7 +94,7 @@ def memory_form(config: ModelConfig, sizes: Sizes, options: ExportOptions, heard
 
 
 def _fits(imported: Imported, batch: int, length: int, memory: int) -> None:
-    """Refuse a width without positions, and sizes that are fine one by one but too large together.
+    """Refuse an odd width of sinusoids, a segment beyond learned positions, and sizes that are too large together.
 
     Engines index with int32, and a graph, which holds the distances, stays below 2 GiB.
     """

@@ -1,4 +1,4 @@
-"""The softmax apart from the layers: programs that take hidden rows, as few or as many as there are.
+"""The softmax apart from the layers: programs that take any number n of hidden rows.
 
     head        hidden float32 [n, D] → logprobs [n, words of cluster 0 + further clusters]
     tail.<c>    hidden float32 [n, D] → logprobs [n, words of cluster c], given that the word is in c
@@ -18,7 +18,7 @@ from txl_export.families.transformer_xl.network import Network
 
 
 class Softmax(Network):
-    """The tail of a cluster, or the head for cluster 0."""
+    """A program of one cluster: its tail, or the head for cluster 0."""
 
     dynamic_shapes = ({0: torch.export.Dim("rows", min=1)},)
 
@@ -30,6 +30,6 @@ class Softmax(Network):
         return (torch.zeros(2, self.config.d_model),)
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, ...]:
-        """See the module's table."""
+        """Run the program; see the module's table."""
         rows = hidden.to(self.dtype)
         return (self.tail_logprobs(self.cluster, rows) if self.cluster else self.head_logprobs(rows),)

@@ -8,7 +8,7 @@ The same function as `paper_model`, in the form an engine wants (`network`).
     memory    K/V: key and value, [B, H, M, d_head] each · hidden: [B, M, D]; of the network's type
 
 `fill` memory rows exist before the step and stand in the LAST slots, newest last. `valid` rows of the segment count and
-stand first. The new memory is rows [valid, valid + M) of (memory ‖ segment), so that valid = 0 returns it bit for bit.
+stand first. The new memory is rows [valid, valid + M) of (memory ‖ segment): with valid = 0 the old one, bit for bit.
 Query i sees slot k iff 0 <= d < W and k >= M - fill, with d = M + i - k.
 
 Absolute positions (attn_type 2 and 3) are counted back from a stream's last valid row, and are added to memory and
@@ -33,7 +33,7 @@ from txl_export.families.transformer_xl.weights import layer_name
 
 
 class StepShape(NamedTuple):
-    """The sizes of one program; B is the most that it runs."""
+    """The sizes of one program; B is the most sequences that it runs."""
 
     batch_size: int
     segment_length: int
@@ -47,15 +47,15 @@ class StepShape(NamedTuple):
 
 
 def open_batch(shape: StepShape) -> dict[int, Any]:
-    """The first axis of an input, kept open for `torch.export`: 1 … B sequences. With B 1 the axis is fixed."""
+    """Return an input's first axis for `torch.export`, open for 1 … B sequences; {} for B = 1, which is fixed."""
     return {0: torch.export.Dim(BATCH, min=1, max=shape.batch_size)} if shape.batch_size > 1 else {}
 
 
 class Rows(NamedTuple):
-    """Which rows of (memory ‖ segment) count, the same for all layers: they depend on `fill` and `valid` alone.
+    """The rows of (memory ‖ segment) that count; they depend only on `fill` and `valid`, so all layers share them.
 
     Attributes:
-        visible: bool [B, 1, L, K], what each query may see.
+        visible: bool [B, 1, L, K], the keys that each query may see.
         filled: bool [B, M], memory rows that exist.
         kept: int32 [B, M], the rows that are the memory after the step.
     """
@@ -66,16 +66,16 @@ class Rows(NamedTuple):
 
 
 class Step(Network):
-    """One program: `logprobs` of a segment and the memory after it.
+    """A program that returns `logprobs` of a segment and the memory after it.
 
     Args:
         shape: B, L, M and the form of the memory; M = 0 has no memory arguments at all.
         folded: the parameters from `fold`, shared between steps.
-        distances: rows of the tables of positions, where programs of longer segments share them; as many as this
-            program can tell apart without it.
+        distances: rows of the tables of positions, if programs of longer segments share them; by default the number
+            of distances that this program tells apart.
     """
 
-    landmarks: tuple[str, ...] = ("hidden",)  # [B, L, D], what the softmax takes: engines may get another one there
+    landmarks: tuple[str, ...] = ("hidden",)  # [B, L, D], the softmax's input: engines may replace the softmax
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Step(Network):
         return (tokens, counts[0], counts[1], *memory)
 
     def forward(self, tokens: Tensor, valid: Tensor, fill: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
-        """One step; see the module's table for names, shapes and dtypes."""
+        """Run one step; see the module's table for names, shapes and dtypes."""
         rows = self._counted(valid, fill)
         hidden = self.embed(tokens)
         after: list[Tensor] = []
@@ -137,7 +137,7 @@ class Step(Network):
         return (self.logprobs(flat).reshape(tokens.shape[0], self.shape.segment_length, -1), *after, *marks)
 
     def _counted(self, valid: Tensor, fill: Tensor) -> Rows:
-        """Which rows count, of `valid` [B] rows of the segment and `fill` [B] of the memory."""
+        """Return the rows that count, given `valid` [B] rows of the segment and `fill` [B] of the memory."""
         m = self.shape.memory_length
         filled = self["slot"][None, :] >= (m - fill)[:, None]  # [B, K]
         visible = self["seen"][None, None] & filled[:, None, None, :]  # [B, 1, L, K]
@@ -149,9 +149,9 @@ class Step(Network):
     def _add_positions(
         self, i: int, hidden: Tensor, memory: Sequence[Tensor], valid: Tensor
     ) -> tuple[Tensor, Sequence[Tensor]]:
-        """Absolute positions on what layer i reads; an idle stream's memory stays as it is, to the bit."""
+        """Add absolute positions to layer i's input; an idle stream's memory stays the same, bit for bit."""
         m, table = self.shape.memory_length, self[self._table_name(i)]  # [rows, D]
-        behind = (m + valid)[:, None] - 1 - self["slot"][None, :]  # [B, K]: rows after this one, padding aside
+        behind = (m + valid)[:, None] - 1 - self["slot"][None, :]  # [B, K]: valid rows after each one
         positions = F.embedding(behind.clamp(0, table.shape[0] - 1), table)
         hidden = hidden + positions[:, m:]
         if memory:
@@ -161,12 +161,12 @@ class Step(Network):
     def _project_heads(
         self, i: int, hidden: Tensor, memory: Sequence[Tensor], rows: Rows
     ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-        """Queries of the segment, keys and values of memory and segment, and the memory after the step."""
+        """Return queries of the segment, keys and values of memory and segment, and the memory after the step."""
         c, name = self.config, f"{layer_name(i)}.attention"
         joined = f"{name}.query_key_value"
         source, kept = hidden, []
         if self.shape.memory_length and self.shape.memory == "hidden":
-            # Rows that do not exist are selected away before they are projected: a huge value would overflow there.
+            # Rows that do not exist are zeroed before they are projected: a huge value in one would overflow there.
             existing = torch.where(rows.filled[..., None], memory[0], torch.zeros((), dtype=hidden.dtype))
             source = torch.cat([existing, hidden], dim=1)  # [B, K, D]
             kept = [self._rows(torch.cat([memory[0], hidden], dim=1), rows.kept)]
@@ -174,7 +174,7 @@ class Step(Network):
             source = self.norm(f"{name}.norm", source)
         query, key, value = self.heads(self.linear(joined, source), 3)
         if c.pre_lnorm and c.absolute_positions:
-            # The released code takes these queries from what is not normalised.
+            # The released code takes these queries from the input before its norm.
             width, bias = c.n_head * c.d_head, self.get(f"{joined}.bias")
             asked = hidden @ self[f"{joined}.weight"][:, :width]
             (query,) = self.heads(asked if bias is None else asked + bias[:width], 1)
@@ -185,7 +185,7 @@ class Step(Network):
         return query, key, value, kept
 
     def _rows(self, rows: Tensor, keep: Tensor) -> Tensor:
-        """Rows `keep` [B, M] of [B, (H,) K, width], as one gather over all rows of all streams and heads."""
+        """Return rows `keep` [B, M] of [B, (H,) K, width], [B, (H,) M, width], by one gather over streams and heads."""
         *outer, slots, width = rows.shape
         groups = math.prod(outer)
         start = torch.arange(groups, dtype=torch.int32).reshape(outer)[..., None] * slots
@@ -195,7 +195,7 @@ class Step(Network):
 
 
 def memory_shapes(config: ModelConfig, shape: StepShape) -> list[tuple[int, ...]]:
-    """Shapes of the memory arguments in order; none when M is 0."""
+    """Return the shapes of the memory arguments in order, e.g. [(B, M, D)] for one layer; [] if M is 0."""
     if not shape.memory_length:
         return []
     if shape.memory == "hidden":

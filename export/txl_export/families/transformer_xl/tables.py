@@ -1,4 +1,4 @@
-"""The tables of a Transformer-XL's bundle: what its programs read and return, and the memory between them.
+"""The tables of a Transformer-XL's bundle: inputs and outputs of its programs, and the memory between them.
 
 The manifest's rows come from here, and the graphs are traced to fit them.
 """
@@ -18,7 +18,7 @@ def expected_states(
     longest: int,
     precision: str = "fp32",
 ) -> tuple[StateTensor, ...]:
-    """The state table that a config implies, for some update rules and a longest segment; none when M is 0."""
+    """Return the state table of a config, for given update rules and the longest segment; () if M is 0."""
     if not memory_length:
         return ()
     ring, columns = ring_slots(memory_length, longest)
@@ -48,9 +48,9 @@ def expected_states(
 def segment_program(
     config: ModelConfig, states: tuple[StateTensor, ...], batch_size: int, length: int, kind: str, update: str
 ) -> Program:
-    """A program of segments: "logprobs" or "hidden", or an engine's "last" or "score"; rolled or ring.
+    """Return a program of segments: "logprobs" or "hidden", or an engine's "last" or "score"; rolled or ring.
 
-    What the softmax takes and what it returns is float32 in every precision. A B of more than 1 is left open.
+    The softmax's input and output are float32 in every precision. B is open if it is more than 1.
     """
     mine = [state for state in states if state.update == update]
     counts = ("valid", "fill", "head") if update == "ring" else ("valid", "fill")
@@ -82,7 +82,7 @@ def segment_program(
 
 
 def softmax_program(config: ModelConfig, cluster: int) -> Program:
-    """The program of a cluster's words; cluster 0 is the head, which holds the further clusters as well."""
+    """Return the program of a cluster's words; that of cluster 0 is the head, with a column per further cluster."""
     first, last = config.clusters[cluster]
     columns = last - first + (0 if cluster else len(config.clusters) - 1)
     name = f"tail.{cluster}" if cluster else "head"
@@ -104,9 +104,7 @@ def expected_programs(
     lengths: tuple[int, ...],
     updates: tuple[str, ...],
 ) -> tuple[Program, ...]:
-    """The programs that every bundle has: whole ones that are rolled; for the ring, and for engines, layers and softmax
-    apart.
-    """
+    """Return a bundle's programs: rolled ones with their softmax, ring ones without, and the softmax's own."""
     programs = []
     if "ring" in updates:
         programs += [segment_program(config, states, batch_size, length, "hidden", "ring") for length in lengths]

@@ -1,6 +1,6 @@
 """The canonical parameters: names, shapes and checks.
 
-Every importer ends here. `i` is the layer, two digits at least; `c` the cluster of the adaptive softmax.
+Every importer returns these. `i` is the layer, two digits at least; `c` the cluster of the adaptive softmax.
 
     embedding.tables.{c}                        [rows of c, width of c]; with div_val 1 one table [V, d_embed], c = 0
     embedding.projections.{c}                   [D, width of c]; absent where the embedding already has width D
@@ -22,7 +22,7 @@ Every importer ends here. `i` is the layer, two digits at least; `c` the cluster
     softmax.projections.{c}                     [D, width of c]; absent: tied to the embedding's
     softmax.cluster.{weight,bias}               [clusters - 1, width of cluster 0], row c-1 stands for cluster c
 
-Matrices multiply as `x @ W.T`. Absence means tied, so weights have one form whichever file it came from.
+Matrices multiply as `x @ W.T`. An absent softmax tensor is tied, so that weights have one form for every kind of file.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from txl_runtime.errors import CheckpointError, some
 
 Weights = dict[str, Tensor]
 SHARED, FEW = 64, 1 << 20
-"""So many layers may be one, but for a few values: a bundle has them all, however small the checkpoint is."""
+"""A bundle stores shared tensors once per layer: at most 64 times the checkpoint's own values, and 2**20 more."""
 
 
 def layer_name(layer: int) -> str:
-    """`layers.07`: zero-padded, so that names sort by layer."""
+    """Return a layer's name, e.g. "layers.07": zero-padded, so that names sort by layer."""
     return f"layers.{layer:02d}"
 
 
 def canonical_shapes(config: ModelConfig) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
-    """Names and shapes of the parameters a config (must, may) have; the second are those that may be tied away."""
+    """Return names and shapes of the parameters that a config must have, and of those that may be tied and absent."""
     c, heads = config, config.n_head * config.d_head
     must: dict[str, tuple[int, ...]] = {}
     may: dict[str, tuple[int, ...]] = {}
@@ -100,10 +100,11 @@ def canonical_shapes(config: ModelConfig) -> tuple[dict[str, tuple[int, ...]], d
 
 
 def check_weights(config: ModelConfig, weights: Mapping[str, Tensor], source: str) -> Weights:
-    """The weights as contiguous float32, checked against the config.
+    """Return the weights as contiguous float32, checked against the config.
 
     Raises:
-        CheckpointError: a parameter is missing, unexpected, of another shape or kind, or holds NaN or infinity.
+        CheckpointError: a parameter is missing, unexpected, of a wrong shape or dtype, holds NaN or infinity, or is
+            shared by too many names.
     """
     if config.n_layer > len(weights) or len(config.clusters) > len(weights):
         raise CheckpointError(
@@ -123,7 +124,7 @@ def check_weights(config: ModelConfig, weights: Mapping[str, Tensor], source: st
         )
     shapes = must | may
     checked: Weights = {}
-    converted: dict[Any, Tensor] = {}  # what several names share is converted once
+    converted: dict[Any, Tensor] = {}  # a tensor that several names share is converted once
     values = 0
     for name in sorted(weights):
         tensor = weights[name]
@@ -156,7 +157,7 @@ def check_weights(config: ModelConfig, weights: Mapping[str, Tensor], source: st
 
 
 def drop_ties(config: ModelConfig, weights: Weights) -> Weights:
-    """The weights without output parameters that equal the embedding's: one form for tied files of every kind."""
+    """Return the weights without output parameters that equal the embedding's: one form for all tied files."""
     kept = dict(weights)
     for cluster, (first, last) in enumerate(config.clusters):
         if config.div_val == 1:
@@ -172,7 +173,7 @@ def drop_ties(config: ModelConfig, weights: Weights) -> Weights:
 
 
 def model_id(config: ModelConfig, dialect: Dialect, memory_length: int, weights: Mapping[str, Tensor]) -> str:
-    """SHA-256 over config, dialect (family aside), M and the canonical weights: which function this is."""
+    """Return the SHA-256 of config, dialect (without family), M and canonical weights, which names the function."""
     facts = {"config": config, "dialect": dialect, "memory_length": memory_length}
     digest = hashlib.sha256(canonical_json(facts, drop=("family",)))
     for name in sorted(weights):
@@ -183,5 +184,5 @@ def model_id(config: ModelConfig, dialect: Dialect, memory_length: int, weights:
 
 
 def parameter_count(weights: Mapping[str, Tensor]) -> int:
-    """Number of values in the weights; tied parameters count once."""
+    """Return the number of values in the weights; tied parameters count once."""
     return sum(tensor.numel() for tensor in weights.values())

@@ -1,9 +1,9 @@
-// A ROS 2 node that runs a policy at a fixed rate: the newest `observation` in, an `action` out, both
+// A ROS 2 node that runs a policy at a fixed rate. It reads the newest `observation` and publishes an `action`, both
 // Float32MultiArray.
 //
 //     ros2 run txl_policy policy_node --ros-args -p bundle:=/opt/robot/policy.txl -p rate:=50.0
 //
-// The service `reset` begins an episode. rclcpp::spin calls all of it in one thread, so the stream needs no lock.
+// The service `reset` begins an episode. rclcpp::spin calls all callbacks in one thread, so the stream needs no lock.
 #include <cstdlib>
 #include <rclcpp/rclcpp.hpp>
 #include <std_msgs/msg/float32_multi_array.hpp>
@@ -55,7 +55,7 @@ private:
     std::vector<float> seen_;
     std::vector<void *> wanted_;
     Numbers action_;
-    bool known_ = false;  // whether there is an observation of this episode
+    bool known_ = false;  // true: an observation of this episode has come
     rclcpp::Publisher<Numbers>::SharedPtr publisher_;
     std::shared_ptr<void> subscription_, service_, timer_;
 };
@@ -63,6 +63,6 @@ private:
 int main(int count, char **words) {
     setenv("ORT_DISABLE_TELEMETRY", "1", 0);
     rclcpp::init(count, words);
-    rclcpp::spin(std::make_shared<PolicyNode>());  // what fails ends the node with its message
+    rclcpp::spin(std::make_shared<PolicyNode>());  // an exception ends the node with its message
     return rclcpp::shutdown() ? 0 : 1;
 }

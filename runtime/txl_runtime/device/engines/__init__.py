@@ -1,1 +1,1 @@
-"""Engines as backends of devices load them: what they are, which of them fit, and how those of TensorRT run."""
+"""Engines that a device's backend loads: their facts, the check that they fit this machine, and TensorRT's runtime."""

@@ -1,4 +1,4 @@
-"""Which engines a bundle has, and which of them can run on this machine: found out without touching any library."""
+"""A search for a bundle's engines, and the check that they can run on this machine, without loading a library."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from txl_runtime.device.gpu import gpu_model, gpu_name, platform_name
 from txl_runtime.errors import BackendError, BundleError
 
 DEFAULT_GPUS = 80
-"""RTX engines that were built without a list of GPUs are for compute capability 8.0 and newer."""
+"""Oldest GPU, as ten times its compute capability, of RTX engines that were built without a list of GPUs: 8.0."""
 
 
 class EngineFile(NamedTuple):
-    """An engine in a bundle: the name of its file there, its facts, and its program."""
+    """An engine in a bundle: the name of its file, its facts, and its program."""
 
     name: str
     sidecar: Sidecar
@@ -41,12 +41,12 @@ class EngineFile(NamedTuple):
 def checked_engines(
     bundle: Bundle, target: Target, version: str, update: str | None = None, usable: Sequence[str] = UPDATE_RULES
 ) -> list[EngineFile]:
-    """The engines that `find_engines` finds, each of them checked: it was made for this bundle, library and machine.
+    """Return the engines of `find_engines` after checking that each was made for this bundle, library and machine.
 
     `version` is that of the library that will run them; the other arguments are those of `find_engines`.
 
     Raises:
-        BackendError: there are none, or one is for something else.
+        BackendError: there are none, or one was made for a different bundle, library or machine.
         BundleError: a file is missing or altered.
     """
     found = find_engines(bundle, target, update, usable)
@@ -62,14 +62,14 @@ def checked_engines(
 def find_engines(
     bundle: Bundle, target: Target, update: str | None = None, usable: Sequence[str] = UPDATE_RULES
 ) -> list[EngineFile]:
-    """The engines of a target and of one update rule.
+    """Return the engines of a target and of one update rule.
 
     Args:
-        update: the rule that is wanted; None for the first of `usable` that there are engines of.
+        update: the update rule; None for the first of `usable` that the bundle has engines of.
         usable: the rules that the target's library can run here, the best first.
 
     Raises:
-        BackendError: there are none.
+        BackendError: the bundle has no such engines.
     """
     found = [
         EngineFile(name, sidecar, sidecar.identity.as_program())
@@ -91,16 +91,16 @@ def find_engines(
 
 
 def check_identity(bundle: Bundle, engine: EngineFile, version: str, target: Target) -> None:
-    """Hold an engine against this bundle, the library that is installed, this platform and this GPU.
+    """Compare an engine with this bundle, the installed library, this platform and this GPU.
 
-    TensorRT-RTX runs what it built under any system, as NVIDIA says; its own check of the header has the last word.
+    According to NVIDIA, engines of TensorRT-RTX run on any operating system; its own check of the header decides.
 
     Raises:
-        BackendError: it was made for something else; every difference is named.
+        BackendError: the engine differs; the message names every difference.
     """
     found, files = engine.sidecar.identity, bundle.manifest.files
     whole = {program.name: program.file for program in bundle.manifest.programs if not program.open_batch}
-    graph = files.get(whole.get(found.program, ""))  # of those that engines are built of as they are
+    graph = files.get(whole.get(found.program, ""))  # None if the engine was built from a composed graph
     wanted = msgspec.structs.replace(
         found,
         flavour=FLAVOURS[target],
@@ -131,10 +131,10 @@ def _unfit_for(built_for: Sequence[int]) -> list[str]:
 
 
 def describe_engine(path: str | Path) -> dict[str, Any]:
-    """The facts of an engine file, from the sidecar beside it.
+    """Return the facts of an engine file, from the sidecar beside it.
 
     Raises:
-        BundleError: it is missing, has no sidecar, or is not the file that was built.
+        BundleError: the file is missing, has no sidecar, or is not the one that was built.
     """
     engine = Path(path)
     if not engine.is_file():
@@ -149,7 +149,7 @@ def describe_engine(path: str | Path) -> dict[str, Any]:
 
 
 def engine_facts(sidecar: Sidecar) -> dict[str, Any]:
-    """A sidecar as one flat table, in the order people ask."""
+    """Return a sidecar as one flat table, the most wanted facts first."""
     identity = sidecar.identity
     return {
         "program": identity.program,
@@ -184,22 +184,22 @@ def engine_facts(sidecar: Sidecar) -> dict[str, Any]:
 
 
 def _recorder(identity: Identity) -> str | None:
-    """Who records an engine's work as a CUDA graph: the loop, together with what is around it; itself; or nobody."""
+    """Return who records an engine's work as a CUDA graph: "loop", "engine" (itself), or None for nobody."""
     if identity.flavour == FLAVOURS["rtx"]:
         return "loop" if identity.given_memory else "engine"
     return "loop" if identity.flavour == FLAVOURS["tensorrt"] else None
 
 
 def engine_names(bundle: Bundle) -> list[str]:
-    """Every engine file that a bundle's manifest lists; beside engines their folder holds sidecars alone."""
+    """Return all engine files that a bundle's manifest lists; all other files in their folder are sidecars."""
     return sorted(name for name in bundle.manifest.files if name.startswith(ENGINES) and not name.endswith(".json"))
 
 
 def bundle_engines(bundle: Bundle) -> list[tuple[str, Sidecar]]:
-    """Every engine that a bundle's manifest lists: its file, and its facts.
+    """Return (file, facts) of every engine that a bundle's manifest lists.
 
     Raises:
-        BundleError: a listed engine has no readable sidecar, or one that is not the manifest's.
+        BundleError: an engine's sidecar is missing, unreadable, or not the one in the manifest.
     """
     places = ((name, sidecar_path(name)) for name in engine_names(bundle))
     return [(name, decode_sidecar(bundle.read(facts), str(bundle.file(facts)))) for name, facts in places]

@@ -1,11 +1,11 @@
-"""One of NVIDIA's two inference libraries, imported: TensorRT (10.x, 11.x) or TensorRT-RTX.
+"""NVIDIA's inference libraries, TensorRT (10.x, 11.x) and TensorRT-RTX, imported.
 
-What a version has is read from `library_features`, never asked of the library. Only this module, `running` and
-`txl_engines.compiler` touch the libraries' objects. They hold them under one name per class (`runtime`, `engine`,
-`context`, …), which a test uses to check every member that is named there against the member lists of six versions.
+`library_features` has the features of each version; the library is never asked. Only this module, `running` and
+`txl_engines.compiler` use the libraries' objects. They name the variables after the class (`runtime`, `engine`,
+`context`, …), so that a test can check every used member against the member lists of six versions.
 
 Two habits of the libraries shape these modules: a failure is a return value, and a process has one logger, the first
-that it was given.
+that was passed.
 """
 
 from __future__ import annotations
@@ -30,43 +30,48 @@ DTYPES = {
     "INT64": "int64",
     "BOOL": "bool",
 }
-"""The libraries' names of types, and the manifest's."""
+"""The manifest's names of types by the libraries' names."""
 ERROR = 1
+"""TensorRT's severity of errors; 0, an internal error, is worse."""
 LONGEST, MOST_ERRORS = 400, 20
+"""Most characters of complaints in a message, and most errors that are kept."""
 
 
 @dataclass
 class Journal:
-    """What a library said through its logger, as far as it is used: errors, and the last list of layers it printed.
+    """The messages of a library's logger that are used: errors, and the last list of layers.
 
-    Of errors these are the last ones since `forget`: each operation begins with it.
+    `errors` are the latest ones since `forget`, with which each operation begins.
     """
 
     errors: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_ERRORS))
     layers: str = ""
 
     def add(self, severity: int, text: str) -> None:
-        """Take one message; severities count as TensorRT's do, 0 is the worst."""
+        """Add a message; severities are TensorRT's, 0 is the worst."""
         if severity <= ERROR:
             self.errors.append(text)
         elif "LayerType:" in text and "Name:" in text:
             self.layers = text
 
     def forget(self) -> None:
-        """What follows is about something else."""
+        """Drop the errors, because a new operation begins."""
         self.errors.clear()
 
     def complaints(self) -> str:
-        """All errors in one line; of a long one its end, where the cause stands. Empty when there was none."""
+        """Return all errors as one line, "" for none; a long one is cut to its end, where the cause stands."""
         said = " ".join(self.errors)
         return " ".join(said.split())[-LONGEST:]
 
 
 class Library:
-    """A library that has been imported. Use `load_library`.
+    """An imported library. Use `load_library`.
 
     Attributes:
-        journal, logger: what the library has said so far, and the logger that it says it to.
+        target, module, version: its target, Python module and version.
+        facts: the features of this version.
+        journal: messages of the library.
+        logger: the library's logger, which writes to the journal.
     """
 
     def __init__(self, target: Compiled, module: Any) -> None:
@@ -78,15 +83,15 @@ class Library:
 
     @property
     def title(self) -> str:
-        """Name and version."""
+        """The module's name and version."""
         return f"{self.module.__name__} {self.version}"
 
     @contextmanager
     def speaking(self, what: str) -> Iterator[None]:
-        """Calls of the library: what its bindings raise is a `BackendError` about `what`.
+        """Return a context for calls of the library, in which any exception becomes a `BackendError` about `what`.
 
         Raises:
-            BackendError: they raised something that is no error of ours.
+            BackendError: the library's bindings raised an exception that is no TxlError.
         """
         self.journal.forget()
         try:
@@ -100,11 +105,11 @@ class Library:
             ) from error
 
     def header_problems(self, runtime: Any, engine_bytes: Any) -> list[str] | None:
-        """Why an engine's header says that the engine cannot run here, by the library's own names.
+        """Return the reasons in an engine's header why it cannot run here, by the library's names.
 
         Returns:
-            None where the header says nothing against it, or where the library has no such check. An empty list where
-            the library says no without a reason, as it does without a usable CUDA driver.
+            None if the engine may run or the library has no such check. [] if the library refuses without a reason, as
+            it does without a usable CUDA driver.
         """
         trt = self.module
         if not self.facts.portable:
@@ -117,7 +122,7 @@ class Library:
         return [name for name, value in reasons.items() if int(bits) & int(value)]
 
     def bindings(self, engine: Any) -> tuple[list[Binding], list[Binding]]:
-        """The inputs and outputs of a loaded engine."""
+        """Return the inputs and outputs of a loaded engine."""
         found: list[tuple[str, Binding]] = []
         for index in range(engine.num_io_tensors):
             name = engine.get_tensor_name(index)
@@ -130,7 +135,7 @@ class Library:
 
 def _logger(trt: Any, journal: Journal) -> Any:
     class Log(trt.ILogger):  # type: ignore[misc, name-defined, unused-ignore]
-        """Passes every message on. The library swallows what is raised here."""
+        """A logger that passes every message on. The library ignores exceptions that it raises."""
 
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
@@ -146,7 +151,7 @@ def load_library(target: Compiled) -> Library:
     """Import the library behind a target, once per process.
 
     Raises:
-        BackendError: it is not installed, cannot be loaded, or is too old.
+        BackendError: the library is not installed, cannot be loaded, or is too old.
     """
     name = MODULES[target]
     try:

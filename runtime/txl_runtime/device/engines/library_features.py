@@ -1,6 +1,6 @@
-"""What each version of TensorRT and TensorRT-RTX has. This table is the only place that asks for a version number.
+"""The features of each version of TensorRT and TensorRT-RTX. Only this table decides by a version number.
 
-A row holds from its version to the next row's. A test holds them against the member lists of six versions.
+A row is valid from its version up to the next row's. A test compares the rows with the member lists of six versions.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ JETPACK = (
     "; not on a Jetson: there apt install python3-libnvinfer, and make the environment with python3 -m venv "
     "--system-site-packages"
 )
-"""A Jetson's TensorRT belongs to its system; pip would bring one of another version beside it."""
+"""Advice for a Jetson, whose TensorRT belongs to its system; pip would install a second, different version."""
 
 
 @dataclass(frozen=True)
 class LibraryFeatures:
-    """One range of versions.
+    """The features of one range of versions.
 
     Attributes:
-        target, since: which library, and the first version that the row is true for.
-        opset: the newest ONNX opset that its parser is made for. The parser takes graphs of newer ones silently.
-        ring: TensorScatter becomes an update in place (KV_CACHE_UPDATE).
-        reads_in_place: an attention of one position that is given as ONNX's Attention reads a ring where it is. Told
-            from the kernels of engines that were built; of the others nobody has looked.
-        gpus: compute capabilities that engines can be built for on any machine. Empty where an engine is built for the
-            GPU of the machine at hand.
+        target, since: the library, and the first version of the range.
+        opset: the newest ONNX opset that its parser supports. The parser accepts graphs of newer ones silently.
+        ring: whether TensorScatter becomes an update in place (KV_CACHE_UPDATE).
+        reads_in_place: whether ONNX's Attention of one position reads a ring in place. Known from the kernels of built
+            engines; False means unknown.
+        gpus: compute capabilities, times 10, for which engines can be built on any machine. Empty if an engine is built
+            for the GPU of the building machine.
     """
 
     target: Compiled
@@ -45,11 +45,12 @@ class LibraryFeatures:
 
     @property
     def portable(self) -> bool:
-        """Engines are built for a list of GPUs. The machine that builds needs none of them."""
+        """True if engines are built for a list of GPUs; the building machine needs none of them."""
         return bool(self.gpus)
 
 
 RTX_GPUS = (75, 80, 86, 89, 120, 121)
+"""Compute capabilities, times 10, that TensorRT-RTX can build engines for."""
 
 FACTS: tuple[LibraryFeatures, ...] = (
     LibraryFeatures("tensorrt", (10, 0), opset=20, ring=False),
@@ -62,15 +63,15 @@ FACTS: tuple[LibraryFeatures, ...] = (
 
 
 def how_to_install(name: str) -> str:
-    """What to do where the package of a backend is missing."""
+    """Return advice for a missing package of a backend."""
     return pip_line(name) + (JETPACK if name == "tensorrt" else "")
 
 
 def find_facts(target: Compiled, version: str) -> LibraryFeatures:
-    """The row for an installed version.
+    """Return the row of an installed version.
 
     Raises:
-        BackendError: it is older than the oldest row.
+        BackendError: the version is older than the oldest row.
     """
     found = re.match(r"(\d+)\.(\d+)", version)
     number = (int(found[1]), int(found[2])) if found else (0, 0)

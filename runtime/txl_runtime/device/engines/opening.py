@@ -1,6 +1,6 @@
-"""Backends `tensorrt` and `rtx`: they load the engines that `txl-deploy build` put into a bundle.
+"""The backends `tensorrt` and `rtx`, which load the engines that `txl-deploy build` put into a bundle.
 
-TensorRT-RTX compiles kernels for the GPU when an engine is first run. They are kept beside the bundle, in
+TensorRT-RTX compiles kernels for the GPU when an engine first runs. They are kept beside the bundle, in
 BUNDLE.rtx-cache, in one file per engine; the library ignores a file that does not fit.
 """
 
@@ -30,25 +30,25 @@ def open_engines(bundle: Bundle, target: Compiled, update: str | None = None) ->
     """Load a bundle's engines on the GPU of this machine.
 
     Raises:
-        BackendError: there are none, they are of another library, GPU or platform, or nothing here can run them.
-        BundleError: one is damaged.
+        BackendError: there are no engines, they are for a different library, GPU or platform, or they cannot run here.
+        BundleError: an engine is damaged.
     """
-    find_engines(bundle, target, update)  # before any library is loaded
+    find_engines(bundle, target, update)  # fails without engines, before a library is loaded
     library = load_library(target)
     return load_engines(bundle, library, open_cuda(), update)
 
 
 def load_engines(bundle: Bundle, library: Library, device: Device, update: str | None = None) -> DeviceBackend:
-    """As `open_engines`, with a library and a device that are open."""
+    """Load a bundle's engines as `open_engines` does, with an open library and device."""
     executables: list[EngineExecutable] = []
     unsaved: dict[str, tuple[EngineExecutable, _Cache]] = {}
     queue = device.queue()
-    with device.current(), queue.beside_records():  # libraries load to whichever device is current
+    with device.current(), queue.beside_records():  # libraries load engines to the current device
         runtime = EngineRuntime(library)
         for engine in checked_engines(bundle, library.target, library.version, update):
             cache = _Cache(bundle, engine) if library.facts.portable else None
             kernels = None if cache is None else cache.read()
-            plan = bundle.read(engine.name)  # the bytes that were hashed are those that are loaded
+            plan = bundle.read(engine.name)  # these hashed bytes are loaded, not the file by its path
             made, path = engine.sidecar.identity, str(bundle.file(engine.name))
             executables.append(runtime.load(path, plan, engine.program, kernels, made.given_memory, made.given))
             if cache is not None:
@@ -57,13 +57,13 @@ def load_engines(bundle: Bundle, library: Library, device: Device, update: str |
     give_workspace(executables, device)
 
     def settled(program: str) -> None:
-        """Keep what a program has compiled, once, whatever the number of its streams."""
+        """Keep a program's compiled kernels, once for all its streams."""
         executable, cache = unsaved.pop(program, (None, None))
         if executable is None or cache is None:
             return
         try:
             kernels = executable.cache()
-        except BackendError as error:  # the step was done: the next start is slower, no more
+        except BackendError as error:  # no error for the user, whose step is done: only the next start is slower
             logger.warning("the kernels of %s are not kept: %s", program, error)
         else:
             cache.keep(kernels, executable.resumed)
@@ -76,10 +76,10 @@ def load_engines(bundle: Bundle, library: Library, device: Device, update: str |
 
 
 def give_workspace(executables: Sequence[EngineExecutable], device: Device) -> None:
-    """Give engines the device memory that they work in: one block for all, since one queue runs them in turns.
+    """Give engines their working memory: one block for all, since one queue runs them one after the other.
 
     Raises:
-        BackendError: the device has not as much.
+        BackendError: the device has not enough memory.
     """
     if size := max((executable.working_bytes for executable in executables), default=0):
         workspace = device.allocate(size)
@@ -88,24 +88,24 @@ def give_workspace(executables: Sequence[EngineExecutable], device: Device) -> N
 
 
 def give_weights(executables: Sequence[EngineExecutable], bundle: Bundle, device: Device, queue: Queue) -> None:
-    """Lay out the weights that engines take as inputs; see `SharedWeights`, also for what it raises."""
+    """Put the weights that engines take as inputs on the device, as `SharedWeights`, and raise its errors."""
     if given := [weight for executable in executables for weight in executable.given]:
         try:
             weights = SharedWeights(bundle, given, device, queue)
         except BaseException:
-            queue.settle()  # an interrupt: the memory goes back now, and may not be written any more
+            queue.settle()  # after an interrupt the memory is freed, so the work that writes it has to end first
             raise
         for executable in executables:
             executable.weights = weights
 
 
 class _Cache:
-    """The file of one engine's compiled kernels. The engine's key is in its name, so that no other's are read."""
+    """The file of one engine's compiled kernels. The engine's key is in its name, so that no other engine reads it."""
 
     def __init__(self, bundle: Bundle, engine: EngineFile) -> None:
-        path = bundle.folder.place  # "." has no name
+        path = bundle.folder.place  # the real path: a bundle given as "." has no name
         folder = path.with_name(f"{path.name}.rtx-cache")
-        # Of the file's name, which is in the manifest and so stays within its folder; a program may have any name.
+        # Named after the engine's file, which the manifest's check keeps in its folder; a program may have any name.
         self._path = folder / f"{Path(engine.name).stem}-{engine.sidecar.key[:16]}.cache"
         self._size = 0
 
@@ -117,8 +117,8 @@ class _Cache:
         return None
 
     def keep(self, kernels: bytes | None, resumed: bool) -> None:
-        """Write what was compiled, where the library refused what was kept, or has more kernels than that."""
+        """Write compiled kernels, if the library refused the kept ones or has compiled more since."""
         if kernels is not None and (not resumed or len(kernels) > self._size):
-            with contextlib.suppress(OSError):  # a place that cannot be written to only makes the next start slower
+            with contextlib.suppress(OSError):  # a folder without write permission only makes the next start slower
                 self._path.parent.mkdir(exist_ok=True)
                 write_whole(self._path, kernels)

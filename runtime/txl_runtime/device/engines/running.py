@@ -1,7 +1,7 @@
-"""Running engines of TensorRT and TensorRT-RTX: the part of the libraries that a loaded model uses.
+"""Execution of TensorRT's and TensorRT-RTX's engines: the part of the libraries that a loaded model uses.
 
-As in `library`, what a version has is read from its facts, and objects are held under one name per class, which a test
-uses to check every member that is named here against every version.
+As in `library`, features come from the version's facts, and variables are named after their class, so that a test can
+check every used member against every version.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ REASONS = {
     "MALFORMED_ENGINE": "it is no engine, or was cut short",
     "CUDA_ERROR": "CUDA failed: see whether other programs can use the GPU",
 }
-"""The library's own names of what can be wrong with an engine's header, in a user's words."""
+"""Messages for users by the library's names of faults of an engine's header."""
 
 
 class EngineRuntime:
-    """A library, ready to load engines."""
+    """A library's runtime, which loads engines."""
 
     def __init__(self, library: Library) -> None:
         trt = library.module
@@ -42,7 +42,7 @@ class EngineRuntime:
         library.journal.forget()
         try:
             runtime = trt.Runtime(library.logger)
-        except Exception as error:  # a factory that gave nothing is a TypeError of the bindings
+        except Exception as error:  # when CUDA fails, the factory returns nothing, a TypeError of the bindings
             library.journal.add(ERROR, one_line(error))
             runtime = None
         if runtime is None:
@@ -60,15 +60,15 @@ class EngineRuntime:
         given_memory: bool,
         given: Sequence[GivenWeight] = (),
     ) -> EngineExecutable:
-        """Make a program that can run out of the bytes of an engine file.
+        """Load an engine from the bytes of its file.
 
         Args:
-            cache: what `EngineExecutable.cache` gave in an earlier process.
+            cache: kernels that `EngineExecutable.cache` returned in an earlier process.
             given_memory, given: see `Identity`.
 
         Raises:
             BackendError: the library failed.
-            BundleError: the bytes are no engine, or one of another library, GPU or program.
+            BundleError: the bytes are no engine, or one for a different library, GPU or program.
         """
         library, runtime = self.library, self._runtime
         advice = f"build it again with `txl-deploy build --target {library.target}`"
@@ -88,23 +88,23 @@ class EngineRuntime:
             return EngineExecutable(library, engine, program, in_place, cache, given_memory, given)
 
     def said(self) -> str:
-        """What the library complained of, in one line."""
+        """Return the library's complaints as one line."""
         return self.library.journal.complaints() or "it does not say why"
 
 
 class EngineExecutable(Executable):
     """A loaded engine. See `device.interface.Executable`.
 
-    The loop records its work, with the addresses that an execution context has. TensorRT-RTX records the work itself
-    where the loop cannot, one record for each context whose addresses stay the same. So each set of addresses has a
-    context of its own with either library.
+    The loop records its work, with the addresses of an execution context. If the loop cannot, TensorRT-RTX records the
+    work itself, one record for each context whose addresses stay the same. So with either library each set of addresses
+    has its own context.
 
     Attributes:
-        resumed: whether it started with the kernels that it was given.
-        working_bytes: of the device memory that it has to be given to work in; 0 where it makes that itself.
-        workspace: that memory. Whoever runs engines one after the other may give all of them the same.
+        resumed: whether it accepted kept kernels.
+        working_bytes: bytes of working memory that it has to be given; 0 if it allocates its own.
+        workspace: that memory. Engines that run one after the other may share it.
         given: weights that it takes as inputs.
-        weights: where these are.
+        weights: the device memory of these weights.
     """
 
     workspace: Block | None = None
@@ -141,11 +141,11 @@ class EngineExecutable(Executable):
         self._config, self._cache = config, cache
 
     def _resume(self, cache: Any, kernels: bytes) -> bool:
-        """Give the library kernels of an earlier process; those of another version, GPU or driver are refused."""
+        """Give the library kept kernels; return False if it refuses them, as for a different version, GPU or driver."""
         try:
             taken = bool(cache.deserialize(kernels))
             said = self._library.journal.complaints()
-        except Exception as error:  # as good as a refusal
+        except Exception as error:  # an exception of the bindings counts as a refusal
             taken, said = False, one_line(error)
         if not taken:
             name, because = self.program.name, f" ({said})" if said else ""
@@ -168,7 +168,7 @@ class EngineExecutable(Executable):
         if workspace is not None:
             forget()
             context.set_device_memory(workspace.address, workspace.size)
-            if said := library.journal.complaints():  # it returns nothing
+            if said := library.journal.complaints():  # set_device_memory has no return value
                 raise BackendError(
                     f"{name}: {library.title} refused {workspace.size} bytes of device memory to work in ({said}), "
                     f"expected it to need {self.working_bytes}; build the engine again"
@@ -190,7 +190,7 @@ class EngineExecutable(Executable):
             forget()
             try:
                 done, said = context.execute_async_v3(handle), ""
-            except Exception as error:  # of the bindings
+            except Exception as error:  # an exception of the bindings
                 done, said = False, one_line(error)
             if not done:
                 said = " ".join(part for part in (library.journal.complaints(), said) if part)
@@ -199,7 +199,7 @@ class EngineExecutable(Executable):
         return launch
 
     def cache(self) -> bytes | None:
-        """The kernels compiled for this GPU so far, for `EngineRuntime.load` in the next process; None without any."""
+        """Return the kernels compiled so far, for `EngineRuntime.load` in the next process; None if there are none."""
         cache = self._cache
         with self._library.speaking(self.program.name):
             blob = None if cache is None else cache.serialize()

@@ -1,8 +1,8 @@
-"""The JSON beside an engine: what the engine is, from what it was made, and so whether it still fits.
+"""The sidecar, a JSON file beside an engine: its facts and the origin that decides whether it still fits.
 
-An engine is reused when everything that went into it is the same. Otherwise each difference is told in a sentence.
-An engine is what a backend of a device loads: a plan that TensorRT or TensorRT-RTX compiled, or, for backend cuda, a
-graph of fixed sizes that ONNX Runtime opens.
+An engine is reused if everything that decided its bytes is the same; otherwise a message names each difference. An
+engine is the file that a device's backend loads: a plan that TensorRT or TensorRT-RTX compiled, or, for backend cuda,
+a graph of fixed sizes that ONNX Runtime opens.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from txl_runtime.errors import BundleError, one_line
 FORMAT = "txl-deploy.engine"
 FORMAT_VERSION = "1.0"
 MOST_BYTES = 1 << 24
-"""Of a sidecar; it lists the layers of an engine."""
+"""Most bytes of a sidecar, 16 MiB: it lists all layers of an engine."""
 MOST_OFFSET = (1 << 63) - 1
-"""In a file."""
+"""Largest offset in a file."""
 ADVICE = "build the engine again with `txl-deploy build`"
 RECIPE, RTX_RECIPE = 2, 4
-"""Count changes of how engines are built from the same graph; part of an engine's identity. The second is that of
-TensorRT-RTX: since 4, an engine makes no device memory while it runs, so others can record its work."""
+"""Versions of the way in which engines are built from the same graph; part of an engine's identity. The second is
+TensorRT-RTX's: since 4, an engine allocates no device memory while it runs, so the loop can record its work."""
 
 Target = Literal["rtx", "tensorrt", "cuda"]
-"""The backends that load engines."""
+"""Backends that load engines."""
 TARGETS: tuple[Target, ...] = ("rtx", "tensorrt", "cuda")
 FLAVOURS: dict[Target, str] = {"rtx": MODULES["rtx"], "tensorrt": MODULES["tensorrt"], "cuda": "onnxruntime"}
-"""The module that runs a target's engines."""
+"""Python module that runs a target's engines."""
 COMPOSED = "recipe 2"
-"""The `version` of graphs for backend cuda: it changes when they are composed in a way that the runtime has to know."""
+"""`Identity.version` of graphs for backend cuda: it changes if a new way of composing them needs a new runtime."""
 ANYWHERE = "any"
-"""The `platform` of engines that fit every one."""
+"""`Identity.platform` of engines that fit all platforms."""
 
 
 class GivenWeight(TensorSpec, frozen=True, kw_only=True):
-    """A weight that an engine takes as an input, with its type and shape there.
+    """A weight that an engine takes as an input, with the input's type and shape.
 
     Attributes:
-        offset: where it starts in the bundle's file of weights.
-        turned: whether the last two axes lie the other way round in that file.
+        offset: place of its first byte in the bundle's weight file, in bytes.
+        turned: whether the last two axes are transposed in that file: [N, K] there for an input [K, N].
     """
 
     dtype: Floating
@@ -63,17 +63,17 @@ class GivenWeight(TensorSpec, frozen=True, kw_only=True):
 
     @property
     def place(self) -> tuple[int, tuple[int, ...]]:
-        """What is equal of two where one is the beginning of the other on the device, as tables of two sizes are."""
+        """A key that is equal for two weights if one is the beginning of the other on the device, e.g. two tables."""
         return self.offset, self.fixed if self.turned else ()
 
 
 def with_weights(program: Program, given: Sequence[GivenWeight]) -> Program:
-    """A program with the weights that its engine is given among its inputs, behind its own."""
+    """Return the program with the weights that its engine is given after its own inputs."""
     return msgspec.structs.replace(program, inputs=(*program.inputs, *given))
 
 
 def distinct(given: Iterable[GivenWeight]) -> dict[tuple[int, tuple[int, ...]], GivenWeight]:
-    """By its place, each weight that lies on the device: of those at one place the largest."""
+    """Return the weights to put on the device by place; of several at one place, the largest."""
     found: dict[tuple[int, tuple[int, ...]], GivenWeight] = {}
     for weight in given:
         found[weight.place] = max(weight, found.get(weight.place, weight), key=tensor_bytes)
@@ -86,17 +86,18 @@ class Identity(Struct, frozen=True, kw_only=True):
     Attributes:
         flavour, version: the module that runs it, "tensorrt", "tensorrt_rtx" or "onnxruntime", and the version that
             built it. Graphs for ONNX Runtime fit every version of it; theirs is `COMPOSED`.
-        compute_capabilities: the GPUs that it was asked for; empty for the library's default or the GPU at hand.
-        device: the GPU that it was built on, where it runs on no other; None where any GPU will do. Up to 0.8.0 it is
-            written without the number of multiprocessors, and then not held against one.
-        platform: operating system and processor, or `ANYWHERE`. Up to 0.8.0 engines of TensorRT-RTX have one too, which
-            is not held against them.
-        program, kind, segment_length, update, inputs, outputs: the `Program`.
-        precision: of the bundle.
-        onnx: SHA-256 of the graph that it was made of.
+        compute_capabilities: GPUs that it was built for, times 10; empty for the library's default or the building
+            machine's.
+        device: the GPU that it was built on, if it runs on no other; None if any GPU will do. Files up to 0.8.0 lack
+            the number of multiprocessors, which is then not compared.
+        platform: operating system and processor, or `ANYWHERE`. Engines of TensorRT-RTX up to 0.8.0 have one, too,
+            which is not compared.
+        program, kind, segment_length, update, inputs, outputs: fields of the `Program`.
+        precision: the bundle's precision.
+        onnx: SHA-256 of the graph that it was built from.
         weights: SHA-256 of each file of external weights.
         recipe: see `RECIPE`.
-        given: weights that the engine does not hold and takes as inputs beside those of the program.
+        given: weights that the engine does not hold and takes as inputs, besides the program's inputs.
     """
 
     flavour: str
@@ -118,16 +119,16 @@ class Identity(Struct, frozen=True, kw_only=True):
 
     @property
     def given_memory(self) -> bool:
-        """Whether the engine works in device memory that it is given. TensorRT's makes its own when it is loaded."""
+        """True if the engine has to be given its working memory; TensorRT's engines allocate it while loading."""
         return self.flavour == MODULES["rtx"] and self.recipe >= RTX_RECIPE
 
     @property
     def key(self) -> str:
-        """SHA-256 over all of it."""
+        """SHA-256 over all fields."""
         return hashlib.sha256(canonical_json(self)).hexdigest()
 
     def as_program(self) -> Program:
-        """The program that the engine was built of."""
+        """Return the program that the engine was built from."""
         return Program(
             name=self.program,
             kind=self.kind,
@@ -143,18 +144,18 @@ class Sidecar(Struct, frozen=True, kw_only=True):
     """An engine's facts.
 
     Attributes:
-        identity: what it was made from; `key` is its hash.
-        sha256, bytes: of the engine file.
-        seconds: that the build took.
-        weight_bytes: of the weights out of the bundle's file that the engine holds itself; None up to 0.8.0.
-        kernels: layers that start work on the device, those of a loop once; None where nothing lists them all.
-        layers: each layer's name and kind, in the order they run.
-        attention_layers, fused_attention: attentions in the graph, and those that became one kernel each.
-        fused_kernels: their names.
-        in_place: states that are updated in place.
-        read_in_place: those of them that attention reads where they are; the others it reads from a copy.
-        copying: kernels that do nothing but copy such states.
-        verified_on: what was checked, and where.
+        identity: everything that decides its bytes; `key` is the hash of that.
+        sha256, bytes: hash and size of the engine file.
+        seconds: duration of the build.
+        weight_bytes: bytes of weights from the bundle's file that the engine holds itself; None up to 0.8.0.
+        kernels: number of layers that start work on the device, those of a loop counted once; None if unknown.
+        layers: each layer's name and kind, in the order in which they run.
+        attention_layers, fused_attention: number of attentions in the graph, and of those that became one kernel each.
+        fused_kernels: number of these kernels by name.
+        in_place: number of states that are updated in place.
+        read_in_place: number of those that attention reads in place; it reads the others from a copy.
+        copying: number of kernels that only copy such states.
+        verified_on: checks that were made, and the machines.
     """
 
     format: str = FORMAT
@@ -177,10 +178,10 @@ class Sidecar(Struct, frozen=True, kw_only=True):
 
 
 def held_weights(engines: Sequence[Sidecar], weight_bytes: int) -> tuple[int, int]:
-    """Bytes of weights on a device: of all together, and of those that are there once for all engines.
+    """Return the bytes of weights on a device: of all, and of those that all engines share.
 
     Args:
-        weight_bytes: of their bundle, for engines whose facts do not say what they hold.
+        weight_bytes: bytes of the bundle's weights, for engines whose facts lack their own.
     """
     given = (weight for engine in engines for weight in engine.identity.given)
     shared = sum(map(tensor_bytes, distinct(given).values()))
@@ -189,12 +190,12 @@ def held_weights(engines: Sequence[Sidecar], weight_bytes: int) -> tuple[int, in
 
 
 def engine_path(target: Target, program: str) -> str:
-    """Where the engine of a program of that name lies in a bundle."""
+    """Return the path of a program's engine in a bundle: engines/rtx/step-1.engine."""
     return f"engines/{target}/{program}.{'onnx' if target == 'cuda' else 'engine'}"
 
 
 def sidecar_path(engine: str) -> str:
-    """Where the facts of an engine file lie."""
+    """Return the path of an engine file's sidecar: engines/rtx/step-1.json."""
     return f"{engine.rpartition('.')[0]}.json"
 
 
@@ -202,7 +203,7 @@ def read_sidecar(path: Path) -> Sidecar:
     """Read an engine's facts.
 
     Raises:
-        BundleError: there are none, or they cannot be read.
+        BundleError: the file is missing, or cannot be read.
     """
     try:
         with Folder(path.parent).open(path.name) as (file, _):
@@ -214,10 +215,10 @@ def read_sidecar(path: Path) -> Sidecar:
 
 
 def decode_sidecar(data: bytes, source: str) -> Sidecar:
-    """An engine's facts from their JSON.
+    """Return an engine's facts from their JSON.
 
     Raises:
-        BundleError: they are none, or of a newer version.
+        BundleError: the bytes are no sidecar, or one of a newer version.
     """
     try:
         if len(data) > MOST_BYTES:
@@ -235,7 +236,7 @@ def decode_sidecar(data: bytes, source: str) -> Sidecar:
     return sidecar
 
 
-# What an engine that differs "was" or "has"; an entry for one flavour goes before the one for all.
+# Messages by the field that differs; an entry for one flavour takes precedence over the one for all.
 WORDS = {
     "flavour": "was built by {found}, the library here is {wanted}",
     "version": "was built by version {found}, the library here is {wanted}, and engines fit one version only",
@@ -254,7 +255,7 @@ WORDS = {
 
 
 def differences(found: Identity, wanted: Identity) -> list[str]:
-    """Why an engine is not the one wanted, a sentence each; empty when it is."""
+    """Return one sentence per difference between two identities; [] if they are equal."""
     reasons = []
     for name in Identity.__struct_fields__:
         has, wants = getattr(found, name), getattr(wanted, name)
@@ -275,5 +276,5 @@ def _shown(name: str, value: Any) -> str:
 
 
 def is_intact(path: Path, sidecar: Sidecar) -> bool:
-    """Whether an engine file is the one its sidecar describes."""
+    """Return whether an engine file is the one that its sidecar describes."""
     return path.is_file() and path.stat().st_size == sidecar.bytes and file_sha256(path) == sidecar.sha256

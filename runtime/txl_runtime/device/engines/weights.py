@@ -1,4 +1,4 @@
-"""Weights that the engines of a bundle read in one place on the device."""
+"""Weights on the device that all engines of a bundle share."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from txl_runtime.device.interface import aligned, host_address
 
 
 class SharedWeights:
-    """All that a bundle's engines are given, in one block of the device; on the host one weight at a time.
+    """All weights that a bundle's engines take as inputs, in one block of the device; the host holds one at a time.
 
     Args:
-        device, queue: where they go, and whose turn it is then.
+        device, queue: the device, and the queue that copies them.
 
     Attributes:
         size: bytes of the block.
 
     Raises:
         BackendError: the device has not enough memory.
-        BundleError: the bundle's file of weights ends before one of them, or is another one than was opened.
+        BundleError: the bundle's weight file is too short, or was replaced since the bundle was opened.
     """
 
     def __init__(self, bundle: Bundle, given: Sequence[GivenWeight], device: Device, queue: Queue) -> None:
@@ -34,7 +34,7 @@ class SharedWeights:
             self._starts[place] = self.size
             self.size += aligned(tensor_bytes(weight))
         places = [(weight.offset, tensor_bytes(weight)) for weight in weights.values()]
-        parts = bundle.parts(bundle.manifest.weights, places)  # before memory is asked for, which may be of any size
+        parts = bundle.parts(bundle.manifest.weights, places)  # checked before memory of any size is allocated
         self._block = device.allocate(self.size)
         for weight, start, data in zip(weights.values(), self._starts.values(), parts, strict=True):
             values, shape = np.frombuffer(data, stored_type(weight.dtype)), weight.fixed
@@ -42,8 +42,8 @@ class SharedWeights:
                 values = values.reshape(*shape[:-2], shape[-1], shape[-2]).swapaxes(-1, -2)
             values = np.ascontiguousarray(values)
             queue.send(self._block.address + start, host_address(values), values.nbytes)
-            queue.wait()  # before the next one takes this one's memory on the host
+            queue.wait()  # the copy must end before the host frees `values`
 
     def addresses(self, given: Sequence[GivenWeight]) -> Mapping[str, int]:
-        """Where each lies that an engine is given."""
+        """Return the device addresses of an engine's given weights by name."""
         return {weight.name: self._block.address + self._starts[weight.place] for weight in given}

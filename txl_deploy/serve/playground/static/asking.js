@@ -1,12 +1,12 @@
 // @ts-check
-/** What is asked of the server to read and to generate, and its answers as tokens with their alternatives. */
+/** Bodies of completion requests, checked against the server's limits, and their answers as tokens with alternatives. */
 
 import { counted } from "./words.js";
 
 const BEST = 10; // alternatives of each token
 
 /**
- * Say what is too much for the server, before it is sent.
+ * Throw before a request is sent if it exceeds a limit of the server.
  * @param {any} limits as GET /v1/models lists them
  * @param {number[]} before tokens that go in before the draft
  * @param {import("./story.js").Draft} draft
@@ -15,7 +15,7 @@ const BEST = 10; // alternatives of each token
 export function checkSize(limits, before, draft, count) {
   const length = before.length + draft.ids.length;
   const size = before.length ? JSON.stringify([...before, ...draft.ids]).length : new Blob([JSON.stringify(draft.text ?? draft.ids)]).size;
-  const most = limits.body_bytes - 1024; // the other fields
+  const most = limits.body_bytes - 1024; // bytes; 1024 are left for the other fields
   const many = (/** @type {number} */ tokens) => `${counted(tokens, "token")} are too many, the server`;
   const told = limits.answer_logprobs;
   if (count > limits.max_tokens) throw new Error(`${many(count)} generates at most ${counted(limits.max_tokens, "token")} at once.`);
@@ -25,7 +25,7 @@ export function checkSize(limits, before, draft, count) {
 }
 
 /**
- * The body of a completion, without its session.
+ * Make the body of a completion, without its session.
  * @param {any} limits as GET /v1/models lists them
  * @param {number[]} before tokens that go in before the draft
  * @param {import("./story.js").Draft} draft
@@ -42,8 +42,8 @@ export function bodyOf(limits, before, draft, drawing, count) {
 
 
 /**
- * The tokens of some log-probabilities.
- * @param {any} logprobs as a completion has them, with ids
+ * Read the tokens of a completion, with their alternatives, the most probable first.
+ * @param {any} logprobs of a completion, with token ids; null gives []
  * @returns {import("./story.js").Token[]}
  */
 export function tokensOf(logprobs) {

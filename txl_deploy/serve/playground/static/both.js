@@ -1,16 +1,16 @@
 // @ts-check
-/** The same generation twice, side by side: with all of the memory, and with none. */
+/** The panel that shows one generation twice, side by side: with all of the memory, and with none. */
 
 import { byId, element } from "./dom.js";
 import { counted, percent, quoted, running, shade } from "./words.js";
 
 /**
- * Generate twice from one text, at the same time and with the same seed. The session of the page's text takes no part.
+ * Generate twice from one text, at the same time and with the same seed, without the session of the page's text.
  * @param {import("./server.js").Server} server
  * @param {number[]} ids the text
  * @param {import("./story.js").Drawing & {count: number}} settings
  * @param {number} rows M
- * @param {AbortController} leave ends both; it is used where one of them fails, too
+ * @param {AbortController} leave ends both; this function uses it, too, when one of them fails
  */
 export async function generateBoth(server, ids, { count, ...drawing }, rows, leave) {
   byId("both-hint").textContent =
@@ -35,6 +35,6 @@ export async function generateBoth(server, ids, { count, ...drawing }, rows, lea
   try {
     await Promise.all(sides.map(one));
   } finally {
-    leave.abort(); // the other one, where one has failed
+    leave.abort(); // if one has failed, this ends the second
   }
 }

@@ -1,12 +1,12 @@
 // @ts-check
-/** What else could have stood at a place, or may come next, each with its probability. */
+/** The panel of alternatives: tokens that could stand at a place or come next, each with its probability. */
 
 import { button, byId, drawn, element, unseen } from "./dom.js";
 import { alone, percent, quoted } from "./words.js";
 
 /** @typedef {import("./story.js").Choice} Choice */
 
-/** A bar as long as a probability. @param {number} probability */
+/** Draw a bar as long as a probability. @param {number} probability */
 function bar(probability) {
   const length = (100 * probability).toFixed(2);
   const box = { class: "bar", viewBox: "0 0 100 4", preserveAspectRatio: "none", "aria-hidden": "true" };
@@ -15,10 +15,10 @@ function bar(probability) {
 
 /**
  * Show alternatives.
- * @param {string} of whose they are, as a sentence
+ * @param {string} of the sentence above them
  * @param {Choice[]} best
- * @param {number | null} own the token that stands there; null where none does yet
- * @param {string} verb what choosing one does
+ * @param {number | null} own id of the token that stands there; null: none yet
+ * @param {string} verb begins each button's name, e.g. "Append"
  * @param {(choice: Choice) => void} chosen
  */
 export function showChoices(of, best, own, verb, chosen) {
@@ -39,7 +39,7 @@ export function showChoices(of, best, own, verb, chosen) {
   byId("choices-list").replaceChildren(...items);
 }
 
-/** Show none, and what to do instead. @param {string} sentence */
+/** Show a sentence in place of alternatives. @param {string} sentence */
 export function showNoChoices(sentence) {
   byId("choices-of").textContent = sentence;
   byId("choices-list").replaceChildren();

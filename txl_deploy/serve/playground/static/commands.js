@@ -1,11 +1,11 @@
 // @ts-check
-/** What the page has asked, as commands that can be run in a shell. The token is named and never shown. */
+/** The page's requests as curl commands. A command names the server's token as $TXL_DEPLOY_TOKEN and never contains it. */
 
 import { button, byId, element } from "./dom.js";
 import { counted } from "./words.js";
 
-const KEPT = 8; // commands
-const LONGEST = 20_000; // characters of one
+const KEPT = 8; // commands shown, the newest
+const LONGEST = 20_000; // most characters of a shown command
 let shown = 0;
 
 /** @param {string} text */
@@ -17,7 +17,7 @@ function shellQuoted(text) {
  * @param {string} method
  * @param {string} path
  * @param {any} body
- * @param {boolean} token whether the server asks for one
+ * @param {boolean} token true: the server asks for one
  */
 export function asCurl(method, path, body, token) {
   const parts = ["curl"];
@@ -33,7 +33,7 @@ export function asCurl(method, path, body, token) {
 }
 
 /**
- * Put a command before the others.
+ * Show a request's command above the earlier ones.
  * @param {string} method
  * @param {string} path
  * @param {any} body

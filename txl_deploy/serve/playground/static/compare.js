@@ -1,33 +1,33 @@
 // @ts-check
-/** The loss of a text with all of its memory, with a part of it, and with none. */
+/** The panel that compares the loss of a text with all of the memory, with half, a quarter, and none. */
 
 import { byId, element, table } from "./dom.js";
 import { counted, percent, quoted, running } from "./words.js";
 
-const SHOWN = 1000; // tokens that are coloured, and in the table
-const SURE = 2; // standard errors from which a difference is told without a caution
-const [BLOCK, FEWEST] = [64, 8]; // tokens of a block at most, and blocks of a standard error at least
-const LEVELS = [1.1, 2, 5].map(Math.log); // gains from which a token is marked, more strongly and most
+const SHOWN = 1000; // most tokens that are coloured and in the table, the last ones
+const SURE = 2; // a difference of fewer standard errors is shown as "may be chance"
+const [BLOCK, FEWEST] = [64, 8]; // most tokens of a block, fewest blocks for a standard error
+const LEVELS = [1.1, 2, 5].map(Math.log); // least gains in nats of the three strengths of colour
 const LEGEND = [
   [3, "memory makes it at least 5 times as likely"], [2, "2 to 5 times"], [1, "1.1 to 2 times"],
   [-1, "1.1 to 2 times less likely"], [-2, "2 to 5 times less"], [-3, "at least 5 times less"],
 ];
 
-/** @typedef {{rows: number, losses: number[]}} Loss one memory length, and the loss of every token but the first */
+/** @typedef {{rows: number, losses: number[]}} Loss a memory length, and the loss in nats of every token but the first */
 
-/** The memory lengths that are compared: none, a quarter, a half and all of it. @param {number} rows */
+/** List the memory lengths to compare, e.g. [0, 2, 4, 8] for 8 rows. @param {number} rows */
 export function lengths(rows) {
   return [...new Set([0, rows / 4, rows / 2, rows].map(Math.floor))];
 }
 
 /**
- * Ask for the losses of a text.
+ * Ask the server for the losses of a text, once per memory length.
  * @param {import("./server.js").Server} server
  * @param {number[]} ids
  * @param {number} rows M
- * @param {(said: string) => void} told
+ * @param {(said: string) => void} told shows the progress
  * @param {AbortSignal} signal
- * @returns {Promise<{losses: Loss[], names: string[]}>} and the names of the tokens
+ * @returns {Promise<{losses: Loss[], names: string[]}>} losses, and the names of the tokens
  */
 export async function measure(server, ids, rows, told, signal) {
   const losses = [];
@@ -50,9 +50,9 @@ function mean(values) {
 }
 
 /**
- * The standard error of a mean, from means of blocks: tokens next to each other are alike, blocks hardly are.
+ * Estimate the standard error of a mean from the means of blocks: adjacent tokens are correlated, blocks hardly are.
  * @param {number[]} values
- * @returns {number | null} null where they are too few
+ * @returns {number | null} null for fewer than FEWEST values
  */
 function errorOf(values) {
   const size = Math.min(BLOCK, Math.floor(values.length / FEWEST));
@@ -62,7 +62,7 @@ function errorOf(values) {
   return Math.sqrt(blocks.reduce((sum, value) => sum + (value - middle) ** 2, 0) / (blocks.length - 1) / blocks.length);
 }
 
-/** A difference of mean losses, how sure it is, and whether it may be chance. @param {Loss} one @param {Loss} other */
+/** Compute a difference of mean losses, and its standard error as text. @param {Loss} one @param {Loss} other */
 function difference(one, other) {
   const each = one.losses.map((value, at) => value - other.losses[at]);
   const [value, error] = [mean(each), errorOf(each)];
@@ -70,7 +70,7 @@ function difference(one, other) {
   return { value, said: `${error === null ? "" : ` ± ${error.toFixed(3)}`}${chance ? ", may be chance" : ""}` };
 }
 
-/** A number with its sign, as people write it. @param {number} value */
+/** Write a number with its sign, e.g. −0.250. @param {number} value */
 function signed(value) {
   return `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(3)}`;
 }
@@ -81,8 +81,9 @@ function named(rows, all) {
 }
 
 /**
- * @param {Loss[]} losses the last is with all of the memory, the first without any
- * @param {string[]} names of the tokens; the first one has no loss
+ * Show the losses as a table, a sentence and, for models with memory, token by token.
+ * @param {Loss[]} losses the first without memory, the last with all of it
+ * @param {string[]} names of the tokens; the first token has no loss
  * @param {number} segment
  */
 export function showLosses(losses, names, segment) {
@@ -108,7 +109,7 @@ export function showLosses(losses, names, segment) {
   byId("compared").replaceChildren(...parts);
 }
 
-/** What the memory changed at every token: the text, coloured by it, and its numbers. @param {Loss} none @param {Loss} all @param {string[]} names */
+/** Make the text coloured by each token's gain from memory, and a table of the losses. @param {Loss} none @param {Loss} all @param {string[]} names */
 function tokenwise(none, all, names) {
   const first = Math.max(0, all.losses.length - SHOWN);
   const each = all.losses.slice(first).map((loss, at) => ({ name: names[first + at + 1], loss, without: none.losses[first + at] }));
@@ -129,7 +130,7 @@ function tokenwise(none, all, names) {
   return [element("figure", {}, caption, text, element("ul", { class: "legend", "aria-label": "What the colours mean" }, ...legend), numbers)];
 }
 
-/** The class of a gain's mark. @param {number} gain in nats */
+/** Return the CSS class of a gain: g1 … g3, g-1 … g-3, or "". @param {number} gain in nats */
 function gainOf(gain) {
   const strength = LEVELS.filter((least) => Math.abs(gain) >= least).length;
   return strength ? `g${gain > 0 ? strength : -strength}` : "";

@@ -1,13 +1,13 @@
 // @ts-check
-/** What is to be added, and how it is to go on: the fields of the page as values. */
+/** The page's fields as values: the draft, which is the text to add, and the settings of a generation. */
 
 import { byId, element } from "./dom.js";
 import { counted, idsOf } from "./words.js";
 
 /**
- * Put a text on the clipboard.
+ * Copy a text to the clipboard.
  * @param {string} text
- * @returns {Promise<boolean>} whether the browser let us
+ * @returns {Promise<boolean>} false: the browser refused
  */
 export async function copyText(text) {
   try {
@@ -19,7 +19,7 @@ export async function copyText(text) {
     field.value = text;
     document.body.append(field);
     field.select();
-    const done = document.execCommand("copy"); // pages that come without TLS from another machine have no other way
+    const done = document.execCommand("copy"); // navigator.clipboard is missing on pages without TLS from a remote host
     field.remove();
     before?.focus();
     return done;
@@ -30,7 +30,7 @@ export class Desk {
   /**
    * @param {import("./server.js").Server} server
    * @param {any} model as GET /v1/models lists it
-   * @param {() => void} changed is called when the memory length was
+   * @param {() => void} changed is called when the user changes the memory length
    */
   constructor(server, model, changed) {
     this._server = server;
@@ -56,7 +56,7 @@ export class Desk {
     this.hint();
   }
 
-  /** What is to be added, as it is written. */
+  /** The draft as the user wrote it. */
   get written() {
     return byId("draft").value;
   }
@@ -66,7 +66,7 @@ export class Desk {
     this.hint();
   }
 
-  /** Memory rows that the next generation may use; null where the model counts none. */
+  /** The most memory rows of the next generation; null if the model counts none. */
   get rows() {
     return this._model.memory_length === null ? null : Number(byId("memory").value);
   }
@@ -75,13 +75,13 @@ export class Desk {
     this.written = "";
   }
 
-  /** Whether every field holds what it should; the browser tells at the first that does not. */
+  /** Return true if every field is valid; else the browser shows a message at the first that is not. */
   valid() {
-    if (!byId("ask").checkValidity()) byId("settings").open = true; // a field that is folded away cannot be pointed at
+    if (!byId("ask").checkValidity()) byId("settings").open = true; // the browser shows no message at a hidden field
     return byId("ask").reportValidity();
   }
 
-  /** How it is to go on. @returns {import("./story.js").Drawing & {count: number}} */
+  /** Read the settings of a generation. @returns {import("./story.js").Drawing & {count: number}} */
   settings() {
     const [k, p] = [Number(byId("top-k").value), Number(byId("top-p").value)];
     const rows = this.rows;
@@ -95,7 +95,7 @@ export class Desk {
     };
   }
 
-  /** What is to be added, as tokens. @returns {Promise<import("./story.js").Draft>} */
+  /** Turn the draft into tokens; a text is tokenized by the server. @returns {Promise<import("./story.js").Draft>} */
   async draft() {
     const text = this.written;
     if (byId("by-id").checked) return { ids: idsOf(text, this._model.vocab_size), text: null };
@@ -107,7 +107,7 @@ export class Desk {
     return { ids: answer.tokens, text };
   }
 
-  /** Say how long the draft is, and what it is. */
+  /** Show the draft's length, or how to write ids. */
   hint() {
     const ids = byId("by-id").checked;
     byId("draft-label").textContent = ids ? "Token ids to add" : "Text to add";

@@ -1,5 +1,5 @@
 // @ts-check
-/** Elements of the page. Texts become text nodes: nothing that a server or a model says is ever read as HTML. */
+/** Elements of the page. Texts become text nodes, so no text of a server or a model is parsed as HTML. */
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -7,9 +7,9 @@ const SVG = "http://www.w3.org/2000/svg";
 /** @typedef {Record<string, string | number | boolean>} Attributes */
 
 /**
- * The element of an id; the page has it.
+ * Return the element of an id; throw if the page has none.
  * @param {string} id
- * @returns {any} its kind is known where it is used
+ * @returns {any} an element; callers know its type
  */
 export function byId(id) {
   const found = document.getElementById(id);
@@ -19,7 +19,8 @@ export function byId(id) {
 
 /**
  * @param {Element} made
- * @param {Attributes} attributes true stands for an attribute without a value, false for none
+ * Set attributes and append children.
+ * @param {Attributes} attributes true: without a value; false: left out
  * @param {Child[]} children
  */
 function fill(made, attributes, children) {
@@ -30,7 +31,7 @@ function fill(made, attributes, children) {
 }
 
 /**
- * A new element.
+ * Make an HTML element.
  * @template {keyof HTMLElementTagNameMap} K
  * @param {K} name
  * @param {Attributes} [attributes]
@@ -43,7 +44,7 @@ export function element(name, attributes = {}, ...children) {
 }
 
 /**
- * A new element of a drawing.
+ * Make an SVG element.
  * @param {string} name
  * @param {Attributes} [attributes]
  * @param {...Child} children
@@ -55,10 +56,10 @@ export function drawn(name, attributes = {}, ...children) {
 }
 
 /**
- * A button that does something.
+ * Make a button.
  * @param {string} label
- * @param {() => void} act
- * @param {...Child} more behind the label
+ * @param {() => void} act is called on a click
+ * @param {...Child} more children after the label
  */
 export function button(label, act, ...more) {
   const made = element("button", { type: "button" }, label, ...more);
@@ -67,7 +68,7 @@ export function button(label, act, ...more) {
 }
 
 /**
- * Text that is there for screen readers alone.
+ * Make text that only screen readers see.
  * @param {string} text
  */
 export function unseen(text) {
@@ -75,7 +76,7 @@ export function unseen(text) {
 }
 
 /**
- * A table that can be scrolled by keyboard where it is wider than the page.
+ * Make a table; one that is wider than the page can be scrolled by keyboard.
  * @param {string} label
  * @param {string[]} columns
  * @param {Child[][]} rows the first cell of each is its heading

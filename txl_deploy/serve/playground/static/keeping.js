@@ -1,5 +1,5 @@
 // @ts-check
-/** What a page that is loaded again finds: the text and the fields, in the storage of this tab, which ends with the tab. */
+/** The page's text and fields in the session storage of its tab, from which a reload takes them. */
 
 import { byId } from "./dom.js";
 
@@ -8,7 +8,7 @@ const FIELDS = ["draft", "count", "temperature", "top-k", "top-p", "seed", "memo
 
 /** @typedef {import("./story.js").Token} Token */
 
-/** Store what there is; a long text without the alternatives of its tokens. @param {string} model its id @param {Token[]} tokens */
+/** Store text and fields; if the text is too long, without alternatives. @param {string} model its id @param {Token[]} tokens */
 export function store(model, tokens) {
   const fields = FIELDS.map((id) => [byId(id).value, byId(id).checked]);
   for (const most of [10, 0]) {
@@ -16,12 +16,12 @@ export function store(model, tokens) {
     try {
       return sessionStorage.setItem(NAME, JSON.stringify({ model, fields, tokens: plain }));
     } catch {
-      // it is too long, or the browser stores nothing
+      // the storage is full, or the browser allows none
     }
   }
 }
 
-/** Fill the fields in as they were. @param {string} model its id @returns {Token[]} the text; none where nothing of this model is stored */
+/** Restore the fields. @param {string} model its id @returns {Token[]} the stored text; [] if none of this model is stored */
 export function stored(model) {
   try {
     const found = JSON.parse(sessionStorage.getItem(NAME) ?? "{}");
@@ -29,6 +29,6 @@ export function stored(model) {
     FIELDS.forEach((id, at) => ([byId(id).value, byId(id).checked] = found.fields[at]));
     return found.tokens;
   } catch {
-    return []; // the browser stores nothing
+    return []; // the browser allows no storage
   }
 }

@@ -1,17 +1,18 @@
 // @ts-check
-/** How full the memory is: a bar of M rows with a mark at every segment. */
+/** The meter of the memory: a bar of M rows, filled in part, with a mark at every segment. */
 
 import { byId, drawn } from "./dom.js";
 import { counted } from "./words.js";
 
-const MARKS = 64; // more segments than these have no marks: they would be one grey area
+const MARKS = 64; // most segments that have marks: those of more would merge into a grey area
 
 /**
+ * Draw the meter.
  * @param {number} fill rows that are filled
  * @param {number} rows M
- * @param {number} most rows that the next generation may use
+ * @param {number} most limit of rows for the next generation
  * @param {number} segment the longest segment
- * @param {number} waiting tokens of the text that the memory has not been given
+ * @param {number} waiting tokens of the text that were not fed yet
  */
 export function showMeter(fill, rows, most, segment, waiting) {
   const meter = byId("meter");

@@ -1,5 +1,5 @@
 // @ts-check
-/** The playground: what its controls do. */
+/** The playground's entry: it connects to the server, and runs one action at a time for the page's controls. */
 
 import { generateBoth } from "./both.js";
 import { showChoices, showNoChoices } from "./choices.js";
@@ -25,26 +25,26 @@ const view = new Tokens(choose);
 /** @type {Story} */ let story;
 /** @type {Desk} */ let desk;
 /** @type {any} */ let model;
-let begun = false; // whether the page has had its place at the server
+let begun = false; // true: the page has had a place at the server
 let busy = false;
 let streaming = false;
-let drawing = 0; // the frame in which the page is drawn anew, 0 for none
-/** @type {(() => void) | null} */ let halt = null; // what the button Stop does
+let drawing = 0; // id of the animation frame that will redraw the page; 0: none
+/** @type {(() => void) | null} */ let halt = null; // the action of the button Stop; null: nothing to stop
 
-// --- what is seen ---------------------------------------------------------------------------------------------------
+// --- showing --------------------------------------------------------------------------------------------------------
 
 /** @param {string} text */
 function say(text) {
   byId("status").textContent = text;
 }
 
-/** @param {string} text what is wrong; "" for nothing */
+/** Show a problem. @param {string} text "" hides the last one */
 function complain(text) {
   byId("problem").hidden = text === "";
   byId("problem").textContent = sentence(text);
 }
 
-/** Draw the page anew with the next frame, however often that is asked for. */
+/** Redraw the page with the next frame; several calls before it make one redraw. */
 function refresh() {
   drawing ||= requestAnimationFrame(() => {
     drawing = 0;
@@ -61,7 +61,7 @@ function refresh() {
   });
 }
 
-/** The alternatives of the chosen token, or else of what may come next. */
+/** Show the alternatives of the chosen token, or, if none is chosen, those of the next one. */
 function showPanel() {
   const index = view.selected;
   byId("cut").hidden = index === null;
@@ -77,7 +77,7 @@ function showPanel() {
   }
 }
 
-/** @param {boolean} now whether something runs @param {(() => void) | null} stop */
+/** Mark the page as busy or idle. @param {boolean} now true: an action runs @param {(() => void) | null} stop */
 function occupy(now, stop) {
   [busy, halt] = [now, stop];
   document.body.classList.toggle("busy", now);
@@ -85,21 +85,21 @@ function occupy(now, stop) {
   byId("stop").setAttribute("aria-disabled", String(stop === null));
 }
 
-/** How full the memory is, as the end of a sentence. */
+/** Say how many memory rows are filled, as a sentence to append. */
 function filled() {
   return story.fill === null ? "" : ` ${story.fill} of ${counted(model.memory_length, "memory row")} are filled.`;
 }
 
-// --- what is done ---------------------------------------------------------------------------------------------------
+// --- actions --------------------------------------------------------------------------------------------------------
 
-/** Whether something ended because somebody wanted it to. @param {unknown} error */
+/** Return true if an action ended because the user stopped it. @param {unknown} error */
 function stoppedBy(error) {
   return error instanceof Refused ? error.code === "cancelled" : error instanceof DOMException && error.name === "AbortError";
 }
 
 /**
- * Do something alone: one thing runs at a time, and what goes wrong is told.
- * @param {() => Promise<string>} work returns what is told at its end
+ * Run an action and show its error, if it fails. Nothing happens while a different action runs or the connection is lost.
+ * @param {() => Promise<string>} work returns the sentence to show at its end
  * @param {(() => void) | null} [stop]
  */
 async function doing(work, stop = null) {
@@ -114,7 +114,7 @@ async function doing(work, stop = null) {
       showLost("The connection is lost", error.message);
     } else if (stoppedBy(error)) say("Stopped.");
     else {
-      const elsewhere = error instanceof Refused && ["session_elsewhere", "session_not_found"].includes(error.code); // it expired, or somebody used it
+      const elsewhere = error instanceof Refused && ["session_elsewhere", "session_not_found"].includes(error.code); // it expired, or a different client used it
       const more = elsewhere ? " The text is read anew with what comes next." : "";
       complain(`${sentence(error instanceof Error ? error.message : String(error))}${more}`);
       if (elsewhere) await story.leave().catch(() => {});
@@ -123,13 +123,13 @@ async function doing(work, stop = null) {
     streaming = false;
     occupy(false, null);
     if (story) refresh();
-    requestAnimationFrame(() => { // behind the drawing
+    requestAnimationFrame(() => { // after the redraw
       if (document.activeElement === document.body) view.focus(story.tokens.length - 1, true);
     });
   }
 }
 
-/** Give tokens to the model and let it generate; the sentence that tells how it went. @param {import("./story.js").Draft} draft @param {string} written */
+/** Feed the draft and generate; return a sentence about the result. @param {import("./story.js").Draft} draft @param {string} written */
 async function generated(draft, written) {
   const { count, ...how } = desk.settings();
   streaming = true;
@@ -140,7 +140,7 @@ async function generated(draft, written) {
   try {
     made = await story.generate(draft, how, count, written);
   } finally {
-    if (draft !== NOTHING && story.tokens.length > most) desk.clear(); // it is in the text now, whatever happened then
+    if (draft !== NOTHING && story.tokens.length > most) desk.clear(); // the draft is in the text now, even if the generation failed later
   }
   if (made === null) return "Stopped before the first token. Nothing has changed.";
   return `${made < count ? "Stopped after" : "Generated"} ${counted(made, "token")}.${filled()}`;
@@ -150,10 +150,10 @@ function stop() {
   halt = null;
   byId("stop").setAttribute("aria-disabled", "true");
   say("Stopping.");
-  story.stop().catch(() => {}); // it ended by itself meanwhile
+  story.stop().catch(() => {}); // refused if the action ended in the meantime
 }
 
-/** Whether the fields can be asked with; what was wrong before has been read. */
+/** Hide the last problem; return true if all fields are valid. */
 function asked() {
   complain("");
   return desk.valid();
@@ -164,7 +164,7 @@ function generate() {
   doing(async () => generated(await desk.draft(), desk.written), stop);
 }
 
-/** See how probable the draft is, and what may come next. */
+/** Show how probable the draft's tokens are, and the alternatives for the next one. */
 function read() {
   if (!asked()) return;
   doing(async () => {
@@ -235,14 +235,14 @@ function startAnew() {
   });
 }
 
-/** The text with what is to be added, or as many of its last tokens as one request takes. */
+/** Return `ids` of the text with the draft, and `taken`, as many of the last ids as one request may hold. */
 async function wholeText() {
   const ids = [...story.tokens.map((token) => token.id), ...(await desk.draft()).ids];
   const most = Math.min(model.limits.prompt_tokens, model.limits.answer_logprobs, Math.floor(model.limits.body_bytes / 9));
   return { ids, taken: ids.slice(-most) };
 }
 
-/** What would come next with all of the memory, and with none. */
+/** Generate twice, with all of the memory and with none. */
 function twice() {
   if (!asked()) return;
   const leave = new AbortController();
@@ -299,7 +299,7 @@ async function copyAll() {
 
 const ANEW = "its memory is read anew with what comes next. Other states are gone.";
 
-/** @param {string} title @param {string} why @param {boolean} [token] whether to ask for one @param {string} [kept] what becomes of the text */
+/** Show that there is no connection. @param {string} title @param {string} why @param {boolean} [token] true: ask for one @param {string} [kept] the fate of the text */
 function showLost(title, why, token = false, kept = ANEW) {
   byId("lost").hidden = false;
   byId("lost-title").textContent = title;
@@ -309,7 +309,8 @@ function showLost(title, why, token = false, kept = ANEW) {
 }
 
 /**
- * This page's place at the server. A page that is loaded again may come before the server knows that it went.
+ * Open this page's place at the server. After a reload the server may still count the old page and refuse with 429, so
+ * such a page tries 20 times, 250 ms apart, before it shows the refusal.
  * @param {() => void} ended
  */
 async function placed(ended) {
@@ -347,7 +348,7 @@ async function connect() {
   }
 }
 
-/** Show which model it is, and set the controls to it. @param {any} found @returns {boolean} whether it continues texts */
+/** Show the model's facts and adapt the controls. @param {any} found @returns {boolean} false: it does not continue texts */
 function introduce(found) {
   document.title = `${running(found.id)}, playground`;
   byId("model").replaceChildren(element("bdi", {}, running(found.id)));

@@ -1,10 +1,10 @@
 // @ts-check
-/** What the page asks of its server: JSON, streamed completions, and the connection that the page's sessions live by. */
+/** The page's requests to its server: JSON, streamed completions, and the connection that keeps the page's sessions alive. */
 
-/** The server has refused something, and says why. */
+/** An error for a request that the server refused, with the server's reason. */
 export class Refused extends Error {
   /**
-   * @param {number} status of the answer; 200 where it came inside of one
+   * @param {number} status of the answer; 200 if the error came within a stream
    * @param {string} message the server's own sentence
    * @param {string} [code]
    */
@@ -15,7 +15,7 @@ export class Refused extends Error {
   }
 }
 
-/** The server cannot be reached, or went away in the middle. */
+/** An error for a server that cannot be reached, or that closed the connection within an answer. */
 export class Lost extends Error {}
 
 /** @param {unknown} error @param {string} said */
@@ -33,13 +33,13 @@ async function refusal(answer) {
     if (typeof error.message === "string") said = error.message;
     if (typeof error.code === "string") code = error.code;
   } catch {
-    // it is no answer of this server's: a proxy's perhaps
+    // the answer is not this server's JSON, e.g. a proxy's page
   }
   return new Refused(answer.status, said, code);
 }
 
 /**
- * The data of server-sent events, one after the other.
+ * Yield the data of server-sent events.
  * @param {Response} answer
  * @returns {AsyncGenerator<string, void, void>}
  */
@@ -66,8 +66,8 @@ async function* eventsOf(answer) {
 
 export class Server {
   /**
-   * @param {string} token "" where the server asks for none
-   * @param {(method: string, path: string, body: unknown) => void} asked is told what is asked for a user
+   * @param {string} token "" if the server asks for none
+   * @param {(method: string, path: string, body: unknown) => void} asked is called before each request made for the user
    */
   constructor(token, asked) {
     this.token = token;
@@ -75,11 +75,12 @@ export class Server {
   }
 
   /**
+   * Send a request; throw Refused or Lost unless the answer is a success.
    * @param {string} method
    * @param {string} path
    * @param {unknown} [body]
    * @param {AbortSignal} [signal]
-   * @param {boolean} [quiet] whether nobody is told
+   * @param {boolean} [quiet] true: do not call `asked`
    */
   async _fetch(method, path, body, signal, quiet = false) {
     if (!quiet) this._asked(method, path, body);
@@ -98,7 +99,7 @@ export class Server {
   }
 
   /**
-   * A request whose answer is JSON.
+   * Send a request and parse its answer as JSON.
    * @param {string} method
    * @param {string} path
    * @param {unknown} [body]
@@ -115,7 +116,7 @@ export class Server {
   }
 
   /**
-   * The pieces of a completion as they come.
+   * Yield the pieces of a completion as they come.
    * @param {Record<string, unknown>} body
    * @param {AbortSignal} [signal]
    * @returns {AsyncGenerator<any, void, void>}
@@ -136,7 +137,7 @@ export class Server {
   }
 
   /**
-   * Open this page's place at the server. Sessions whose names begin with it live as long as the connection.
+   * Open this page's place at the server. Sessions whose names begin with its `tab` end with this connection.
    * @param {() => void} ended is called once, when the connection ends
    * @returns {Promise<{tab: string, sessions?: number}>}
    */
@@ -152,7 +153,7 @@ export class Server {
       try {
         for await (const _beat of events);
       } catch {
-        // it ended, whatever ended it
+        // an error ends the connection, too
       }
       ended();
     })();

@@ -1,12 +1,13 @@
 // @ts-check
-/** The list of states that one can go back to, the newest first. */
+/** The list of states to which the user can go back, the newest first. */
 
 import { button, byId, element } from "./dom.js";
 import { counted, running } from "./words.js";
 
-const TAIL = 12; // tokens of a state's text that are shown
+const TAIL = 12; // last tokens of a state's text that are shown
 
 /**
+ * Show the list; the button that had the focus gets it again.
  * @param {import("./story.js").Story} story
  * @param {(state: import("./story.js").State) => void} back
  */

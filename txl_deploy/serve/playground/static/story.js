@@ -1,10 +1,9 @@
 // @ts-check
 /**
- * The text of the page and the session that remembers it: what was given and generated, going back, and states.
+ * The page's text, the server's session that remembers it, and the states to which the user can go back.
  *
- * The session at the server has been given every token but the last ones, of which there are `lead`: those were read for
- * a look alone, or appended by hand, and go in with the next generation. Lists of tokens are never changed in place once
- * a state holds them.
+ * The session was given all tokens but the last `lead`, e.g. 3 of 10 that were only looked at or appended by hand: the
+ * next generation feeds them first. A list of tokens never changes in place once a state holds it.
  */
 
 import { bodyOf, checkSize, tokensOf } from "./asking.js";
@@ -12,50 +11,49 @@ import { Refused } from "./server.js";
 import { counted } from "./words.js";
 
 /**
- * @typedef {{id: number, name: string, logprob: number}} Choice a token that could stand somewhere
+ * @typedef {{id: number, name: string, logprob: number}} Choice a token that could stand at some place
  * @typedef {{id: number, name: string, logprob: number | null, best: Choice[], drawn: boolean, by: Action | null}} Token
  *     `best` are the most probable tokens at its place, the best first
  * @typedef {{temperature: number, top_k?: number, top_p?: number, seed: number, memory_length?: number}} Drawing
  * @typedef {{before: State, prompt: number[], drawing: Drawing}} Action a generation, which can be repeated
  * @typedef {{number: number, session: string | null, seen: number, fill: number | null, tokens: Token[], lead: number,
- *     draft: string, kept: boolean, name: string, then: string}} State `session` is the copy that remembers it, null for nothing
- * @typedef {{ids: number[], text: string | null}} Draft what is to be added; a text is sent as one where it can be
+ *     draft: string, kept: boolean, name: string, then: string}} State `session` is its copy at the server, null at the beginning
+ * @typedef {{ids: number[], text: string | null}} Draft tokens to add; `text` is sent instead of ids if no token goes before it
  */
 
-const OWN = 3; // sessions beside states: the text's, the one of a look, one to spare
-const MOST = 24; // states that are kept, where the server has room for more
+const OWN = 3; // sessions in addition to states: the text's, a look's, and one to spare
+const MOST = 24; // most states that are kept; fewer if the server has less room
 
 export class Story {
   /**
    * @param {import("./server.js").Server} server
    * @param {any} model as GET /v1/models lists it
-   * @param {() => void} changed is called whenever something is worth showing again
+   * @param {() => void} changed is called after each change that the page shows
    */
   constructor(server, model, changed) {
     this.server = server;
     this.limits = model.limits;
-    /** @type {number | null} memory rows that there can be */ this.rows = model.memory_length;
+    /** @type {number | null} M, or null if no rows are counted */ this.rows = model.memory_length;
     this._changed = changed;
     /** @type {Token[]} */ this.tokens = [];
     /** @type {State[]} */ this.states = [];
-    /** @type {Choice[]} what may come next, where that was looked at */ this.next = [];
-    /** @type {number | null} memory rows that are filled, null where none are counted */ this.fill = null;
-    this.fed = 0; // tokens that were fed when the memory was as full as that
-    /** @type {number | null} of the text's own session */ this._fill = null;
+    /** @type {Choice[]} alternatives for the next token, after a look */ this.next = [];
+    /** @type {number | null} filled memory rows, null if none are counted */ this.fill = null;
+    this.fed = 0; // tokens fed when `fill` was noted
+    /** @type {number | null} `fill` of the text's own session */ this._fill = null;
     this.lead = 0;
     this.seen = 0;
-    this.there = false; // whether the session exists
-    this._looks = false; // whether a look runs
+    this.there = false; // true: the session exists
+    this._looks = false; // true: a look runs
     this._tab = "";
     this._numbers = 0;
     this._most = MOST;
   }
 
   /**
-   * Begin in a new place at the server. A text that is there is given anew with the next generation, and so is `tokens`,
-   * the text of a page that was loaded again.
+   * Begin in a new place at the server, which has no session yet: the next generation feeds the whole text.
    * @param {{tab: string, sessions?: number}} place
-   * @param {Token[]} [tokens]
+   * @param {Token[]} [tokens] the text; after a reload the stored one
    */
   enter(place, tokens = this.tokens) {
     this.tokens = tokens;
@@ -64,7 +62,7 @@ export class Story {
     this.forget();
   }
 
-  /** Know of no session any more: neither of the text's nor of states'. */
+  /** Forget all sessions, the text's and those of states; the text stays. */
   forget() {
     this.tokens = this.tokens.map((token) => ({ ...token, by: null }));
     this.states = [];
@@ -77,7 +75,7 @@ export class Story {
     this._stands(this.rows === null ? null : 0);
   }
 
-  /** Note how full the memory of the text's session is. @param {number | null} fill */
+  /** Note the filled memory rows of the text's session. @param {number | null} fill */
   _stands(fill) {
     [this._fill, this.fill, this.fed] = [fill, fill, this.seen];
   }
@@ -90,7 +88,7 @@ export class Story {
     return `${this._tab}-look`;
   }
 
-  /** Whether the text stands where a state was kept. @param {State} state */
+  /** Return true if the text has not changed since a state was kept. @param {State} state */
   at(state) {
     return state.tokens === this.tokens && state.lead === this.lead && state.seen === this.seen;
   }
@@ -98,10 +96,10 @@ export class Story {
   // --- states -------------------------------------------------------------------------------------------------------
 
   /**
-   * Keep the state as it is, once.
-   * @param {string} draft what is to be added next, as it was written
-   * @param {boolean} kept whether somebody asked for it; others go first where there is no room
-   * @param {string} [name] that somebody gives it
+   * Keep the present state, or return the one that was kept of it before.
+   * @param {string} draft the draft as the user wrote it
+   * @param {boolean} kept true: the user asked for it; states that nobody asked for are dropped first
+   * @param {string} [name] by the user
    */
   async keep(draft, kept, name = "") {
     const same = this.states.find((state) => this.at(state) && state.draft === draft);
@@ -125,7 +123,7 @@ export class Story {
     return state;
   }
 
-  /** Make a copy; where the server has no room for it, a state goes and it is tried again. @param {() => Promise<void>} copy */
+  /** Copy a session; while the server answers 429, drop a state and try again. @param {() => Promise<void>} copy */
   async _room(copy) {
     for (;;) {
       try {
@@ -137,13 +135,13 @@ export class Story {
     }
   }
 
-  /** Give up a state: the oldest that nobody asked for, or else the oldest. @param {State} [gone] */
+  /** Drop a state: by default the oldest that nobody asked for, or, if the user asked for all, the oldest. @param {State} [gone] */
   async _drop(gone = this.states.find((state) => !state.kept) ?? this.states[0]) {
     this.states = this.states.filter((state) => state !== gone);
     if (gone.session) await this._end(gone.session);
   }
 
-  /** Stand where a state was kept. @param {State} state */
+  /** Go back to a state. @param {State} state */
   async back(state) {
     if (state.session) await this._resumed(state, state.session);
     else if (this.there) await this._end(this._session);
@@ -154,7 +152,7 @@ export class Story {
     this._changed();
   }
 
-  /** Make a state the text's session. @param {State} state @param {string} session */
+  /** Copy a state's session to the text's; if the server lost it, drop the state and throw. @param {State} state @param {string} session */
   async _resumed(state, session) {
     try {
       await this._room(() => this._copy(session, this._session));
@@ -176,7 +174,7 @@ export class Story {
     try {
       await this.server.ask("DELETE", `/v1/sessions/${encodeURIComponent(session)}`, undefined, { quiet: true });
     } catch (error) {
-      if (!(error instanceof Refused && error.status === 404)) throw error; // it is gone already
+      if (!(error instanceof Refused && error.status === 404)) throw error; // 404: it has ended already
     }
   }
 
@@ -196,27 +194,27 @@ export class Story {
 
   // --- generating and looking ---------------------------------------------------------------------------------------
 
-  /** The tokens that go in before the draft. */
+  /** Return the ids that are fed before the draft, the last `lead` of the text. */
   _before() {
     return this.lead ? this.tokens.slice(-this.lead).map((token) => token.id) : [];
   }
 
   /**
-   * Give the draft to the model and let it generate.
+   * Feed the draft to the model and generate.
    * @param {Draft} draft
    * @param {Drawing} drawing
    * @param {number} count tokens to generate
-   * @param {string} written the draft as it was written
-   * @returns {Promise<number | null>} tokens that were generated; null where it was stopped before the first, and nothing changed
+   * @param {string} written the draft as the user wrote it
+   * @returns {Promise<number | null>} number of generated tokens; null: stopped before the first, and nothing changed
    */
   async generate(draft, drawing, count, written) {
     checkSize(this.limits, this._before(), draft, count);
     const number = this._numbers;
     const before = await this.keep(written, false);
-    const made = before.number > number; // for this generation alone
+    const made = before.number > number; // true: the state was kept only for this generation
     const body = { ...bodyOf(this.limits, this._before(), draft, drawing, count), session: this._session, session_seen: this.seen };
     const known = this.lead;
-    const given = known + draft.ids.length || (this.there ? 0 : 1); // nothing at all begins with the boundary token
+    const given = known + draft.ids.length || (this.there ? 0 : 1); // an empty text begins with the boundary token
     const action = { before, prompt: /** @type {number[]} */ ([]), drawing };
     const start = this.tokens.length - known;
     this.tokens = [...this.tokens.slice(0, start), ...this.tokens.slice(start).map((token) => ({ ...token, by: action }))];
@@ -243,7 +241,7 @@ export class Story {
     }
     const generated = Math.max(0, read - given);
     if (generated === 0) {
-      this.there = true; // the session has begun
+      this.there = true; // the request has begun the session
       await this.back(before);
       if (made) await this._drop(before);
       this._changed();
@@ -255,14 +253,14 @@ export class Story {
     return generated;
   }
 
-  /** How full the memory is while tokens come; the server says it exactly at the end. @param {State} before @param {number} read @param {Drawing} drawing */
+  /** Estimate the filled rows while tokens come; _settle asks the server at the end. @param {State} before @param {number} read @param {Drawing} drawing */
   _filled(before, read, drawing) {
     if (this.rows === null) return;
     this.fill = Math.min(drawing.memory_length ?? this.rows, (before.fill ?? 0) + read);
     this.fed = Math.max(0, this.tokens.length - 1);
   }
 
-  /** See how the session stands after a generation. Where it is gone the text stays, and is given anew with the next one. */
+  /** Ask the server for the session's position after a generation. If it is gone, the text stays and is fed with the next one. */
   async _settle() {
     try {
       const info = await this._info(this._session);
@@ -276,7 +274,7 @@ export class Story {
     }
   }
 
-  /** Give the text's session up, because it stands elsewhere; the text is given anew with the next generation. */
+  /** End the text's session, which is gone or was moved on by a different client; the next generation feeds the whole text. */
   async leave() {
     await this._end(this._session);
     this._unfed();
@@ -284,20 +282,20 @@ export class Story {
   }
 
   /**
-   * Stand where a generation that failed began, if that is possible.
+   * Go back to the beginning of a generation that failed; if its state is lost, keep the text and forget all sessions.
    * @param {State} before
    * @param {unknown} error
-   * @param {boolean} made whether that state was kept for this generation alone
+   * @param {boolean} made true: that state was kept only for this generation
    */
   async _restored(before, error, made) {
-    if (error instanceof Refused && error.status >= 400 && error.status < 500) { // it was not begun at all
+    if (error instanceof Refused && error.status >= 400 && error.status < 500) { // the server refused the request, so the session is unchanged
       ({ tokens: this.tokens, lead: this.lead } = before);
       if (made) await this._drop(before);
       this._changed();
       return;
     }
     try {
-      this.there = true; // it may have begun
+      this.there = true; // the session may have begun
       await this.back(before);
     } catch {
       this.tokens = before.tokens;
@@ -305,16 +303,16 @@ export class Story {
     }
   }
 
-  /** End what runs: a generation with what was generated so far, a look with nothing. */
+  /** Cancel what runs: a generation keeps the tokens so far, a look none. */
   async stop() {
     await this.server.ask("POST", `/v1/sessions/${encodeURIComponent(this._looks ? this._look : this._session)}/cancel`);
   }
 
   /**
-   * Read the draft on a copy of the session: how probable its tokens are, and what may come next. The memory of the text
-   * itself is given the draft with the next generation.
+   * Feed the draft to a copy of the session, for the probabilities of its tokens and the alternatives for the next one. The
+   * text's own session is fed the draft with the next generation.
    * @param {Draft} draft
-   * @param {Drawing} drawing its memory length counts
+   * @param {Drawing} drawing only its seed and memory length are used
    */
   async look(draft, drawing) {
     checkSize(this.limits, this._before(), draft, 1);
@@ -344,7 +342,7 @@ export class Story {
     return given - known;
   }
 
-  /** Append a token by hand. @param {Choice} choice @param {Choice[]} best the tokens it was chosen from */
+  /** Append a token by hand. @param {Choice} choice @param {Choice[]} best the alternatives that it was chosen from */
   append(choice, best) {
     this.tokens = [...this.tokens, { ...choice, best, drawn: false, by: null }];
     this.lead += 1;
@@ -356,10 +354,10 @@ export class Story {
   // --- going back inside the text -----------------------------------------------------------------------------------
 
   /**
-   * Stand before a token. Its generation is repeated from the state before it, up to there, so that the memory is exactly
-   * what it was; where that state is gone, the text is read anew with the next generation.
+   * Cut the text before a token. Its generation is repeated from the state before it up to the token, so that the memory is
+   * exactly what it was. If that state is gone, the next generation feeds the whole text.
    * @param {number} index of the token
-   * @returns {Promise<boolean>} whether the memory is exactly what it was
+   * @returns {Promise<boolean>} true: the memory is exactly what it was
    */
   async rewind(index) {
     const tokens = this.tokens.slice(0, index);
@@ -394,7 +392,7 @@ export class Story {
       [this.there, this.seen, this.tokens, this.lead] = [true, info.seen, tokens, 0];
       this._stands(info.fill ?? null);
       if (tokens.slice(-more).some((token, at) => token.id !== again[at])) {
-        await this.back(action.before); // the backend does not repeat itself to the bit: its own tokens are given to it
+        await this.back(action.before); // the backend drew different tokens this time: feed it the text's instead
         [this.tokens, this.lead] = [tokens, index - start];
         this._changed();
         return false;

@@ -1,29 +1,29 @@
 // @ts-check
-/** The text as tokens: one can be chosen, by keyboard or by pointer; its probability is a colour and a number. */
+/** The text as tokens, coloured by probability; the user chooses one by keyboard or pointer. */
 
 import { byId, element } from "./dom.js";
 import { percent, quoted, running, shade } from "./words.js";
 
 /** @typedef {import("./story.js").Token} Token */
 
-const SHOWN = 4000; // tokens on the page; those before them are in the text all the same
-const LEAP = 10; // tokens that Page Up and Page Down pass
+const SHOWN = 4000; // most tokens on the page, the last ones of the text
+const LEAP = 10; // tokens by which Page Up and Page Down move
 
-/** @param {Token} token @param {number} index of it in the text */
+/** Describe a token in words, e.g. “the”, 12 %, token 3. @param {Token} token @param {number} index in the text */
 export function described(token, index) {
   const name = quoted(token.name);
   return `${name}, ${token.logprob === null ? "no probability" : percent(Math.exp(token.logprob))}, token ${index + 1}`;
 }
 
 export class Tokens {
-  /** @param {(index: number | null, entered: boolean) => void} chosen is told which token was chosen, and whether by key */
+  /** @param {(index: number | null, entered: boolean) => void} chosen is called for a chosen token; entered: by a key */
   constructor(chosen) {
     this._box = byId("text");
     this._chosen = chosen;
     /** @type {Token[]} */ this._shown = [];
     /** @type {HTMLElement[]} */ this._spans = [];
-    this._first = 0; // the index of the first that is shown
-    this._held = [0, 0]; // which are marked as being in the memory
+    this._first = 0; // index of the first token that is shown
+    this._held = [0, 0]; // tokens marked as in the memory: [first, end)
     /** @type {number | null} */ this.selected = null;
     this._box.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => this._key(event));
     this._box.addEventListener("click", (/** @type {Event} */ event) => this._click(event));
@@ -33,10 +33,10 @@ export class Tokens {
   }
 
   /**
-   * Show a text. What is there already stays as it is.
+   * Show a text. Elements of tokens that are shown already are reused.
    * @param {Token[]} tokens
-   * @param {[number, number]} held the tokens that are in the memory, from … to
-   * @param {boolean} follow whether to keep the end in sight
+   * @param {[number, number]} held the tokens in the memory, [first, end)
+   * @param {boolean} follow true: scroll to the end
    */
   show(tokens, held, follow) {
     const first = Math.max(0, tokens.length - SHOWN);
@@ -64,14 +64,14 @@ export class Tokens {
     if (follow) this._box.scrollTop = this._box.scrollHeight;
   }
 
-  /** Choose a token, or none. @param {number | null} index */
+  /** Select a token. @param {number | null} index null: none */
   select(index) {
     if (this.selected !== null) this._span(this.selected)?.setAttribute("aria-selected", "false");
     this.selected = index;
     if (index !== null) this._span(index)?.setAttribute("aria-selected", "true");
   }
 
-  /** Give a token the focus. @param {number} index @param {boolean} [still] whether the page stays where it is */
+  /** Focus a token, or the nearest that is shown. @param {number} index @param {boolean} [still] true: do not scroll */
   focus(index, still = false) {
     const span = this._span(Math.min(this._first + this._spans.length - 1, Math.max(this._first, index)));
     if (!span) return;
@@ -107,7 +107,7 @@ export class Tokens {
     gone.remove();
   }
 
-  /** Mark which tokens are in the memory; only those that change are touched. @param {[number, number]} held */
+  /** Mark the tokens in the memory and unmark those that left it. @param {[number, number]} held */
   _mark([from, to]) {
     const [before, until] = this._held;
     for (let index = before; index < until; index += 1) {
@@ -134,7 +134,7 @@ export class Tokens {
   /** @param {Event} event */
   _click(event) {
     const index = this._indexOf(event);
-    if (index === null || String(window.getSelection()).length) return; // a text that is being marked
+    if (index === null || String(window.getSelection()).length) return; // the user is selecting text to copy
     this.focus(index);
     this._chosen(index, false);
   }
@@ -153,7 +153,7 @@ export class Tokens {
     event.preventDefault();
   }
 
-  /** The token above or below another one. @param {number} index @param {1 | -1} way */
+  /** Find the token below (way 1) or above (-1) a token. @param {number} index @param {1 | -1} way */
   _nearest(index, way) {
     const here = this._spans[index - this._first].getClientRects()[0];
     let [best, distance, line] = [index, Infinity, here.top];

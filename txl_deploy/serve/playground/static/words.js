@@ -1,11 +1,11 @@
 // @ts-check
-/** Tokens and numbers as people read them. */
+/** Tokens and numbers as text for people, and token ids from people's text. */
 
-const LONGEST = 120; // characters of one token that are shown
+const LONGEST = 120; // most characters of a token that are shown
 const BYTES = /^bytes:((?:\\x[0-9a-f]{2})+)$/;
-const OBEYED = /[\u0000-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]/gu; // controls, and what turns the direction of text
+const OBEYED = /[\u0000-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]/gu; // controls, and marks that change the direction of text
 
-/** @param {string} sign one that is obeyed */
+/** Return a visible symbol for a character of OBEYED. @param {string} sign */
 function symbol(sign) {
   if (sign === "\n") return "↵\n";
   if (sign === "\t") return "⇥\t";
@@ -16,7 +16,7 @@ function symbol(sign) {
 }
 
 /**
- * A token in a running text: ends of lines do what they mean, everything else that a page would obey is a symbol.
+ * Show a token in a running text: line ends and tabs work and have a symbol, other controls are only a symbol.
  * @param {string} name as the server calls the token
  */
 export function running(name) {
@@ -27,7 +27,7 @@ export function running(name) {
 }
 
 /**
- * A token by itself, on one line: spaces are seen too.
+ * Show a token by itself on one line, with visible spaces.
  * @param {string} name
  */
 export function alone(name) {
@@ -35,23 +35,23 @@ export function alone(name) {
 }
 
 /**
- * A token in quotation marks.
+ * Show a token in quotation marks.
  * @param {string} name
  */
 export function quoted(name) {
   return `“${alone(name)}”`;
 }
 
-/** @param {number} probability */
+/** Write a probability, e.g. 0.123 as 12 %. @param {number} probability */
 export function percent(probability) {
   const value = 100 * probability;
   if (value < 0.01) return "below 0.01 %";
-  if (value >= 99.95) return "above 99.9 %"; // nothing is certain
+  if (value >= 99.95) return "above 99.9 %"; // 100 % would claim certainty
   return `${value.toFixed(value >= 99.5 ? 1 : value >= 10 ? 0 : value >= 1 ? 1 : 2)} %`;
 }
 
 /**
- * The class of a probability's colour, p0 for the highest.
+ * Return the CSS class of a probability's colour: p0 from 0.5 on, … p4 below 0.01.
  * @param {number | null} logprob
  */
 export function shade(logprob) {
@@ -61,6 +61,7 @@ export function shade(logprob) {
 }
 
 /**
+ * Count things, e.g. “1 row”, “2,000 rows”.
  * @param {number} count
  * @param {string} one
  * @param {string} [many]
@@ -70,7 +71,7 @@ export function counted(count, one, many = `${one}s`) {
 }
 
 /**
- * What is wrong, as a sentence that can stand alone.
+ * Make a message a sentence, with a capital first letter and a full stop.
  * @param {string} text
  */
 export function sentence(text) {
@@ -78,7 +79,7 @@ export function sentence(text) {
 }
 
 /**
- * Token ids that somebody wrote, with commas or spaces between them.
+ * Parse token ids that a user wrote, e.g. "1, 2 3"; throw if one is not an id below `size`.
  * @param {string} text
  * @param {number} size of the vocabulary
  */

@@ -1,1 +1,1 @@
-"""Whether a Transformer-XL's bundle is the same function as its reference: memory rows, texts, layers."""
+"""Comparison of a Transformer-XL's bundle with its reference: log-probabilities, memory rows, layers."""

@@ -1,8 +1,8 @@
-"""Where do two sides first differ, layer by layer? A bundle's graph from the reference, or an engine from the graph.
+"""The search for the layer where a bundle's graph first differs from the reference, or an engine from the graph.
 
-ONNX Runtime runs the graph. Polygraphy makes the engine, of the graph with its layers' results marked. So the engine
-that is looked into is not quite the one that was built: a marked result has to be kept, and attention may be fused in
-another way. A wrong kernel shows all the same.
+ONNX Runtime runs the graph. Polygraphy builds the engine from the graph with its layers' results marked. So this engine
+is not quite the one that users run: it has to keep the marked results, and may fuse attention differently. A wrong
+kernel shows all the same.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SEGMENTS = 3
 
 @dataclass(frozen=True)
 class Place:
-    """A point of the residual stream: its name, the largest relative difference, and how large values are there."""
+    """A point of the residual stream: its name, the largest difference relative to `largest`, and max(1, |value|)."""
 
     name: str
     difference: float
@@ -47,8 +47,8 @@ class Bisection:
     """All points in order, and the first that differs by more than rounding.
 
     Attributes:
-        found, reference: what was compared with what.
-        limit: of rounding.
+        found, reference: descriptions of the two sides.
+        limit: largest difference that is rounding.
         places: from the first layer to the last.
     """
 
@@ -63,16 +63,16 @@ class Bisection:
         return next((place.name for place in self.places if not place.difference <= self.limit), None)
 
     def document(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return asdict(self) | {"first": self.first}
 
 
 def bisect_against_reference(bundle: Bundle, reference: PaperModel) -> Bisection:
-    """Run some segments through one of the bundle's graphs and through the reference, from empty memory on.
+    """Run up to 3 segments through one of the bundle's graphs and through the reference, from the initial memory on.
 
     Raises:
         BackendError: ONNX Runtime cannot run the bundle's precision.
-        BundleError: the graph has no layer norms where they are looked for.
+        BundleError: the graph lacks a layer norm of the config's layers.
     """
     program, manifest = segment_of(bundle), bundle.manifest
     if manifest.precision == "bf16":
@@ -97,7 +97,7 @@ def bisect_against_reference(bundle: Bundle, reference: PaperModel) -> Bisection
 
 
 def _session(bundle: Bundle, graph: bytes) -> Any:
-    """One of ONNX Runtime on the CPU, for a graph with the bundle's weights."""
+    """Return a session of ONNX Runtime on the CPU, for a graph with the bundle's weights."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -107,7 +107,7 @@ def _session(bundle: Bundle, graph: bytes) -> Any:
 
 
 def bisect_engine(bundle: Bundle, target: str) -> Bisection:
-    """Build an engine, run it and ONNX Runtime on the same segment, and compare.
+    """Build an engine, run it and ONNX Runtime on the same segment, and compare them.
 
     Raises:
         BackendError: Polygraphy or the library is not installed, or it cannot build or run.
@@ -117,7 +117,7 @@ def bisect_engine(bundle: Bundle, target: str) -> Bisection:
         if find_spec(name) is None:
             raise BackendError(f"{name} is not installed, verify --bisect needs it; {pip_line(extra)}")
     if target == "rtx":
-        os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = "1"  # read when it is imported
+        os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = "1"  # Polygraphy reads it on import
     program = segment_of(bundle)
     data, names = mark(bundle, program)
     draws = np.random.default_rng(0)
@@ -126,7 +126,7 @@ def bisect_engine(bundle: Bundle, target: str) -> Bisection:
     feeds = {**_first_feeds(bundle, program), "tokens": tokens}
     try:
         theirs, ours = _run_both(bundle, data, feeds, target)
-    except Exception as error:  # Polygraphy raises its own kind, TensorRT none
+    except Exception as error:  # Polygraphy has its own class, TensorRT none
         raise BackendError(
             f"{program.name}: Polygraphy with {module} failed: {one_line(error)}; see docs/engines.md"
         ) from None
@@ -135,7 +135,7 @@ def bisect_engine(bundle: Bundle, target: str) -> Bisection:
 
 
 def compare(found: Mapping[str, Any], expected: Mapping[str, Any]) -> tuple[Place, ...]:
-    """What two sides have at every point, in the order of `found`, first layer first."""
+    """Return the difference of two sides at every point, in the order of `found`, first layer first."""
     places = []
     for point, array in found.items():
         ours, theirs = np.asarray(array, np.float64), np.asarray(expected[point], np.float64)
@@ -146,7 +146,7 @@ def compare(found: Mapping[str, Any], expected: Mapping[str, Any]) -> tuple[Plac
 
 
 def _first_feeds(bundle: Bundle, program: Program) -> dict[str, Array]:
-    """A program's inputs, tokens aside, before anything was seen: memory as it starts, and all rows counting."""
+    """Return a program's inputs for new streams, except tokens: the initial memory, and `valid` = L everywhere."""
     manifest, every = bundle.manifest, np.arange(bundle.manifest.batch_size)
     states = manifest.states_of(program.update)
     counters = SequenceCounters(manifest, states)
@@ -160,7 +160,7 @@ def _first_feeds(bundle: Bundle, program: Program) -> dict[str, Array]:
 
 
 def _carry(bundle: Bundle, program: Program, feeds: dict[str, Array], results: Mapping[str, Any]) -> bool:
-    """Memory and counts of the next segment; whether there can be one: a ring ends before rows would spill."""
+    """Set memory and counts of the next segment in `feeds`; return False if its rows would spill out of the ring."""
     states, length = bundle.manifest.states_of(program.update), program.segment_length
     for state in states:
         feeds[state.input] = results[state.output]
@@ -174,9 +174,9 @@ def _carry(bundle: Bundle, program: Program, feeds: dict[str, Array], results: M
 def _run_both(
     bundle: Bundle, data: bytes, feeds: dict[str, Array], target: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Every output of the marked graph, by ONNX Runtime and by the engine.
+    """Return every output of the marked graph by ONNX Runtime, and by the engine.
 
-    The graph is read from a folder of its own, beside a link to the bundle's weights.
+    The graph is read from a temporary folder, beside a link to the bundle's weights.
     """
     from polygraphy.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
     from polygraphy.backend.trt import CreateConfig, EngineFromNetwork, NetworkFromOnnxPath, TrtRunner

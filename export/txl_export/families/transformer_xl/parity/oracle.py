@@ -20,15 +20,15 @@ from txl_export.families.transformer_xl.weights import layer_name
 from txl_export.proof.references import Reference, ReferenceStreams, Returned, States, whole
 
 MOST_PARAMETERS = 200_000_000
-"""A larger model is not computed in float64, which takes twice its memory once more."""
+"""Most parameters of a model that is also computed in float64, in a copy that takes twice its float32 memory."""
 
 
 class Oracle(Reference):
-    """See `Reference`. A step's states are hidden memories, whatever the bundle remembers.
+    """See `Reference`. A step's states are hidden memories, even if the bundle keeps keys and values.
 
     Args:
-        network: the model, in float64, or in float32 where it is too large for that.
-        form: of the bundle's memory, "kv" or "hidden".
+        network: the model in float64, or in float32 if it is too large for that.
+        form: form of the bundle's memory, "kv" or "hidden".
     """
 
     together, masks, resumes = True, False, False
@@ -74,14 +74,14 @@ class Oracle(Reference):
 
 
 class OracleStreams(ReferenceStreams):
-    """Sequences that advance together through the reference, as `Stream` has them."""
+    """A stream of the reference: sequences that advance together, as in `Stream`."""
 
     def __init__(self, manifest: Manifest, network: PaperModel, count: int) -> None:
         self._network = network
         super().__init__(manifest, Oracle(network, manifest.transformer_xl.memory), count)
 
     def step(self, tokens: Ids, counts: Ids) -> NDArray[np.floating]:
-        """One segment's log-probabilities at once, [b, T, V]; rows beyond the counts are zero."""
+        """Run a segment: tokens [b, T] → log-probabilities [b, T, V], zero in rows beyond the counts."""
         dtype = np.float64 if self.reference.small else np.float32
         result = np.zeros((*tokens.shape, self._network.config.vocab_size), dtype)
         for rows, outputs in self.run({"tokens": tokens}, counts):
@@ -91,11 +91,11 @@ class OracleStreams(ReferenceStreams):
 
     @property
     def rows(self) -> list[int]:
-        """Memory rows that each sequence has."""
+        """Number of memory rows of each sequence."""
         return [next(layer.shape[1] for layer in held.values() if layer is not None) for held in self._held]
 
 
 def handed_over(states: States) -> Iterator[Tensor]:
-    """The layers of a memory, each gone as soon as the next is asked for: a long memory is larger than the model."""
+    """Yield the layers of a memory and remove each from `states`: a long memory is larger than the model."""
     for name in list(states):
         yield torch.from_numpy(states.pop(name))

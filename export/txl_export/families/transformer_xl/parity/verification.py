@@ -1,4 +1,4 @@
-"""A Transformer-XL's bundle against its oracle: the proof of any step, under the names that its gates always had."""
+"""Verification of a Transformer-XL's bundle: the proof of any step, with the gates' names of earlier reports."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def verify_models(
     """Run the chains and the text, and judge them by the ladder.
 
     Args:
-        openers: what loads it, once per way to run it (update rule). The first is the one users get: it alone runs the
+        openers: functions that load the bundle, one per update rule. The first loads what users get: it alone runs the
             long chains and the text.
         reference: the model it should be equal to.
         text: token ids [T] of real text; without it tokens are random, and only float32 is judged by its distribution.
-        segments: of the longest chain; None for enough to roll the memory over.
+        segments: number in the longest chain; None for enough to roll the memory over.
     """
     heard, tokens = listener or Silent(), manifest.tokens
     assert tokens is not None, "a Transformer-XL reads tokens"
