@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+import small_graphs
 import torch
 import txl_export
+from onnx import helper
 from stand_ins.small_steps import cell, window
 from torch import Tensor, nn
 from txl_export.families.own_module.by_position import by_position, lifting
@@ -159,3 +162,17 @@ def test_steps_whose_sequences_are_no_rows_are_refused(module: nn.Module, said: 
     plan = make_plan(by_position(spec, (4, 1)), B, (4, 1), Silent())
     with pytest.raises(UsageError, match=f"^segments of several positions .* step of one: {said}"):
         lifting(plan, lambda _: capture)(StepNetwork(plan, plan.transitions[0]), "step-4", [])
+
+
+def test_a_file_of_one_position_has_segments_too(tmp_path: Path) -> None:
+    """y = h' = tanh(x + h) of x [b, 4]."""
+    nodes = [helper.make_node("Add", ["x", "h"], ["sum"]), helper.make_node("Tanh", ["sum"], ["y"])]
+    nodes.append(helper.make_node("Identity", ["y"], ["h_out"]))
+    sides = [[small_graphs.value(name, ("b", 4)) for name in names] for names in (("x", "h"), ("y", "h_out"))]
+    onnx.save(small_graphs.model(nodes, *sides), tmp_path / "step.onnx")
+    bundle, x = tmp_path / "step.txl", np.random.default_rng(0).standard_normal((2, LENGTH, 4), np.float32)
+    txl_export.export(tmp_path / "step.onnx", bundle, segment_length=[LENGTH, 1], batch_size=2, verify=False)
+    found, held = load(bundle, "cpu").stream().run({"x": x})["y"], np.zeros((2, 4), np.float32)
+    for position in range(LENGTH):
+        held = np.tanh(x[:, position] + held)
+        assert np.abs(found[:, position] - held).max() < 1e-5
