@@ -34,6 +34,7 @@ def _steps(outside: Path | None) -> dict[str, Callable[[], Step]]:
         "llama-window": mixers.llama,
         "retnet": mixers.retnet,
         "rwkv": mixers.rwkv,
+        "deltanet": mixers.deltanet,
         "zipformer": mixers.zipformer,
         "emformer": foreign.emformer,
         "mamba": foreign.mamba,

@@ -35,9 +35,9 @@ def emformer() -> Step:
     )
 
 
-def mamba() -> Step:
-    """Mambapy's Mamba, 2 layers of width 128, a token a step."""
-    return Step(_adapted("mamba", "mambapy", {"d_model": 128, "n_layers": 2}))
+def mamba(width: int = 128, layers: int = 2) -> Step:
+    """Mambapy's Mamba, 2 layers of width 128 unless said, a token a step."""
+    return Step(_adapted("mamba", "mambapy", {"d_model": width, "n_layers": layers}))
 
 
 def x_transformers() -> Step:

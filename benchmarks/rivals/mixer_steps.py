@@ -1,4 +1,4 @@
-"""Small steps of token mixers: attention over a window, retention, RWKV's average, and a block of Zipformer's kind."""
+"""Steps of token mixers: attention over a window, retention, RWKV's average, the delta rule, a block of Zipformer's."""
 
 from __future__ import annotations
 
@@ -101,9 +101,10 @@ class RetNet(nn.Module):
         return x, torch.stack(after)
 
 
-def retnet() -> Step:
-    """RetNet, 2 layers of width 128 with 4 heads."""
-    return frame_step(RetNet(128, 4, 2), 128, [StateSpec("state", (2, "B", 4, 32, 32))])
+def retnet(width: int = 128, heads: int = 4, layers: int = 2) -> Step:
+    """RetNet, 2 layers of width 128 with 4 heads unless said."""
+    states = [StateSpec("state", (layers, "B", heads, width // heads, width // heads))]
+    return frame_step(RetNet(width, heads, layers), width, states)
 
 
 class RwkvLayer(nn.Module):
@@ -139,11 +140,11 @@ class RwkvLayer(nn.Module):
 
 
 class Rwkv(nn.Module):
-    """Two such layers."""
+    """Such layers."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, layers: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(RwkvLayer(width) for _ in range(2))
+        self.layers = nn.ModuleList(RwkvLayer(width) for _ in range(layers))
 
     def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """[B, width] and [layers, B, 5, width] → the same."""
@@ -154,11 +155,67 @@ class Rwkv(nn.Module):
         return x, torch.stack(kept)
 
 
-def rwkv() -> Step:
-    """RWKV of the fourth version, 2 layers of width 128."""
-    first = torch.zeros(2, 1, 5, 128)
+def rwkv(width: int = 128, layers: int = 2) -> Step:
+    """RWKV of the fourth version, 2 layers of width 128 unless said."""
+    first = torch.zeros(layers, 1, 5, width)
     first[:, :, 4] = -1e30
-    return frame_step(Rwkv(128), 128, [StateSpec("state", (2, "B", 5, 128), initial=first)])
+    return frame_step(Rwkv(width, layers), width, [StateSpec("state", (layers, "B", 5, width), initial=first)])
+
+
+class DeltaLayer(nn.Module):
+    """Gated delta rule in its recurrent form, as Qwen3-Next's: a matrix of each head fades and learns what it lacks."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.size = heads, width // heads
+        self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(2))
+        self.mix, self.gates = nn.Linear(width, 4 * width, bias=False), nn.Linear(width, 2 * heads, bias=False)
+        self.taps, self.rate = nn.Parameter(torch.randn(3 * width, 4) / 2), nn.Parameter(torch.rand(heads) * 2)
+        self.bias, self.each = nn.Parameter(torch.randn(heads)), nn.RMSNorm(self.size)
+        self.out = nn.Linear(width, width, bias=False)
+        self.wide, self.narrow = nn.Linear(width, 4 * width, bias=False), nn.Linear(2 * width, width, bias=False)
+
+    def forward(self, x: Tensor, seen: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, width], [B, 3 width, 3] and [B, heads, size, size] → the same."""
+        normed = self.norms[0](x)
+        into, gate = self.mix(normed).split((3 * x.shape[-1], x.shape[-1]), -1)
+        joined = torch.cat((seen, into[..., None]), -1)
+        query, key, value = (
+            nn.functional.silu((joined * self.taps).sum(-1)).view(-1, 3, self.heads, self.size).unbind(1)
+        )
+        query, key = (part * torch.rsqrt(part.square().sum(-1, keepdim=True) + 1e-6) for part in (query, key))
+        amount, fade = self.gates(normed).chunk(2, -1)
+        fade = torch.exp(-self.rate.exp() * nn.functional.softplus(fade + self.bias))
+        state = state * fade[..., None, None]
+        lacks = (value - (state * key[..., None]).sum(-2)) * torch.sigmoid(amount)[..., None]
+        state = state + key[..., None] * lacks[..., None, :]
+        found = (state * (query * self.size**-0.5)[..., None]).sum(-2)
+        x = x + self.out(self.each(found).flatten(1) * nn.functional.silu(gate))
+        gate, wide = self.wide(self.norms[1](x)).chunk(2, -1)
+        return x + self.narrow(nn.functional.silu(gate) * wide), joined[..., 1:], state
+
+
+class DeltaNet(nn.Module):
+    """Layers of it."""
+
+    def __init__(self, width: int, heads: int, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(DeltaLayer(width, heads) for _ in range(layers))
+
+    def forward(self, x: Tensor, seen: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, width], [layers, B, 3 width, 3] and [layers, B, heads, size, size] → the same."""
+        kept = []
+        for layer, *old in zip(self.layers, seen.unbind(0), state.unbind(0), strict=True):
+            x, *new = layer(x, *old)
+            kept.append(new)
+        return x, torch.stack([seen for seen, _ in kept]), torch.stack([state for _, state in kept])
+
+
+def deltanet(width: int = 128, heads: int = 4, layers: int = 2) -> Step:
+    """A gated DeltaNet, 2 layers of width 128 with 4 heads unless said."""
+    size = width // heads
+    states = [StateSpec("seen", (layers, "B", 3 * width, 3)), StateSpec("state", (layers, "B", heads, size, size))]
+    return frame_step(DeltaNet(width, heads, layers), width, states)
 
 
 class Zipformer(nn.Module):

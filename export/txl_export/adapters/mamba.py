@@ -1,7 +1,7 @@
 """mambapy's Mamba, and the language model over it: one token a step, by the package's own `step`.
 
 Each layer carries the convolution's last inputs and the state-space layer's state. The package can continue from a
-state only by single tokens, so a prompt is fed token by token as well.
+state only by single tokens; with `--segment-length 64 --segment-length 1` a bundle has segments made of that step.
 """
 
 from __future__ import annotations

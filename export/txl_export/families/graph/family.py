@@ -31,6 +31,8 @@ from txl_export.families.graph.take.fixing import drop_unread, fix, lengthen
 from txl_export.families.graph.take.leapp import Leapp, is_leapp, read_leapp
 from txl_export.families.graph.take.reading import Foreign, packed, read_foreign
 from txl_export.families.graph.take.running import Helper, RunError
+from txl_export.families.own_module.by_position import by_position, lifting
+from txl_export.families.own_module.capture import Capture
 from txl_export.families.own_module.family import FOR_CHECKPOINTS, PreparedStep, with_data
 from txl_export.families.own_module.plan import Plan, make_plan
 from txl_export.families.own_module.spec import StepSpec
@@ -97,7 +99,7 @@ def prepare(source: str | Path, options: ExportOptions, heard: Listener) -> Prep
     )
     taken = take(read_foreign(leapp.path), choices, heard)
     asked = options.batch_sizes if options.batch_size != () else (taken.step.sequences or 1,)
-    spec, vocabulary = with_data(taken.spec, options)
+    spec, vocabulary = with_data(by_position(taken.spec, options.segment_lengths), options)
     plan = planned(taken, spec, asked, options.segment_lengths, heard)
     half = options.precision is None and computes_in_half(taken.foreign.model.graph)
     if half:
@@ -123,6 +125,10 @@ def prepare(source: str | Path, options: ExportOptions, heard: Listener) -> Prep
         "opened": str(taken.opened or ""),
         "settled": some([f"{name} = {value}" for name, value in choices.fix.items()]) if choices.fix else "",
     }
+
+    def make(of: Plan) -> Capture:
+        return capturing(taken.graph, taken.step, of, taken.helper)
+
     return PreparedStep(
         plan,
         cast(Precision, "fp16" if half else options.precision or "fp32"),
@@ -131,7 +137,7 @@ def prepare(source: str | Path, options: ExportOptions, heard: Listener) -> Prep
         vocabulary,
         {"source": {"name": taken.foreign.path.name, "weights": None}},
         SOURCE,
-        capturing(taken.graph, taken.step, plan, taken.helper),
+        make(plan) if spec.has_length is taken.spec.has_length else lifting(plan, make),
         rounds=half,
     )
 
@@ -157,8 +163,9 @@ def verify(request: VerifyRequest, heard: Listener) -> tuple[Parity, None]:
         )
         path = read_leapp(request.checkpoint).path if is_leapp(request.checkpoint) else request.checkpoint
         taken = take(read_foreign(path), choices, heard)
-        check_same_module(taken.spec, request.checkpoint.name, bundle, heard)
-        plan = planned(taken, taken.spec, (manifest.batch_size,), manifest.segment_lengths, heard)
+        spec = by_position(taken.spec, manifest.segment_lengths)
+        check_same_module(spec, request.checkpoint.name, bundle, heard)
+        plan = planned(taken, spec, (manifest.batch_size,), manifest.segment_lengths, heard)
         return verify_step(opener, plan, SOURCE, request.segments, heard, EMULATED if emulated else None), None
 
 
@@ -245,7 +252,7 @@ def planned(taken: Taken, spec: StepSpec, batches: Sequence[int], lengths: Seque
     if more or (fixed is not None and batch != fixed):
         told = ", ".join(map(str, batches))
         raise UsageError(f"--batch-size is {told}, expected {fixed or 'one'}: the file takes {fixed or 'any number'}")
-    positions = taken.step.positions
+    positions = taken.step.positions if spec.has_length is taken.spec.has_length else None
     if positions is not None and (wrong := [length for length in lengths if length != positions]):
         raise UsageError(
             f"--segment-length is {wrong[0]}, expected {positions}: a call of the file is {positions} position"

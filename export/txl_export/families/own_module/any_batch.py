@@ -15,7 +15,13 @@ from txl_runtime.errors import one_line
 from txl_export.families.own_module.capture import Captured
 from txl_export.families.own_module.network import StepNetwork
 from txl_export.families.own_module.plan import Plan
-from txl_export.families.own_module.rehearsal import RehearsalError, examples_for, first_sequences, rehearse
+from txl_export.families.own_module.rehearsal import (
+    Example,
+    RehearsalError,
+    examples_for,
+    first_sequences,
+    rehearse,
+)
 from txl_export.families.own_module.sizes import fresh_states
 from txl_export.families.own_module.stages import Stage, Transition, shapes_of
 from txl_export.graphs.opening import FixedBatchError, open_batch
@@ -60,15 +66,25 @@ def _tried(plan: Plan, found: Captured) -> ir.Model:
 
 def _of_one_more(plan: Plan, found: Captured) -> ir.Model:
     """The graph of B + 1 sequences."""
-    more = replace(plan, batch_size=plan.batch_size + 1)
+    count = plan.batch_size + 1
     try:
-        stage = Stage(0, shapes_of(fresh_states(more.spec, more.batch_size)))
-        transition = Transition(stage, found.network.length, stage)
-        network = StepNetwork(replace(more, transitions=(transition,)), transition)
-        (example,) = examples_for(more, transition, network, 1)
-        return found.again(network, example)
+        network, examples = of_sequences(plan, found.network.length, count)
+        return found.again(network, examples[0])
     except Exception as error:  # the user's code may be of one B, and torch raises many kinds
-        raise FixedBatchError(f"it cannot be captured with B + 1 = {more.batch_size}: {one_line(error)}") from error
+        raise FixedBatchError(f"it cannot be captured with B + 1 = {count}: {one_line(error)}") from error
+
+
+def of_sequences(plan: Plan, length: int, count: int, tries: int = 1) -> tuple[StepNetwork, list[Example]]:
+    """The network of another number of sequences than a plan's, and examples of it.
+
+    Raises:
+        TxlError: the module does not take them.
+    """
+    more = replace(plan, batch_size=count)
+    stage = Stage(0, shapes_of(fresh_states(more.spec, count)))
+    transition = Transition(stage, length, stage)
+    network = StepNetwork(replace(more, transitions=(transition,)), transition)
+    return network, examples_for(more, transition, network, tries)
 
 
 def _counts(batch_size: int) -> list[int]:

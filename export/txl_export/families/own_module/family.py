@@ -23,6 +23,7 @@ from txl_runtime.model import load
 
 from txl_export.checkpoints.vocabularies import completed, read_vocabulary_file
 from txl_export.families.own_module.building import write_step
+from txl_export.families.own_module.by_position import by_position, lifting
 from txl_export.families.own_module.capture import Capture, capture
 from txl_export.families.own_module.identity import tensors_id
 from txl_export.families.own_module.loading import importable
@@ -122,8 +123,8 @@ def prepare(source: StepSpec | str | Path | Adapted, options: ExportOptions, hea
         )
     if whose := whose_code(source):
         heard.warn(f"{whose} is run on this machine; of it, only graphs and weights enter the bundle")
-    spec, name = read_source(source, options.weights)
-    spec, vocabulary = with_data(spec, options)
+    given, name = read_source(source, options.weights)
+    spec, vocabulary = with_data(by_position(given, options.segment_lengths), options)
     with importable(source):
         batch_size, *others = options.batch_sizes
         if others:
@@ -132,12 +133,12 @@ def prepare(source: StepSpec | str | Path | Adapted, options: ExportOptions, hea
                 "which takes any number up to it on the CPU; export a bundle for each B that engines are to have"
             )
         plan = make_plan(spec, batch_size, options.segment_lengths, heard)
+    make = capture if spec.has_length is given.has_length else lifting(plan, lambda _: capture)
     weights = source.file if isinstance(source, Adapted) else options.weights and Path(options.weights).name
     provenance = {"source": {"name": name, "weights": weights}}
     family = {"name": "own_module", "module": name}
-    return PreparedStep(
-        plan, cast(Precision, options.precision or "fp32"), options.growth, family, vocabulary, provenance
-    )
+    precision = cast(Precision, options.precision or "fp32")
+    return PreparedStep(plan, precision, options.growth, family, vocabulary, provenance, make=make)
 
 
 def with_data(spec: StepSpec, options: ExportOptions) -> tuple[StepSpec, bytes | None]:
@@ -182,6 +183,7 @@ def verify(request: VerifyRequest, heard: Listener) -> tuple[Parity, bytes | Non
         if whose := whose_code(request.module):
             heard.warn(f"{whose} is run on this machine")
         spec, name = read_source(request.module, request.weights)
+        spec = by_position(spec, manifest.segment_lengths)
         run_first_call(spec, manifest.batch_size, manifest.segment_lengths)
         check_same_module(spec, name, bundle, heard)
         spec = _with_text(spec, bundle.vocabulary(), request.text, request.tokens)

@@ -18,7 +18,7 @@ _SPELT = 8
 
 
 class Builder:
-    """Makes operators in front of a node, with names of their own; constants that are equal are one.
+    """Makes operators in front of a node, or behind all, with names of their own; constants that are equal are one.
 
     A value that is made has the type of its first input, and a shape where it is as good as known here.
     """
@@ -42,14 +42,16 @@ class Builder:
     def _ops(
         self, kind: str, inputs: Sequence[ir.Value | None], shapes: Sequence[ir.Shape | None], attributes: Any
     ) -> Sequence[ir.Value]:
-        assert self._before is not None
-        name = f"{self._before.name}.{self._name}.{self._count}"
+        name = f"{self._before.name}.{self._name}.{self._count}" if self._before else f"{self._name}.{self._count}"
         self._count += 1
         node = ir.node(kind, inputs, attributes=attributes, num_outputs=len(shapes), name=name)
         for place, (made, shape) in enumerate(zip(node.outputs, shapes, strict=True)):
             made.name = f"{name}.{place}"
             made.type, made.shape = None if inputs[0] is None else inputs[0].type, shape
-        self._graph.insert_before(self._before, node)
+        if self._before is None:
+            self._graph.append(node)
+        else:
+            self._graph.insert_before(self._before, node)
         return node.outputs
 
     def constant(self, numbers: NDArray[Any]) -> ir.Value:
@@ -78,6 +80,10 @@ class Builder:
         """Parts of so many positions each along an axis."""
         shapes = [_with_size(value, axis, size) for size in sizes]
         return self._ops("Split", [value, self.numbers(*sizes)], shapes, {"axis": axis})
+
+    def pieces(self, value: ir.Value, count: int, axis: int) -> Sequence[ir.Value]:
+        """So many parts of one size along an axis, whose own size may be open."""
+        return self._ops("Split", [value], [None] * count, {"axis": axis, "num_outputs": count})
 
     def concat(self, parts: Sequence[ir.Value], axis: int) -> ir.Value:
         """Values one behind the other along an axis; itself where there is one."""

@@ -18,6 +18,7 @@ from txl_export.graphs.passes.fusable import write_what_fuses
 from txl_export.graphs.passes.joins import join_once
 from txl_export.graphs.passes.moves import join_moves
 from txl_export.graphs.passes.needed_parts import compute_what_is_read
+from txl_export.graphs.passes.single_convs import compute_one_position
 from txl_export.graphs.passes.stacks import put_stacks_together, take_stacks_apart
 from txl_export.graphs.passes.writes import join_writes
 from txl_export.graphs.settling import infer_shapes
@@ -29,6 +30,7 @@ PASSES: tuple[Callable[[ir.Graph], None], ...] = (
     einsums_to_products,
     take_queries_to_rows,
     compute_what_is_read,
+    compute_one_position,
     join_moves,
     take_stacks_apart,
     put_stacks_together,

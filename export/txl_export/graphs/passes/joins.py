@@ -12,7 +12,7 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from txl_export.graphs.passes.builder import Builder
-from txl_export.graphs.passes.values import alike, axis_of, block_of, constant, size_along, sizes_of
+from txl_export.graphs.passes.values import alike, axis_of, block_of, constant, numbers_of, size_along, sizes_of
 
 _MOST = 64
 """A join of joins reads at most so many values, so that a loop that moves a cache T times reads no T²."""
@@ -33,6 +33,8 @@ def join_once(graph: ir.Graph) -> None:
         made.at(node)
         if node.op_type == "Gather":
             _select(made, node)
+        if node.op_type == "Squeeze":
+            _drop(made, node)
         for result in node.outputs if node.op_type in ("Concat", "Slice", "Split") else ():
             for axis in range(len(sizes_of(result))):
                 _read(made, node, result, axis)
@@ -64,6 +66,15 @@ def _select(made: Pieces, node: ir.Node) -> None:
         made.replace(node.outputs[0], inner)
     elif piece.value is not source:
         made.replace(node.outputs[0], made.gather(piece.value, piece.start, axis))
+
+
+def _drop(made: Pieces, node: ir.Node) -> None:
+    """Let an axis that was added and is dropped again not be added."""
+    added = None if node.inputs[0] is None else node.inputs[0].producer()
+    if added is not None and added.op_type == "Unsqueeze" and added.inputs[0] is not None:
+        axes = [numbers_of(one.inputs[1]) if len(one.inputs) > 1 else None for one in (added, node)]
+        if axes[0] is not None and axes[0] == axes[1] and alike(added.inputs[0], node.outputs[0]):
+            made.replace(node.outputs[0], added.inputs[0])
 
 
 def pieces_of(value: ir.Value | None, axis: int) -> list[Piece]:

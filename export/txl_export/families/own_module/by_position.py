@@ -1,0 +1,178 @@
+"""Segments of a step that takes one position: in eager mode one call after another, in a bundle's graphs lifted.
+
+    x ("B", 12) becomes x ("B", "L", 12)
+
+What is proven and written is a step of segments like any other. Only its graphs are made in their own way: the step is
+captured once, of one position and many sequences, and `graphs.positions` makes each program of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any, NoReturn
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from txl_runtime.errors import UsageError, one_line
+from txl_runtime.guard.forms import OPSETS
+
+from txl_export.families.own_module.any_batch import of_sequences
+from txl_export.families.own_module.capture import Capture, Captured
+from txl_export.families.own_module.module_call import called
+from txl_export.families.own_module.network import StepNetwork
+from txl_export.families.own_module.plan import Plan
+from txl_export.families.own_module.rehearsal import Example, RehearsalError, rehearse
+from txl_export.families.own_module.spec import VALID, InputSpec, Named, Shape, StepSpec
+from txl_export.families.own_module.stages import Transition
+from txl_export.graphs.opening import open_batch
+from txl_export.graphs.passes.builder import Builder
+from txl_export.graphs.positions import UnliftedError, lifted
+from txl_export.graphs.settling import UnsettledError, settle
+
+
+def by_position(spec: StepSpec, lengths: Sequence[int]) -> StepSpec:
+    """The step of segments, where segments of several positions are asked for and no input has "L"; else the same.
+
+    Args:
+        lengths: every L asked for; () for those of the specification.
+
+    Raises:
+        UsageError: its positions cannot be computed beside one another.
+    """
+    longest = max(lengths or spec.segment_lengths, default=1)
+    if spec.has_length or longest < 2:
+        return spec
+    for what, entries in (("input", spec.inputs), ("state", spec.states), ("output", spec.output_specs)):
+        for entry in entries:
+            if entry.shape is not None and entry.axes.batch is None:
+                _refuse(f"{what} {entry.name} is shared by all sequences")
+    for state in spec.states:
+        if state.grows is not None or state.initial is None:
+            _refuse(f"state {state.name} {'grows' if state.grows is not None else 'is absent at first'}")
+    if spec.lengths:
+        _refuse("the module takes valid")
+    given = [replace(one, shape=_with_positions(one.shape)) for one in spec.inputs]
+    made = [one if one.shape is None else replace(one, shape=_with_positions(one.shape)) for one in spec.output_specs]
+    samples = spec.samples and {one.name: _in_a_row(one, spec.samples[one.name], longest) for one in spec.inputs}
+    places = {one.name: (one.axes.batch or 0) + 1 for one in (*spec.inputs, *spec.output_specs)}
+
+    def step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
+        one, found = replace(spec, module=module), list[Named]()
+        for position in range(next(iter(inputs.values())).shape[places[given[0].name]]):
+            here = {name: values.select(places[name], position) for name, values in inputs.items()}
+            outputs, states = called(one, here, states, None)
+            found.append({name: values.clone() for name, values in outputs.items()})
+        return {name: torch.stack([each[name] for each in found], places[name]) for name in found[0]}, states
+
+    return replace(spec, inputs=given, outputs=made, samples=samples, step=step)
+
+
+def lifting(plan: Plan, make: Callable[[Plan], Capture]) -> Capture:
+    """What makes the graphs of such a step's programs.
+
+    Args:
+        plan: of segments.
+        make: what makes graphs of a plan of one position, whose sequences all run.
+
+    Raises:
+        UsageError: its sequences depend on one another; where it is called also: the step's graph is of one number of
+            sequences, or lifted it computes something else.
+    """
+    if plan.streams != "independent":
+        _refuse(f"the sequences run all or none: {plan.reason}")
+    one, most = _of_one(plan), max(plan.segment_lengths) * (plan.batch_size + 1)  # any_batch asks for one more
+    axes = {entry.name: entry.axes for entry in (*plan.spec.inputs, *plan.outputs)}
+
+    @cache
+    def opened() -> Captured:
+        try:
+            network, examples = of_sequences(one, 1, most, 2)
+        except UsageError as error:
+            _refuse(f"it does not take {most} sequences: {error}")
+        found = make(one)(network, "step-1", examples)
+        try:
+            network, examples = of_sequences(one, 1, most + 1)
+            open_batch(found.model, found.again(network, examples[0]), most)
+        except Exception as error:  # the user's code may be of one B, and torch raises many kinds
+            _refuse(f"its graph is of one number of sequences: {one_line(error)}")
+        return found
+
+    def again(name: str, network: StepNetwork, *_: Example) -> ir.Model:
+        first = network.inputs[0]
+        batch = int(first.shape[axes[first.name].batch or 0])
+        program = lifted(opened().model, len(plan.states), axes, batch, network.length)
+        _keep_idle(program.graph, plan)
+        settle(program, name, network.inputs, network.outputs, OPSETS)
+        return program
+
+    def made(network: StepNetwork, name: str, examples: Sequence[Example]) -> Captured:
+        try:
+            model = again(name, network)
+            rehearse(model, network, examples)
+        except (UnliftedError, UnsettledError, RehearsalError) as error:
+            _refuse(str(error))
+        return Captured(name, network, examples, model, opened().route, partial(again, name))
+
+    return made
+
+
+def _of_one(plan: Plan) -> Plan:
+    """The plan of the step of one position; no sequence of it is ever idle."""
+    spec = plan.spec
+    places = {entry.name: entry.axes.positions[0] for entry in (*spec.inputs, *plan.outputs)}
+
+    def step(module: Any, inputs: Named, states: Named) -> tuple[Named, Named]:
+        given = {name: values.unsqueeze(places[name]) for name, values in inputs.items()}
+        outputs, after = called(replace(spec, module=module), given, states, None)
+        return {name: values.select(places[name], 0) for name, values in outputs.items()}, after
+
+    one = replace(
+        spec,
+        inputs=[replace(entry, shape=entry.axes.still.shape) for entry in spec.inputs],
+        outputs=[replace(entry, shape=entry.axes.still.shape) for entry in plan.outputs],
+        samples=spec.samples and {name: np.take(values, 0, places[name]) for name, values in spec.samples.items()},
+        step=step,
+        segment_lengths=(1,),
+    )
+    stage = plan.transitions[0].stage
+    return replace(plan, spec=one, segment_lengths=(1,), transitions=(Transition(stage, 1, stage),), streams="lockstep")
+
+
+def _keep_idle(graph: ir.Graph, plan: Plan) -> None:
+    """Let the states of idle sequences stay as they are, in place."""
+    build, given = Builder(graph, "idle"), {value.name: value for value in graph.inputs}
+    valid = ir.Value(name=VALID, type=ir.TensorType(ir.DataType.INT32))
+    graph.inputs.append(valid)
+    live = build.op("Greater", [valid, build.constant(np.array(0, np.int32))])
+    live.type = ir.TensorType(ir.DataType.BOOL)
+    for place, state in enumerate(plan.states, len(plan.results)):
+        rows = [-1 if axis == state.batch_axis else 1 for axis in range(len(state.shape))]
+        flags = build.reshape(live, rows) if len(rows) > 1 else live
+        kept = build.op("Where", [flags, graph.outputs[place], given[state.input]])
+        kept.type = given[state.input].type
+        graph.outputs[place] = kept
+
+
+def _with_positions(shape: Shape) -> Shape:
+    """E.g. ("B", "L", 12) of ("B", 12)."""
+    behind = shape.index("B") + 1
+    return (*shape[:behind], "L", *shape[behind:])
+
+
+def _in_a_row(entry: InputSpec, samples: Any, length: int) -> Any:
+    """Samples of an input, such as [n, 12], as positions of one sequence, [1, n, 12]; at least so many."""
+    axis, values = entry.axes.batch or 0, np.asarray(samples)
+    if values.ndim != len(entry.shape) or not values.shape[axis]:
+        return values  # refused as they are
+    rows = np.arange(max(values.shape[axis], length)) % values.shape[axis]
+    return np.expand_dims(np.take(values, rows, axis), axis)
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise UsageError(
+        f"segments of several positions cannot be made of this step of one: {reason}; export it with "
+        '--segment-length 1, or give it inputs with "L"'
+    )

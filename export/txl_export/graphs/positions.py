@@ -1,0 +1,267 @@
+"""A step of one position made a program of L positions: what no state leads back to runs once, for all positions.
+
+    h' = tanh(a x + b h)      a x of all positions is one product; b h, the sum and tanh are written L times
+    y  = c h'                 one product again
+
+The positions of all sequences are rows of one batch: row t·B + b is position t of sequence b. So a Split of a value
+along its axis of sequences gives its positions, and a Concat makes rows of them. A state that is only handed on, such
+as the last row or a window of the last four, leads nowhere back: its rows are those that it is made of, of the position
+before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from graphlib import TopologicalSorter
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx.reference import ReferenceEvaluator
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+from txl_runtime.bundle.axes import Axes
+from txl_runtime.bundle.open_batch import BATCH
+
+from txl_export.graphs.passes.builder import Builder
+from txl_export.graphs.passes.values import sizes_of
+from txl_export.graphs.quantised_matmul import initializer
+from txl_export.graphs.recurrences import Core, find_cores
+from txl_export.graphs.state_parts import original, take_apart
+
+
+class UnliftedError(Exception):
+    """A step whose positions cannot be rows of a batch; the message says why."""
+
+
+def lifted(step: ir.Model, states: int, axes: Mapping[str, Axes], batch: int, length: int) -> ir.Model:
+    """A program of several positions, made of a step of one.
+
+    Args:
+        step: a settled graph of any number of sequences (`graphs.opening`), whose last inputs are states and whose last
+            outputs are their next values, in the same order.
+        states: how many.
+        axes: where sequences and positions stand in the program's other inputs and outputs; those of the step have the
+            same axes but for that of positions.
+        batch, length: B and L.
+
+    Returns:
+        the program, with inputs and outputs as the step has them; values inside have no shapes yet.
+
+    Raises:
+        UnliftedError: on which axis of a value its sequences stand is not known.
+    """
+    model = step.clone()
+    return _Lifting(model, states, axes, batch, length).program
+
+
+class _Lifting:
+    """Writes the program beside the step.
+
+    Attributes:
+        program: what is written.
+        _rows, _pieces: by values of the step, those of the program: of all positions at once, and of each position.
+        _first: by states of the step, their values before the segment.
+        _after: the next values of states, both of the step.
+    """
+
+    def __init__(self, model: ir.Model, states: int, axes: Mapping[str, Axes], batch: int, length: int) -> None:
+        self._step, self._batch, self._length = model.graph, batch, length
+        self.program = ir.Model(ir.Graph([], [], nodes=[], opset_imports=model.graph.opset_imports), ir_version=10)
+        self._build = Builder(self.program.graph, "rows")
+        self._rows, self._pieces = dict[ir.Value, ir.Value](), dict[ir.Value, Sequence[ir.Value]]()
+        self._first = dict[ir.Value, ir.Value]()
+        self._sizes = _cut_sizes(model, (batch, batch * length))
+        given, results = list(model.graph.inputs), list(model.graph.outputs)
+        names = [str(value.name) for value in results]
+        for value in given:
+            place = axes.get(str(value.name))
+            sizes = [batch if size == BATCH else size for size in sizes_of(value)]
+            shape = ir.Shape(sizes if place is None else place.sizes(batch, length))
+            self.program.graph.inputs.append(made := ir.Value(name=value.name, type=value.type, shape=shape))
+            if place is None:
+                self._first[value] = made
+            else:
+                self._rows[value] = self._to_rows(made, place)
+        stacks = take_apart(model, states) if length > 1 else []
+        for stack in stacks:
+            parts = stack.apart(self._build, self._first[stack.state])
+            self._first.update(zip(stack.parts, parts, strict=True))
+        outputs, others = list(model.graph.outputs), len(results) - states
+        self._after = dict(zip(model.graph.inputs[len(given) - states :], map(original, outputs[others:]), strict=True))
+        self._write()
+        last = {state: self._last(state) for state in self._after}
+        for stack in reversed(stacks):
+            last[stack.state] = stack.together(self._build, [last[part] for part in stack.parts])
+        named = zip(outputs[:others], names, strict=False)
+        made_results = [self._from_rows(self._all(value), axes[name]) for value, name in named]
+        self.program.graph.outputs.extend([*made_results, *(last[state] for state in given[len(given) - states :])])
+        RemoveUnusedNodesPass()(self.program)
+
+    def _write(self) -> None:
+        """All values that results and next states need, each behind what it is made of."""
+        cores = find_cores(self._step, self._after, self._batch)
+        whose = {part: core for core, nodes in cores.items() for part in (*core, *nodes)}
+        before: dict[Hashable, list[Hashable]] = {}
+        for node in self._step:
+            read = before.setdefault(whose.get(node, node), [])
+            read += (whose.get(one, one) for value in node.inputs if (one := self._maker(value)) is not None)
+        for state, after in self._after.items():
+            read = before.setdefault(whose.get(state, state), [])
+            read += (whose.get(one, one) for one in (self._maker(after),) if one is not None)
+        others = {part: [other for other in read if other is not part] for part, read in before.items()}
+        for part in TopologicalSorter(others).static_order():
+            if isinstance(part, ir.Node):
+                self._once(part)
+            elif isinstance(part, ir.Value):
+                self._handed_on(part)
+            elif isinstance(part, frozenset):
+                self._repeated(part, cores[part])
+
+    def _maker(self, value: ir.Value | None) -> ir.Node | ir.Value | None:
+        """The node or state that a value is of; None where it is there from the start."""
+        if value is None or value in self._after:
+            return value
+        return value.producer()
+
+    def _once(self, node: ir.Node) -> None:
+        """A node for all positions."""
+        made = self._copy(node, [self._all(value) for value in node.inputs])
+        self._rows.update(zip(node.outputs, made, strict=True))
+
+    def _handed_on(self, state: ir.Value) -> None:
+        """A state that leads nowhere back: before each position it is what was made at the position before."""
+        first, after = self._first[state], self._after[state]
+        if self._length == 1:
+            self._rows[state] = first
+        elif after in self._rows and (axis := self._axis(after)) is not None:
+            earlier = self._build.slice(self._rows[after], axis, 0, self._batch * (self._length - 1))
+            self._rows[state] = self._build.concat([first, earlier], axis)
+        else:
+            self._pieces[state] = [first, *(self._piece(after, at) for at in range(self._length - 1))]
+
+    def _repeated(self, states: Core, nodes: Sequence[ir.Node]) -> None:
+        """Nodes that states lead back through, for one position after another."""
+        found = {value: list[ir.Value]() for value in (*states, *(out for node in nodes for out in node.outputs))}
+        now = {state: self._first[state] for state in states}
+        for position in range(self._length):
+            for node in nodes:
+                read = [None if one is None else now.get(one) or self._piece(one, position) for one in node.inputs]
+                now.update(zip(node.outputs, self._copy(node, read, f".at.{position}"), strict=True))
+            for value, pieces in found.items():
+                pieces.append(now[value])
+            now |= {state: now[self._after[state]] for state in states}
+        self._pieces.update(found)
+
+    def _last(self, state: ir.Value) -> ir.Value:
+        """A state behind the segment."""
+        after = self._after[state]
+        axis = self._axis(after)
+        if self._length == 1 or axis is None or after in self._pieces:
+            return self._piece(after, self._length - 1)
+        return self._build.slice(self._all(after), axis, self._batch * (self._length - 1), self._batch * self._length)
+
+    def _all(self, value: ir.Value | None) -> Any:
+        """A value of all positions at once."""
+        if value is None or value in self._rows:
+            return value and self._rows[value]
+        if value in self._sizes[self._batch * self._length]:
+            return self._number(value, self._batch * self._length)
+        if value.const_value is not None:
+            self._rows[value] = self._constant(value)
+        else:
+            pieces, axis = self._pieces[value], self._axis(value)
+            self._rows[value] = pieces[0] if axis is None else self._build.concat(pieces, axis)
+        return self._rows[value]
+
+    def _piece(self, value: ir.Value, position: int) -> ir.Value:
+        """A value of one position."""
+        if value in self._sizes[self._batch]:
+            return self._number(value, self._batch)
+        if value not in self._pieces:
+            whole, axis = self._all(value), self._axis(value)
+            split = axis is not None and self._length > 1
+            self._pieces[value] = (
+                self._build.pieces(whole, self._length, axis or 0) if split else [whole] * self._length
+            )
+        return self._pieces[value][position]
+
+    def _axis(self, value: ir.Value) -> int | None:
+        """The axis on which a value's sequences stand, each perhaps several times; None where it is of none."""
+        found = [axis for axis, size in enumerate(sizes_of(value)) if not isinstance(size, int)]
+        if value.shape is None or len(found) > 1:
+            raise UnliftedError(f"where the sequences of '{value.name}' stand is not known")
+        return found[0] if found else None
+
+    def _copy(self, node: ir.Node, read: Sequence[ir.Value | None], suffix: str = "") -> Sequence[ir.Value]:
+        attributes, count = list(node.attributes.values()), len(node.outputs)
+        name = f"{node.name}{suffix}"
+        made = ir.Node(node.domain, node.op_type, read, attributes, num_outputs=count, name=name)
+        for new, old in zip(made.outputs, node.outputs, strict=True):
+            new.name, new.type = f"{old.name}{suffix}", old.type
+        self.program.graph.append(made)
+        return made.outputs
+
+    def _constant(self, value: ir.Value) -> ir.Value:
+        name, graph = str(value.name), self.program.graph
+        while name in graph.initializers:
+            name += "."
+        made = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
+        graph.register_initializer(made)
+        return made
+
+    def _number(self, value: ir.Value, count: int) -> ir.Value:
+        return initializer(self.program.graph, f"{value.name}.{count}", self._sizes[count][value])
+
+    def _to_rows(self, value: ir.Value, place: Axes) -> ir.Value:
+        """An input with its positions and sequences as rows."""
+        if order := self._order(place):
+            value = self._build.transpose(value, order)
+        return self._build.reshape(value, place.still.sizes(self._batch * self._length, 0))
+
+    def _from_rows(self, value: ir.Value, place: Axes) -> ir.Value:
+        """An output, of rows."""
+        sizes, order = place.sizes(self._batch, self._length), self._order(place)
+        if not order:
+            return self._build.reshape(value, sizes)
+        return self._build.transpose(
+            self._build.reshape(value, [sizes[axis] for axis in order]), np.argsort(order).tolist()
+        )
+
+    def _order(self, place: Axes) -> list[int]:
+        """The axes with that of positions in front of that of sequences; [] where the values stand so already."""
+        behind, order = place.batch or 0, list(range(len(place.shape)))
+        order.remove(place.positions[0])
+        order.insert(order.index(behind), place.positions[0])
+        moved = [axis for axis in order if self._batch > 1 or axis != behind]  # an axis of one may stand anywhere
+        return order if moved != sorted(moved) else []
+
+
+def _cut_sizes(model: ir.Model, counts: Sequence[int]) -> dict[int, dict[ir.Value, NDArray[Any]]]:
+    """What a graph computes from its number of sequences, for some such numbers; in place, no node makes it then."""
+    graph, found = model.graph, dict[ir.Value | None, bool]()
+    for node in graph:
+        shape = node.op_type == "Shape" and node.inputs[0] is not None and node.inputs[0].is_graph_input()
+        known = [value in found for value in node.inputs if value is not None and value.const_value is None]
+        if shape or (known and all(known)):
+            found.update(dict.fromkeys(node.outputs, True))
+    read = [value for value in found if value and any(use.node.outputs[0] not in found for use in value.uses())]
+    if not read:
+        return {count: {} for count in counts}
+    alone, names = model.clone(), [str(value.name) for value in read]
+    made = {value.name: value for node in alone.graph for value in node.outputs}
+    alone.graph.outputs[:] = [made[name] for name in names]
+    RemoveUnusedNodesPass()(alone)
+    run = ReferenceEvaluator(ir.to_proto(alone))
+    cut = [ir.Value(name=name, type=value.type, shape=value.shape) for name, value in zip(names, read, strict=True)]
+    for value, bare in zip(read, cut, strict=True):
+        ir.convenience.replace_all_uses_with(value, bare)
+    RemoveUnusedNodesPass()(model)
+    numbers = dict[int, dict[ir.Value, NDArray[Any]]]()
+    for count in counts:
+        feeds = {
+            str(value.name): np.zeros([count if size == BATCH else size for size in sizes_of(value)])  # type: ignore[misc]
+            for value in alone.graph.inputs
+        }
+        numbers[count] = dict(zip(cut, map(np.asarray, run.run(None, feeds)), strict=True))
+    return numbers
