@@ -30,7 +30,8 @@ from txl_export.families.own_module.stages import Transition
 from txl_export.graphs.opening import open_batch
 from txl_export.graphs.passes.builder import Builder
 from txl_export.graphs.positions import UnliftedError, lifted
-from txl_export.graphs.settling import UnsettledError, settle
+from txl_export.graphs.settling import settle
+from txl_export.graphs.unsettled import UnsettledError
 
 
 def by_position(spec: StepSpec, lengths: Sequence[int]) -> StepSpec:
