@@ -12,6 +12,7 @@ Each message says what was found, what was expected and what to do. `exit_code` 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
@@ -84,6 +85,9 @@ def todo_about(name: str, missing: Iterable[str]) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the text of a library's error as one line; a long one loses its middle, since causes stand at the ends."""
-    text = " ".join(str(error).split())
+    """Return the text of a library's error as one line; a long one loses its middle, since causes stand at the ends.
+
+    It also loses paths of the sources that the library was built from, e.g. /onnxruntime_src/core/graph.cc:18.
+    """
+    text = re.sub(r"/\S+\.(?:cc|cpp|h):\d+ ", "", " ".join(str(error).split()))
     return text if len(text) <= 360 else f"{text[:180]} … {text[-180:]}"

@@ -24,6 +24,7 @@ def test_what_is_not_printable_is_escaped():
 
 def test_an_error_of_many_lines_becomes_one_and_a_long_one_keeps_its_beginning_and_its_end():
     assert one_line(ValueError("first\n  second")) == "first second"
+    assert one_line(ValueError("FAIL : /onnxruntime_src/core/graph.cc:18 it was false.")) == "FAIL : it was false."
     said = one_line(ValueError("the cause " + "x" * 4000 + " the place"))
     assert said.startswith("the cause xxx")
     assert said.endswith("xxx the place")

@@ -8,6 +8,7 @@ int8; a bundle has neither.
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from txl_export.graphs.quantised_matmul import initializer
@@ -35,7 +36,8 @@ def between_quantisers(graph: ir.Graph, node: ir.Node) -> None:
         turned = name == "Gemm" and not node.attributes.get_int("transB", 0)
         read[1].attributes["axis"] = ir.AttrInt64("axis", -1 if name == "MatMul" else int(turned))
         if bias and bias[0] is not None:
-            both = initializer(graph, f"{node.name}.bias.scale", scale.numpy().reshape(()) * scales.numpy())
+            alpha = np.float32(node.attributes.get_float("alpha", 1.0))
+            both = initializer(graph, f"{node.name}.bias.scale", scale.numpy().reshape(()) * scales.numpy() * alpha)
             read.append(ir.node("DequantizeLinear", [bias[0], both], attributes={"axis": 0}))
     real = ir.node(name, [one.outputs[0] for one in read], attributes=said)
     made = ir.node("QuantizeLinear", [real.outputs[0], *result])

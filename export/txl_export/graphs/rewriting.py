@@ -17,6 +17,7 @@ import onnx_ir as ir
 from txl_export.graphs.between_quantisers import OPERATORS, between_quantisers
 from txl_export.graphs.dft import dft_as_product, stft_as_convolution
 from txl_export.graphs.linear_attention import rewrite_attention, rewrite_convolution
+from txl_export.graphs.passes.builder import Builder
 
 
 def is_due(graph: ir.Graph) -> bool:
@@ -54,9 +55,30 @@ def _as_usual(_: ir.Graph, node: ir.Node) -> None:
         del node.attributes["activations"]
 
 
+def _bias_apart(graph: ir.Graph, node: ir.Node) -> None:
+    """Add the bias of a convolution behind it, where it or the weights are computed: a bundle's have known sizes."""
+    weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
+    shape = node.outputs[0].shape
+    if bias is None or shape is None or (_is_known(weight) and _is_known(bias)):
+        return
+    build = Builder(graph, "bias").at(node)
+    made = build.op(node.op_type, node.inputs[:2], shape, **node.attributes)
+    rows = build.op("Reshape", [bias, build.numbers(-1, *[1] * (len(shape) - 2))])
+    build.replace(node.outputs[0], build.op("Add", [made, rows], shape))
+    graph.remove(node, safe=True)
+
+
+def _is_known(value: ir.Value | None) -> bool:
+    while value is not None and (maker := value.producer()) is not None:
+        value = maker.inputs[0] if maker.op_type in ("Cast", "DequantizeLinear", "Identity") else None
+    return value is not None and value.is_initializer()
+
+
 REWRITES: Mapping[str, Callable[[ir.Graph, ir.Node], None]] = MappingProxyType(
     {
         "CausalConvWithState": rewrite_convolution,
+        "Conv": _bias_apart,
+        "ConvTranspose": _bias_apart,
         "Dropout": _without_dropout,
         "DFT": dft_as_product,
         "LinearAttention": rewrite_attention,

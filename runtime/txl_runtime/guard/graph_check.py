@@ -60,7 +60,7 @@ class Value(NamedTuple):
     Attributes:
         fixed: whether its numbers follow from shapes and constants.
         constant: ONNX's number of its type, if it is a constant of the file; else 0.
-        dims: its sizes, if it is a constant or what a DequantizeLinear makes of one.
+        dims: its sizes, if it is a constant, or a Cast, DequantizeLinear or Identity of one.
         numbers: its numbers, if they are integers in the graph or the result of `SAME` on such; else None.
     """
 
@@ -154,7 +154,6 @@ class Walk:
         self._pairs: dict[bytes, tuple[str, str]] = {}
         self._names = Names()
         self._operators = dict[str, dict[str, Form]]()
-        self._quantised = False
         self.values: dict[str, Value] = {}
         self.nodes: list[tuple[str, list[str], list[str]]] = []
         self.outside: dict[str, int] = {}
@@ -279,9 +278,6 @@ class Walk:
         try:
             if problem := form.problem([value is not None for value in inputs], len(outputs), given):
                 raise RefusedError(*problem)
-            self._quantised |= op == "DequantizeLinear"
-            if op == "Conv" and self._quantised:
-                _check_bias(*(value for value in inputs if value is not None))
             found = _returned(op, form, inputs, given)
         except RefusedError as refused:
             raise type(refused)(f"{refused.args[0]} at {op} {ascii(outputs[:1])[:60]}", refused.args[1]) from None
@@ -435,11 +431,15 @@ def _returned(op: str, form: Form, inputs: Sequence[Value | None], given: Mappin
         _check_divisor(there[1])
     if op == "MatMulNBits":
         _check_blocks(there, given)
+    if op in ("Conv", "ConvTranspose") and len(there) > 2:
+        _check_bias(op, there[1].dims, there[2].dims, given)
+    if op == "MatMulInteger" and not there[1].constant:  # with an Add ONNX Runtime up to 1.25 reads behind its bias
+        raise RefusedError("weights that are computed", "a constant")
     if op == "NonZero" and not there[0].fixed:  # the size of its result is the number of values other than 0
         raise FedSizeError("a NonZero of data", "one of constants and sizes")
     fixed = all(value.fixed for value in there) or op in ("Shape", "Size")
-    if op == "DequantizeLinear":
-        return Value(fixed, dims=there[0].dims)
+    if op in ("Cast", "DequantizeLinear", "Identity"):
+        return Value(fixed, dims=there[0].dims, numbers=there[0].numbers if op in SAME else None)
     return Value(fixed, numbers=there[0].numbers if op in SAME else None)
 
 
@@ -463,10 +463,11 @@ def _check_divisor(value: Value) -> None:
         raise RefusedError("whole numbers that are divided by 0 or -1", "a number above 0")
 
 
-def _check_bias(_: Value, weight: Value, bias: Value | None = None) -> None:
-    """Refuse a Conv between quantisers whose bias ONNX Runtime 1.20, which joins them, reads behind the end of."""
-    if bias is not None and not bias.constant and (len(bias.dims) != 1 or bias.dims != weight.dims[:1]):
-        raise RefusedError(f"a bias of {bias.dims} for weights of {weight.dims}", "a constant, a number a channel")
+def _check_bias(op: str, weight: tuple[int, ...], bias: tuple[int, ...], given: Mapping[str, Any]) -> None:
+    """Refuse a bias that has not one number for each channel: ONNX Runtime up to 1.25 reads behind the end of it."""
+    channels = weight[1:2] if op == "ConvTranspose" else weight[:1]
+    if not channels or bias != (channels[0] * (int(given.get("group", 1)) if op == "ConvTranspose" else 1),):
+        raise RefusedError(f"a bias of {bias} for weights of {weight}", "constants, with a number for each channel")
 
 
 def _check_blocks(values: Sequence[Value], given: Mapping[str, Any]) -> None:

@@ -71,3 +71,19 @@ def test_a_recurrence_s_usual_activations_need_not_be_said():
                 constants,
             )
         )
+
+
+@pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
+@pytest.mark.parametrize("computed", ["weight", "bias"])
+def test_a_computed_bias_is_added_behind_a_convolution(op, computed):
+    """Readers take a bias in a convolution only where its size and the weights' are known."""
+    rng = np.random.default_rng(2)
+    constants = {"weight": rng.normal(size=(2, 2, 2)), "bias": rng.normal(size=2), "two": np.array(2.0)}
+    constants = {name: array.astype(np.float32) for name, array in constants.items()}
+    nodes = [helper.make_node("Mul", [computed, "two"], ["made"])]
+    names = ["x", *("made" if name == computed else name for name in ("weight", "bias"))]
+    nodes += [helper.make_node(op, names, ["y"], strides=[1])]
+    file = graph(nodes, (5, 2, 2 if op == "Conv" else 4), constants)
+    made = settled(file)
+    assert [len(node.input) for node in made.graph.node if node.op_type == op] == [2]
+    np.testing.assert_allclose(run(made, X), run(file, X), rtol=0, atol=1e-6)

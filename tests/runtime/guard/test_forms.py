@@ -31,7 +31,7 @@ BY_HAND: dict[str, tuple[Shapes, dict[str, Any], dict[int, Any]]] = {
     "GRU": ([[5, 2, 3], [1, 12, 3], [1, 12, 4]], {"hidden_size": 4}, {}),
     "InstanceNormalization": ([[2, 3, 4], [3], [3]], {}, {}),
     "LSTM": ([[5, 2, 3], [1, 16, 3], [1, 16, 4]], {"hidden_size": 4}, {}),
-    "MatMulInteger": ([[2, 8], [8, 3], [], []], {}, dict.fromkeys(range(4), np.uint8)),
+    "MatMulInteger": ([[2, 8]], {}, {0: np.uint8, 1: np.ones((8, 3), np.int8), 2: np.uint8(0), 3: np.int8(0)}),
     "MatMulIntegerToFloat": ([[2, 8], [8, 3], [], [3]], {}, {0: np.uint8, 1: np.int8}),
     "MatMulNBits": ([[2, 32]], {"K": 32, "N": 3, "bits": 4, "block_size": 32}, NBITS),
     "NonZero": ([], {}, {0: [1, 0]}),

@@ -317,15 +317,38 @@ def test_a_quantised_product_has_no_bias():
         checked(node("MatMulIntegerToFloat", f"{names} bias", "y", domain=MICROSOFT), **given)
 
 
-@pytest.mark.parametrize(("numbers", "between", "passes"), [(2, False, True), (1, False, False), (2, True, False)])
-def test_a_convolution_between_quantisers_has_a_bias_for_each_channel(numbers, between, passes):
-    """ONNX Runtime 1.20 joins it to a QLinearConv, and reads behind the end of a bias that is too short."""
-    nodes = [node("DequantizeLinear", "w scale", "weight"), node("DequantizeLinear", "b scale", "bias")]
-    nodes += [node("Identity", "bias", "same")] * between
-    nodes += [node("Conv", f"x weight {'same' if between else 'bias'}", "y")]
-    given = {"w": np.ones((2, 2, 1), np.int8), "b": np.ones(numbers, np.int32), "scale": np.float32(1)}
-    with contextlib.nullcontext() if passes else pytest.raises(RefusedError, match=r"for weights of \(2, 2, 1\)"):
+BIASES = {
+    "a number for each channel": ("w", "b", 2, {}, True),
+    "one number": ("w", "b", 1, {}, False),
+    "one number between quantisers": ("weight", "bias", 1, {}, False),
+    "a number for each channel between quantisers": ("weight", "bias", 2, {}, True),
+    "a computed bias": ("w", "more", 2, {}, False),
+    "computed weights": ("other", "b", 2, {}, False),
+    "groups of a transposed convolution": ("w", "b", 6, {"group": 2}, True),
+    "numbers for one of two groups": ("w", "b", 3, {"group": 2}, False),
+}
+
+
+@pytest.mark.parametrize("name", BIASES)
+def test_a_convolution_s_bias_has_a_number_for_each_channel(name):
+    """ONNX Runtime up to 1.25 reads behind the end of a shorter one."""
+    weight, bias, numbers, said, passes = BIASES[name]
+    nodes = [node("DequantizeLinear", "v scale", "weight"), node("DequantizeLinear", "c scale", "bias")]
+    nodes += [node("Abs", "b", "more"), node("Abs", "w", "other")]
+    nodes += [node("ConvTranspose" if said else "Conv", f"x {weight} {bias}", "y", **said)]
+    given = {"w": np.ones((2, 3, 1), np.float32), "b": np.ones(numbers, np.float32), "scale": np.float32(1)}
+    given |= {"v": np.ones((2, 3, 1), np.int8), "c": np.ones(numbers, np.int32)}
+    with contextlib.nullcontext() if passes else pytest.raises(RefusedError, match=r"a bias of .* for weights of "):
         checked(*nodes, **given)
+
+
+def test_a_product_of_integers_has_constant_weights():
+    """With an Add, ONNX Runtime up to 1.25 reads behind the end of a bias shorter than computed columns."""
+    given = {"w": np.ones((8, 3), np.int8), "zero": np.uint8(128), "other": np.int8(0)}
+    nodes = [node("DynamicQuantizeLinear", "x", "a scale point")]
+    checked(*nodes, node("MatMulInteger", "a w point other", "y"), **given)
+    with pytest.raises(RefusedError, match="weights that are computed"):
+        checked(*nodes, node("Identity", "w", "v"), node("MatMulInteger", "a v point other", "y"), **given)
 
 
 def test_sides_beyond_those_of_any_graph_are_refused():

@@ -252,14 +252,21 @@ def planned(taken: Taken, spec: StepSpec, batches: Sequence[int], lengths: Seque
     if more or (fixed is not None and batch != fixed):
         told = ", ".join(map(str, batches))
         raise UsageError(f"--batch-size is {told}, expected {fixed or 'one'}: the file takes {fixed or 'any number'}")
-    positions = taken.step.positions if spec.has_length is taken.spec.has_length else None
+    lifted = spec.has_length is not taken.spec.has_length
+    if lifted and fixed is not None:
+        raise UsageError(
+            f"the file takes one position a call and {fixed} sequence{'s' * (fixed > 1)}: segments of several "
+            "positions need a file that leaves the number of sequences open; leave out --segment-length"
+        )
+    positions = None if lifted else taken.step.positions
     if positions is not None and (wrong := [length for length in lengths if length != positions]):
         raise UsageError(
             f"--segment-length is {wrong[0]}, expected {positions}: a call of the file is {positions} position"
             f"{'s' * (positions > 1)}, as far as its axes show; leave it out, or give --position-axis NAME=N"
         )
     plan = make_plan(spec, batch, lengths, heard)
-    if plan.joint and any(node.op_type == "DynamicQuantizeLinear" for node in taken.graph.graph):
+    dynamic = any(node.op_type == "DynamicQuantizeLinear" for node in taken.graph.graph)
+    if plan.joint and dynamic:
         heard.warn(
             "DynamicQuantizeLinear computes one scale for all sequences of a call, so that each changes what others "
             "get; --batch-size 1 makes a bundle in which none does, quantize_static a file without such scales"
@@ -271,7 +278,11 @@ def planned(taken: Taken, spec: StepSpec, batches: Sequence[int], lengths: Seque
                 f"segments of {other[0]} are asked for beside {longest}, and one after another they do not give what "
                 f"segments of {longest} give; give one --segment-length"
             )
-        heard.warn(f"positions one by one do not give what a segment of {longest} gives, so that segments run whole")
+        why = ", because DynamicQuantizeLinear computes one scale for a whole call" if dynamic else ""
+        heard.warn(
+            f"positions one by one do not give what a segment of {longest} gives{why}: the bundle takes segments of "
+            f"{longest} alone; --segment-length 1 makes one that takes single positions"
+        )
         plan = make_plan(spec, batch, (longest,), heard)
     if taken.opened:
         heard.stage("compare chains of segments with the file's run over all positions")

@@ -92,13 +92,13 @@ def lifting(plan: Plan, make: Callable[[Plan], Capture]) -> Capture:
         try:
             network, examples = of_sequences(one, 1, most, 2)
         except UsageError as error:
-            _refuse(f"it does not take {most} sequences: {error}")
+            _refuse(f"positions become sequences, and it does not take {most}, L · (B + 1): {error}")
         found = make(one)(network, "step-1", examples)
         try:
             network, examples = of_sequences(one, 1, most + 1)
             open_batch(found.model, found.again(network, examples[0]), most)
         except Exception as error:  # the user's code may be of one B, and torch raises many kinds
-            _refuse(f"its graph is of one number of sequences: {one_line(error)}")
+            _refuse(f"B has to be an axis of its own, or fold with others as B · H, B first: {one_line(error)}")
         return found
 
     def again(name: str, network: StepNetwork, *_: Example) -> ir.Model:

@@ -56,9 +56,8 @@ class Builder:
 
     def constant(self, numbers: NDArray[Any]) -> ir.Value:
         """A constant of the array's type and shape."""
-        sizes, said = "x".join(map(str, numbers.shape)) or "one", ".".join(map(str, numbers.ravel()))
-        if numbers.size > _SPELT:
-            said = hashlib.sha256(numbers.tobytes()).hexdigest()[:12]
+        sizes, long = "x".join(map(str, numbers.shape)) or "one", numbers.size > _SPELT
+        said = hashlib.sha256(numbers.tobytes()).hexdigest()[:12] if long else ".".join(map(str, numbers.ravel()))
         return initializer(self._graph, f"{numbers.dtype}.{sizes}.{said}", numbers)
 
     def numbers(self, *which: int) -> ir.Value:
@@ -77,8 +76,10 @@ class Builder:
         return self.op("Slice", [value, *bounds], _with_size(value, axis, end - first))
 
     def split(self, value: ir.Value, sizes: Sequence[int], axis: int) -> Sequence[ir.Value]:
-        """Parts of so many positions each along an axis."""
+        """Parts of `sizes` along an axis, e.g. [5] in [2, 3]."""
         shapes = [_with_size(value, axis, size) for size in sizes]
+        if len(set(sizes)) == 1:  # a list of 128 sizes or more would lie outside, where shape inference cannot read it
+            return self._ops("Split", [value], shapes, {"axis": axis, "num_outputs": len(sizes)})
         return self._ops("Split", [value, self.numbers(*sizes)], shapes, {"axis": axis})
 
     def pieces(self, value: ir.Value, count: int, axis: int) -> Sequence[ir.Value]:

@@ -155,7 +155,7 @@ class Fixed(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("module", "said"), [(Norm(), "the sequences run all or none"), (Fixed(), "it does not take 16 sequences: ")]
+    ("module", "said"), [(Norm(), "the sequences run all or none"), (Fixed(), "it does not take 16, L · (B + 1): ")]
 )
 def test_steps_whose_sequences_are_no_rows_are_refused(module: nn.Module, said: str) -> None:
     spec = StepSpec(module, [InputSpec("x", ("B", 4))], [StateSpec("h", ("B", 4))], ["y"])

@@ -133,6 +133,10 @@ def parse(data: bytes, path: Path) -> tuple[ir.Model, int, bytes]:
         raise CheckpointError(f"{path}: no graph with outputs and an opset in {len(data)} bytes, {ADVICE}")
     if (count := parts(model)) > MOST_PARTS:
         raise CheckpointError(f"{path}: {count} nodes and tensors, expected at most {MOST_PARTS}; no step has so many")
+    named = [*model.opset_import, *(node for graph in graphs(model.graph, *model.functions) for node in graph.node)]
+    for entry in named:
+        if entry.domain == "ai.onnx":  # a second name of the standard
+            entry.domain = ""
     texts = [model.producer_name, model.producer_version, *(entry.domain for entry in model.opset_import)]
     for graph in graphs(model.graph):
         texts += _texts(graph)
