@@ -38,8 +38,8 @@ _FLOAT = ir.DataType.FLOAT
 _ROWS, _TURNED = (0, 2, 3, 1, 4), (0, 1, 2, 4, 3)
 
 
-class _Part(NamedTuple):
-    """A chunk of n positions; before `_by_chunks` has cut it, the positions stand on the second axis.
+class Part(NamedTuple):
+    """A chunk of n positions; before `by_chunks` has cut it, the positions stand on the second axis.
 
     Attributes:
         q: [B, heads, queries of a head, n, dk].
@@ -115,17 +115,17 @@ def rewrite_attention(graph: ir.Graph, node: ir.Node) -> None:
     b = None if beta is None else apart(beta, -1, 1, 1)
     state = None if past is None else _cast(build, past, _FLOAT)
     if alone:
-        result, state = _one_by_one(build, _Part(q, k, v, g, b), state, length)
+        result, state = _one_by_one(build, Part(q, k, v, g, b), state, length)
     else:
-        result, state = _by_chunks(build, _Part(q, k, v, g, b), state, length, size, rates)
+        result, state = by_chunks(build, Part(q, k, v, g, b), state, length, size, rates)
     build.replace(node.outputs[0], _cast(build, apart(result, -1), node.outputs[0].dtype))
     if len(node.outputs) > 1:
         build.replace(node.outputs[1], _cast(build, state, node.outputs[1].dtype))
     graph.remove(node, safe=True)
 
 
-def _by_chunks(
-    build: Builder, whole: _Part, state: ir.Value | None, length: int, size: int, rates: int
+def by_chunks(
+    build: Builder, whole: Part, state: ir.Value | None, length: int, size: int, rates: int
 ) -> tuple[ir.Value, ir.Value]:
     """Results [B, L, heads, queries of a head, dv] and the last state [B, heads, dk, dv].
 
@@ -146,7 +146,7 @@ def _by_chunks(
     last = None if state is None else build.op("Unsqueeze", [state, build.numbers(2)])
     results = list[ir.Value]()
     for n, parts in zip(chunks, zip(*map(cut, whole), strict=True), strict=True):
-        part = _Part(*parts)
+        part = Part(*parts)
         result, last = _position(build, part, last) if n == 1 else _chunk(build, part, last, n, rates)
         results.append(result)
     assert last is not None
@@ -154,8 +154,8 @@ def _by_chunks(
     return result, build.op("Squeeze", [last, build.numbers(2)])
 
 
-def _one_by_one(build: Builder, whole: _Part, state: ir.Value | None, length: int) -> tuple[ir.Value, ir.Value]:
-    """See `_by_chunks`: a product and a sum for each position, which read and write all states in one more.
+def _one_by_one(build: Builder, whole: Part, state: ir.Value | None, length: int) -> tuple[ir.Value, ir.Value]:
+    """See `by_chunks`: a product and a sum for each position, which read and write all states in one more.
 
     States are [B, 1, heads, 1, dv, dk] in between: a sum over the last axis is 10 times as fast as many small products.
     """
@@ -174,7 +174,7 @@ def _one_by_one(build: Builder, whole: _Part, state: ir.Value | None, length: in
     return result, build.transpose(build.op("Squeeze", [states[-1], build.numbers(1, 3)]), (0, 1, 3, 2))
 
 
-def _position(build: Builder, part: _Part, state: ir.Value | None) -> tuple[ir.Value, ir.Value]:
+def _position(build: Builder, part: Part, state: ir.Value | None) -> tuple[ir.Value, ir.Value]:
     """See `_chunk`, for one position."""
     u = part.v
     if state is not None and part.g is not None:
@@ -187,7 +187,7 @@ def _position(build: Builder, part: _Part, state: ir.Value | None) -> tuple[ir.V
     return build.op("MatMul", [part.q, state]), state
 
 
-def _chunk(build: Builder, part: _Part, state: ir.Value | None, n: int, rates: int) -> tuple[ir.Value, ir.Value]:
+def _chunk(build: Builder, part: Part, state: ir.Value | None, n: int, rates: int) -> tuple[ir.Value, ir.Value]:
     """The results [B, heads, queries of a head, n, dv] and the state [B, heads, 1, dk, dv] after a chunk."""
     times, sources = np.ogrid[:n, -1:n]  # source -1 is the state
     seen = build.constant((times >= sources)[:, 1:].astype(np.float32))

@@ -11,6 +11,7 @@ before.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from graphlib import TopologicalSorter
 from typing import Any
@@ -23,10 +24,12 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from txl_runtime.bundle.axes import Axes
 from txl_runtime.bundle.open_batch import BATCH
 
+from txl_export.graphs.linear_attention import CHUNK, CHUNK_BY_KEY, Part, by_chunks
 from txl_export.graphs.passes.builder import Builder
 from txl_export.graphs.passes.values import sizes_of
 from txl_export.graphs.quantised_matmul import initializer
 from txl_export.graphs.recurrences import Core, find_cores
+from txl_export.graphs.retention import Retention, find_retention
 from txl_export.graphs.state_parts import original, take_apart
 
 
@@ -62,6 +65,8 @@ class _Lifting:
         program: what is written.
         _rows, _pieces: by values of the step, those of the program: of all positions at once, and of each position.
         _first: by states of the step, their values before the segment.
+        _behind: by those that are computed in chunks, their values behind it.
+        _results: what the step returns beside its states.
         _after: the next values of states, both of the step.
     """
 
@@ -70,7 +75,7 @@ class _Lifting:
         self.program = ir.Model(ir.Graph([], [], nodes=[], opset_imports=model.graph.opset_imports), ir_version=10)
         self._build = Builder(self.program.graph, "rows")
         self._rows, self._pieces = dict[ir.Value, ir.Value](), dict[ir.Value, Sequence[ir.Value]]()
-        self._first = dict[ir.Value, ir.Value]()
+        self._first, self._behind = dict[ir.Value, ir.Value](), dict[ir.Value, ir.Value]()
         self._sizes = _cut_sizes(model, (batch, batch * length))
         given, results = list(model.graph.inputs), list(model.graph.outputs)
         names = [str(value.name) for value in results]
@@ -88,6 +93,7 @@ class _Lifting:
             parts = stack.apart(self._build, self._first[stack.state])
             self._first.update(zip(stack.parts, parts, strict=True))
         outputs, others = list(model.graph.outputs), len(results) - states
+        self._results: set[object] = {*outputs[:others], *map(original, outputs[:others])}
         self._after = dict(zip(model.graph.inputs[len(given) - states :], map(original, outputs[others:]), strict=True))
         self._write()
         last = {state: self._last(state) for state in self._after}
@@ -100,7 +106,13 @@ class _Lifting:
 
     def _write(self) -> None:
         """All values that results and next states need, each behind what it is made of."""
-        cores = find_cores(self._step, self._after, self._batch)
+        cores, chunks = find_cores(self._step, self._after), dict[Hashable, tuple[ir.Value, Retention]]()
+        for core, nodes in list(cores.items()):
+            (state, *more), taken = core, {node for other in cores if other is not core for node in cores[other]}
+            if self._length > 1 and not more:
+                found = find_retention(state, self._after, nodes, self._results.union(taken))
+                if found is not None:
+                    chunks[core], cores[core] = (state, found), list(found.nodes)
         whose = {part: core for core, nodes in cores.items() for part in (*core, *nodes)}
         before: dict[Hashable, list[Hashable]] = {}
         for node in self._step:
@@ -115,6 +127,8 @@ class _Lifting:
                 self._once(part)
             elif isinstance(part, ir.Value):
                 self._handed_on(part)
+            elif part in chunks:
+                self._in_chunks(*chunks[part])
             elif isinstance(part, frozenset):
                 self._repeated(part, cores[part])
 
@@ -153,8 +167,47 @@ class _Lifting:
             now |= {state: now[self._after[state]] for state in states}
         self._pieces.update(found)
 
+    def _in_chunks(self, state: ir.Value, one: Retention) -> None:
+        """A matrix for each head that fades and is added to, at all positions at once; see `graphs.retention`."""
+        build, heads, batch, length = self._build, math.prod(one.heads), self._batch, self._length
+
+        def numbers(rows: ir.Value, *own: int) -> ir.Value:
+            """[B, L, heads, *own] of rows."""
+            if batch == 1:
+                return build.reshape(rows, [1, length, heads, *own])
+            return build.transpose(build.reshape(rows, [length, batch, heads, *own]), (1, 0, 2, 3, 4))
+
+        value = self._all(one.value)
+        for factor in one.factors:
+            value = build.op("Mul", [value, self._all(factor)])
+        decay = None
+        if isinstance(one.decay, ir.Value):
+            decay = self._all(one.decay)
+            if one.decay_by == "Sigmoid":
+                decay = build.op("Neg", [build.op("Softplus", [build.op("Neg", [decay])])])
+            decay = numbers(decay, 1, one.rates)
+        elif one.decay is not None:
+            decay = build.constant(np.tile(one.decay.reshape(1, 1, heads, 1, one.rates), (1, length, 1, 1, 1)))
+        whole = Part(
+            numbers(self._all(one.query), one.queries, one.keys),
+            numbers(self._all(one.key), 1, one.keys),
+            numbers(value, 1, one.values),
+            decay,
+            one.beta and numbers(self._all(one.beta), 1, 1),
+        )
+        sizes = [batch, *one.heads, one.keys, one.values]
+        first = build.reshape(self._first[state], [batch, heads, one.keys, one.values])
+        size = CHUNK_BY_KEY if one.rates > 1 else CHUNK
+        result, last = by_chunks(build, whole, first, length, size, one.rates)
+        if batch > 1:
+            result = build.transpose(result, (1, 0, 2, 3, 4))
+        self._rows[one.read] = build.reshape(result, [batch * length, *sizes_of(one.read)[1:]])
+        self._behind[state] = build.reshape(last, sizes)
+
     def _last(self, state: ir.Value) -> ir.Value:
         """A state behind the segment."""
+        if state in self._behind:
+            return self._behind[state]
         after = self._after[state]
         axis = self._axis(after)
         if self._length == 1 or axis is None or after in self._pieces:

@@ -12,6 +12,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 from onnx_ir.passes.common import ShapeInferencePass
 from txl_export.graphs import positions
 from txl_export.graphs.opening import open_batch
@@ -24,6 +25,7 @@ Nodes = list[tuple[str, str, str, dict[str, Any]]]
 """Operator, what it reads, what it returns, both with spaces between, and attributes."""
 DRAWS = np.random.default_rng(0)
 MATRIX, FADE = DRAWS.normal(size=(WIDTH, WIDTH)).astype(np.float32), np.float32(0.5)
+FADES = np.array([0.9, 0.3], np.float32).reshape(2, 1, 1)
 
 
 def shift(size: int) -> Nodes:
@@ -94,6 +96,59 @@ def matrix(size: int) -> Nodes:
     ]
 
 
+def _layer(x: str, state: str) -> Nodes:
+    """A head's state [2, 2] of two heads, which fades by a constant; q, k and v are x."""
+    return [
+        ("Tanh", x, f"{state}_t", {}),
+        ("Reshape", f"{state}_t heads", f"{state}_x", {}),
+        ("Unsqueeze", f"{state}_x last", f"{state}_k", {}),
+        ("Unsqueeze", f"{state}_x two", f"{state}_q", {}),
+        ("Mul", f"{state}_k {state}_q", f"{state}_kv", {}),
+        ("Mul", f"{state}_kv fade", f"{state}_new", {}),
+        ("Mul", f"fades {state}", f"{state}_less", {}),
+        ("Add", f"{state}_less {state}_new", f"{state}_out", {}),
+        ("MatMul", f"{state}_q {state}_out", f"{state}_read", {}),
+        ("Reshape", f"{state}_read shape", f"{state}_y", {}),
+    ]
+
+
+def retention(size: int) -> Nodes:
+    """Two layers."""
+    return [*_layer("x", "h"), *_layer("h_y", "g"), ("MatMul", "g_y matrix", "y", {})]
+
+
+def delta(size: int) -> Nodes:
+    """The gated delta rule, whose decay and beta are a sigmoid of each head's x."""
+    return [
+        ("Reshape", "x heads", "k", {}),
+        ("Unsqueeze", "k last", "column", {}),
+        ("Slice", "k nought one two", "gate", {}),
+        ("Sigmoid", "gate", "beta", {}),
+        ("Unsqueeze", "beta last", "decay", {}),
+        ("Mul", "m decay", "less", {}),
+        ("Mul", "less column", "products", {}),
+        ("ReduceSum", "products two", "known", {"keepdims": 0}),
+        ("Sub", "k known", "lacks", {}),
+        ("Mul", "lacks beta", "learnt", {}),
+        ("Unsqueeze", "learnt two", "row", {}),
+        ("Mul", "column row", "outer", {}),
+        ("Add", "less outer", "m_out", {}),
+        ("Mul", "m_out column", "weighed", {}),
+        ("ReduceSum", "weighed two", "read", {"keepdims": 0}),
+        ("Reshape", "read shape", "y", {}),
+    ]
+
+
+def read_twice(size: int) -> Nodes:
+    """What no chunk is made of, because S' goes elsewhere, too."""
+    return [
+        *matrix(size)[:-1],
+        ("ReduceMax", "m_out two", "most", {"keepdims": 0}),
+        ("Add", "read most", "sum", {}),
+        ("Reshape", "most shape", "y", {}),
+    ]
+
+
 STEPS: dict[str, tuple[Callable[[int], Nodes], dict[str, tuple[Any, ...]], Counter[str]]] = {
     "shift": (shift, {"h": ("B", 4)}, Counter(MatMul=1, Add=1)),
     "decay": (decay, {"h": ("B", 4)}, Counter(MatMul=1, Mul=LENGTH, Add=LENGTH)),
@@ -102,7 +157,10 @@ STEPS: dict[str, tuple[Callable[[int], Nodes], dict[str, tuple[Any, ...]], Count
     "still": (still, {"h": ("B", 4)}, Counter(Add=1)),
     "window": (window, {"w": ("B", 3, 4)}, Counter(Mul=1, ReduceSum=1)),
     "stack": (stack, {"s": (2, "B", 4)}, Counter(MatMul=1, Mul=LENGTH, Add=LENGTH)),
-    "matrix": (matrix, {"m": ("B", 4, 4)}, Counter(MatMul=1, Mul=LENGTH + 1, Add=LENGTH)),
+    "matrix": (matrix, {"m": ("B", 4, 4)}, Counter(Add=2, Exp=1, Split=1)),
+    "retention": (retention, {"h": ("B", 2, 2, 2), "g": ("B", 2, 2, 2)}, Counter(Exp=2, MatMul=11)),
+    "delta": (delta, {"m": ("B", 2, 2, 2)}, Counter(Exp=1, Softplus=1, ReduceSum=0)),
+    "read_twice": (read_twice, {"m": ("B", 4, 4)}, Counter(Exp=0, Add=LENGTH)),
 }
 """A step, its states, and how often operators that compute stand in its program of 5 positions."""
 
@@ -121,9 +179,19 @@ def graph(name: str, size: int) -> ir.Model:
     ]
     names = ["y", *(f"{one}_out" for one in states)]
     outputs = [helper.make_tensor_value_info(one, TensorProto.FLOAT, None) for one in names]
-    numbers = {"one": [1], "two": [2], "four": [4], "nought": [0], "first": 0, "second": 1, "shape": [size, WIDTH]}
+    numbers = {
+        "one": [1],
+        "two": [2],
+        "four": [4],
+        "nought": [0],
+        "first": 0,
+        "second": 1,
+        "shape": [size, WIDTH],
+        "heads": [size, 2, 2],
+        "last": [3],
+    }
     constants = {one: np.array(values, np.int64) for one, values in numbers.items()}
-    constants |= {"matrix": MATRIX, "fade": FADE, "taps": MATRIX[:3]}
+    constants |= {"matrix": MATRIX, "fade": FADE, "taps": MATRIX[:3], "fades": FADES}
     stored = [numpy_helper.from_array(values, one) for one, values in constants.items()]
     opsets = [helper.make_opsetid("", 18)]
     model = helper.make_model(
@@ -231,11 +299,43 @@ def test_seeded_faults_are_seen(monkeypatch, name, fault):
     assert apart(name, batch=3) > 1e-2
 
 
-def test_large_neighbours_of_a_core_are_repeated_with_it(monkeypatch):
-    monkeypatch.setattr("txl_export.graphs.recurrences._LARGE", 16)
-    found = Counter(node.op_type for node in program("matrix", batch=3).graph)
-    assert (found["Mul"], found["MatMul"]) == (2 * LENGTH, LENGTH)
-    assert apart("matrix", batch=3) < 1e-5
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", ["matrix", "retention", "delta"])
+def test_chunks_are_as_near_to_float64_as_what_is_written_out(monkeypatch, name, batch):
+    states, draws = STEPS[name][1], np.random.default_rng(2)
+    first = {one: draws.normal(size=Axes(shape).sizes(batch, 0)) for one, shape in states.items()}
+    segments = draws.normal(size=(3, batch, 70, WIDTH))
+    wide = onnx.ModelProto.FromString(ir.to_proto(graph(name, batch)).SerializeToString())
+    for one in (*wide.graph.input, *wide.graph.output, *wide.graph.value_info):
+        one.type.tensor_type.elem_type = TensorProto.DOUBLE
+    for one in wide.graph.initializer:
+        if one.data_type == TensorProto.FLOAT:
+            one.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(one).astype(np.float64), one.name))
+    step, held, rows = ReferenceEvaluator(wide), first, []
+    for x in np.concatenate(segments, 1).swapaxes(0, 1):
+        y, *after = step.run(None, {"x": x, **held})
+        rows.append(y)
+        held = dict(zip(states, after, strict=True))
+    wanted = [np.stack(rows, 1), *held.values()]
+    ways = {"chunks": program(name, batch, 70)}
+    monkeypatch.setattr(positions, "find_retention", lambda *given: None)
+    ways["written out"] = program(name, batch, 70)
+    assert len(ways["chunks"].graph) < len(ways["written out"].graph)
+    for model in ways.values():
+        states_now, parts = {one: value.astype(np.float32) for one, value in first.items()}, []
+        for x in segments:
+            y, *after = run(model, {"x": x.astype(np.float32), **states_now})
+            parts.append(y)
+            states_now = dict(zip(states, after, strict=True))
+        for one, other in zip([np.concatenate(parts, 1), *states_now.values()], wanted, strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-5 * np.abs(other).max(), rtol=0)
+
+
+@pytest.mark.parametrize("fades", [[0.9, -0.3], [0.9, 0.0], [1.1, 0.3]])
+def test_a_decay_that_has_no_logarithm_or_grows_is_written_out(monkeypatch, fades):
+    monkeypatch.setitem(globals(), "FADES", np.array(fades, np.float32).reshape(2, 1, 1))
+    assert Counter(node.op_type for node in program("retention", 3).graph)["Exp"] == 0
+    assert apart("retention", 3) < 1e-4
 
 
 def test_a_window_is_a_state_of_each_row():
