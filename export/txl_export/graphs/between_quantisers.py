@@ -14,7 +14,7 @@ import onnx_ir as ir
 from txl_export.graphs.quantised_matmul import initializer
 
 OPERATORS = ("Add", "Concat", "Conv", "LeakyRelu", "MatMul", "Mul", "Sigmoid", "Softmax")
-"""What stands behind QLinear in the names of those that are known; QGemm besides."""
+"""The known operators whose names begin with QLinear; QGemm is known besides."""
 
 
 def between_quantisers(graph: ir.Graph, node: ir.Node) -> None:

@@ -32,7 +32,7 @@ class _Transform(NamedTuple):
 
     @property
     def made(self) -> tuple[int, int]:
-        """How many numbers come out, and of how many parts."""
+        """The numbers that come out, and the parts of each: 257 and 2 for `rfft` of 512."""
         if self.onesided and self.inverse:
             return self.length, 1
         return (self.length // 2 + 1 if self.onesided else self.length), 2

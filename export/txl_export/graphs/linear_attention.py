@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
+from txl_runtime.guard.graph_check import NODES
 
 from txl_export.graphs.passes.builder import Builder
 from txl_export.graphs.passes.values import size_along
@@ -30,8 +31,8 @@ CHUNK, CHUNK_BY_KEY = 64, 8
 """The most positions of a chunk: where a head has one decay or none, and where each of its keys has one."""
 FEW_VALUES = 16
 """Below so many values (dv), the recurrence is faster than chunks with decays for each key."""
-MOST_NODES = 2**16
-"""Operators of a graph: a few bytes of a stranger may ask for a million positions."""
+MOST_NUMBERS = 2**26
+"""States of all positions that a graph may write: a few bytes of a stranger may ask for gigabytes."""
 _NO_MORE = -120.0
 """exp of it is 0 in float32, as it is of -inf, which times 0 would be NaN."""
 _FLOAT = ir.DataType.FLOAT
@@ -85,7 +86,8 @@ def rewrite_attention(graph: ir.Graph, node: ir.Node) -> None:
     """Rewrite LinearAttention, in place; a node with an unknown number of positions, keys, values or decays stays.
 
     Raises:
-        UnsettledError: it has so many positions that the graph would have more than `MOST_NODES` operators.
+        UnsettledError: the graph would have more than `NODES` operators, or states of more than `MOST_NUMBERS` numbers
+            for all positions.
     """
     query, key, value, past, decay, beta = (*node.inputs, None, None, None)[:6]
     length, queries, values = size_along(query, 1), size_along(query, 2), size_along(value, 2)
@@ -97,10 +99,15 @@ def rewrite_attention(graph: ir.Graph, node: ir.Node) -> None:
     keys, rates, values = queries // q_heads, rates // heads, values // heads
     alone = decay is not None and beta is None and rates > 1 and values < FEW_VALUES and length > 1
     size = 1 if alone else CHUNK_BY_KEY if rates > 1 else CHUNK
-    if (most := 64 * -(-length // size) + len(graph)) > MOST_NODES:
+    if (most := 64 * -(-length // size) + len(graph)) > NODES:
         raise UnsettledError(
             f"it becomes the operator LinearAttention of {length} positions, which are up to {most} operators, "
-            f"expected at most {MOST_NODES}; give a shorter segment"
+            f"expected at most {NODES}; give a shorter segment"
+        )
+    if alone and (most := length * heads * keys * values) > MOST_NUMBERS:
+        raise UnsettledError(
+            f"it becomes the operator LinearAttention with {most} numbers of states for {length} positions, expected "
+            f"at most {MOST_NUMBERS}; give a shorter segment"
         )
     build = Builder(graph, "linear").at(node)
     factor = node.attributes.get_float("scale", 0.0) or keys**-0.5

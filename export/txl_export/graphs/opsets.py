@@ -11,7 +11,7 @@ import onnx_ir as ir
 from txl_runtime.guard.forms import MICROSOFT, OPSETS
 
 READABLE = range(OPSETS[0], 28)
-"""What files may have."""
+"""Opsets that files may have."""
 _NEWER = """
 AveragePool DequantizeLinear Gelu GridSample GroupNormalization IsInf QuantizeLinear ReduceMax ReduceMin
 Resize RMSNormalization Swish TensorScatter

@@ -43,7 +43,7 @@ def find_cores(graph: ir.Graph, after: Mapping[ir.Value, ir.Value]) -> dict[Core
         back = [one | back[via] if one >> via & 1 else one for one in back]
     cores = dict[Core, list[ir.Node]]()
     for number, one in enumerate(back):
-        if one >> number & 1:
+        if one >> number & 1 and not any(states[number] in core for core in cores):
             same = [other for other in range(len(states)) if one >> other & 1 and back[other] >> number & 1]
             bits = sum(1 << other for other in same)
             ways = [node for node in graph if any(reached[v] & bits and leads.get(v, 0) & bits for v in node.outputs)]

@@ -205,7 +205,7 @@ class _Form:
         return value
 
     def _is_of(self, value: ir.Value, *numbers: int) -> bool:
-        """Whether it has so many numbers for each head of each sequence, in this order."""
+        """Return True if a value is [B, *heads, *numbers]."""
         wanted = [self._batch, *self._heads, *numbers]
         return [size for size in sizes_of(value) if size != 1] == [size for size in wanted if size != 1]
 

@@ -21,7 +21,7 @@ from txl_export.graphs.passes.builder import Builder
 
 
 def is_due(graph: ir.Graph) -> bool:
-    """Whether there is a node to rewrite; types and shapes have to be inferred before `to_forms`."""
+    """Return True if there is a node to rewrite; types and shapes have to be inferred before `to_forms`."""
     return any(node.op_type in REWRITES for node in graph)
 
 

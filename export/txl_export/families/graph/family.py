@@ -253,10 +253,11 @@ def planned(taken: Taken, spec: StepSpec, batches: Sequence[int], lengths: Seque
         told = ", ".join(map(str, batches))
         raise UsageError(f"--batch-size is {told}, expected {fixed or 'one'}: the file takes {fixed or 'any number'}")
     lifted = spec.has_length is not taken.spec.has_length
-    if lifted and fixed is not None:
+    if lifted and (fixed is not None or taken.opened):
+        found = f"takes {fixed} sequence{'s' * (fixed > 1)}" if fixed is not None else "hides states"
         raise UsageError(
-            f"the file takes one position a call and {fixed} sequence{'s' * (fixed > 1)}: segments of several "
-            "positions need a file that leaves the number of sequences open; leave out --segment-length"
+            f"a call of the file is one position, and it {found}: segments of several positions need a file that "
+            "leaves the number of sequences open and hides no state; leave out --segment-length"
         )
     positions = None if lifted else taken.step.positions
     if positions is not None and (wrong := [length for length in lengths if length != positions]):

@@ -72,7 +72,7 @@ def by_position(spec: StepSpec, lengths: Sequence[int]) -> StepSpec:
 
 
 def lifting(plan: Plan, make: Callable[[Plan], Capture]) -> Capture:
-    """What makes the graphs of such a step's programs.
+    """Return the function that makes the graphs of such a step's programs.
 
     Args:
         plan: of segments.

@@ -361,10 +361,6 @@ def test_an_open_size_that_is_neither_sequences_nor_positions_gets_a_number(tmp_
         ({"open": True}, "no hidden states|no state is hidden"),
         ({"precision": "int8"}, "precision is int8, which is for a Transformer-XL's matrices"),
         ({"memory_length": 8}, "--memory-length is for a model in PyTorch, and this is an ONNX file"),
-        (
-            {"segment_length": 4},
-            "--segment-length is 4, expected 1: a call of the file is 1 position, as far as its axes show",
-        ),
     ],
 )
 def test_options_that_do_not_fit_are_refused_in_one_line(options, said, tmp_path):

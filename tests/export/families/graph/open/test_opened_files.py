@@ -62,7 +62,8 @@ def test_a_policy_of_one_position_a_call_equals_its_module_over_300_steps(tmp_pa
         found.append(stream.run({"x": each.numpy()})["y"])
     np.testing.assert_allclose(np.array(found), np.array(wanted), atol=1e-5)
     with pytest.raises(
-        UsageError, match=r"--segment-length is 4, expected 1: a call of the file is 1 position, .*axis"
+        UsageError,
+        match=r"a call of the file is one position, and it takes 1 sequence: segments of several",
     ):
         txl_export.export(path, tmp_path / "c", open=True, segment_length=4)
 
