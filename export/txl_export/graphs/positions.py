@@ -291,7 +291,7 @@ class _Lifting:
 
 
 def _cut_sizes(model: ir.Model, counts: Sequence[int]) -> dict[int, dict[ir.Value, NDArray[Any]]]:
-    """Return the values that a graph computes from its number of sequences, for each count; their nodes go, in place."""
+    """Return values computed from the number of sequences alone, for each count; their nodes go, in place."""
     graph, found = model.graph, dict[ir.Value | None, bool]()
     for node in graph:
         shape = node.op_type == "Shape" and node.inputs[0] is not None and node.inputs[0].is_graph_input()

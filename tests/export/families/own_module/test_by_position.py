@@ -155,7 +155,11 @@ class Fixed(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("module", "said"), [(Norm(), "the sequences run all or none"), (Fixed(), "it does not take 16, L · (B + 1): ")]
+    ("module", "said"),
+    [
+        (Norm(), "the sequences run all or none"),
+        (Fixed(), r"positions become sequences, and it does not take 16, L · \(B \+ 1\): "),
+    ],
 )
 def test_steps_whose_sequences_are_no_rows_are_refused(module: nn.Module, said: str) -> None:
     spec = StepSpec(module, [InputSpec("x", ("B", 4))], [StateSpec("h", ("B", 4))], ["y"])
