@@ -20,13 +20,8 @@ from txl_export.graphs.linear_attention import rewrite_attention, rewrite_convol
 from txl_export.graphs.passes.builder import Builder
 
 
-def is_due(graph: ir.Graph) -> bool:
-    """Return True if there is a node to rewrite; types and shapes have to be inferred before `to_forms`."""
-    return any(node.op_type in REWRITES for node in graph)
-
-
 def to_forms(model: ir.Model) -> None:
-    """Rewrite the nodes that `REWRITES` knows, in place."""
+    """Rewrite the nodes that `REWRITES` knows, in place; types and shapes have been inferred."""
     for node in list(model.graph):
         if (rewrite := REWRITES.get(node.op_type)) is not None:
             rewrite(model.graph, node)

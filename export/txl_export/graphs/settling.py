@@ -20,7 +20,7 @@ from txl_runtime.bundle.tables import TensorSpec
 from txl_runtime.guard.forms import FORMS
 
 from txl_export.graphs.opsets import lower
-from txl_export.graphs.rewriting import REWRITES, is_due, to_forms
+from txl_export.graphs.rewriting import REWRITES, to_forms
 from txl_export.graphs.tracing import IR_VERSIONS, forget_origins, int32_indices, quiet
 from txl_export.graphs.unsettled import STACK_TRACE, UnsettledError
 
@@ -69,7 +69,7 @@ def settle(
     _choose_by_logic(graph)
     RemoveUnusedNodesPass()(model)
     opened = any(isinstance(size, str) for spec in inputs for size in spec.shape)
-    if is_due(graph):
+    if any(node.op_type in REWRITES for node in graph):
         _complete(graph, opened)
         infer_shapes(model)
         to_forms(model)

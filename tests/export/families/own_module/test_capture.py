@@ -107,7 +107,7 @@ def captured(module):
         (reads_constants, "export"),
         (masks_frequencies, "export"),
         (looks_at_frames, "export"),
-        (makes_a_wave_of_frames, "decomposed"),
+        pytest.param(makes_a_wave_of_frames, "decomposed", marks=pytest.mark.slow),
     ],
 )
 def test_the_first_route_whose_graph_runs_is_taken(change, route, capfd):

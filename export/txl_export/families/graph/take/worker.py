@@ -180,7 +180,7 @@ def _too_new(said: str, installed: str) -> str:
         return ""
     return (
         f"{'opset' if opset else 'format version'} {found[1]}, expected at most {found[2]}, which is what the installed"
-        f" ONNX Runtime {installed} opens; install a newer one, such as 1.32 for opset 27, or export with opset 18 … 24"
+        f" ONNX Runtime {installed} opens; install a newer one, such as 1.32 for opset 27, or take opset 18 … 24"
     )
 
 
