@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
+from txl_runtime.guard.forms import MICROSOFT
 
 from txl_export.graphs.quantised_matmul import initializer
 
-OPERATORS = ("Add", "Concat", "Conv", "LeakyRelu", "MatMul", "Mul", "Sigmoid", "Softmax")
-"""The known operators whose names begin with QLinear; QGemm is known besides."""
+_OWN = ("QGemm", *(f"QLinear{name}" for name in ("Add", "Concat", "LeakyRelu", "Mul", "Sigmoid", "Softmax")))
+OPERATORS = ("QLinearConv", "QLinearMatMul", *(f"{MICROSOFT}::{name}" for name in _OWN))
+"""The operators that are known, those of ONNX Runtime with its domain."""
 
 
 def between_quantisers(graph: ir.Graph, node: ir.Node) -> None:

@@ -1,10 +1,10 @@
 """Operators that a bundle's graphs lack, rewritten into those that they may have; each has a differential test.
 
-A rewrite is a function of a graph and one of its nodes, registered in `REWRITES`; large ones are modules of their own.
-It sees inferred types and shapes, and leaves a node that it cannot rewrite as it is: that is refused where the graph is
-settled, in the words for every operator that no bundle may have, unless the rewrite raises an `UnsettledError` first.
-Operators that the standard itself defines by others, such as MeanVarianceNormalization, are taken apart by onnx where
-the graph is folded.
+A rewrite is a function of a graph and one of its nodes. `REWRITES` has it under the operator's name, e.g. "DFT" or
+"com.microsoft::QGemm"; large ones are modules of their own. It sees inferred types and shapes, and leaves a node that
+it cannot rewrite as it is: that is refused where the graph is settled, in the words for every operator that no bundle
+may have, unless the rewrite raises an `UnsettledError` first. Operators that the standard itself defines by others,
+such as MeanVarianceNormalization, are taken apart by onnx where the graph is folded.
 """
 
 from __future__ import annotations
@@ -20,10 +20,15 @@ from txl_export.graphs.linear_attention import rewrite_attention, rewrite_convol
 from txl_export.graphs.passes.builder import Builder
 
 
+def full_name(node: ir.Node) -> str:
+    """Return an operator's name, with its domain if that is not the standard's: "Add", "com.microsoft::QGemm"."""
+    return f"{node.domain.removeprefix('ai.onnx')}::{node.op_type}".removeprefix("::")
+
+
 def to_forms(model: ir.Model) -> None:
     """Rewrite the nodes that `REWRITES` knows, in place; types and shapes have been inferred."""
     for node in list(model.graph):
-        if (rewrite := REWRITES.get(node.op_type)) is not None:
+        if (rewrite := REWRITES.get(full_name(node))) is not None:
             rewrite(model.graph, node)
 
 
@@ -79,6 +84,6 @@ REWRITES: Mapping[str, Callable[[ir.Graph, ir.Node], None]] = MappingProxyType(
         "LinearAttention": rewrite_attention,
         "STFT": stft_as_convolution,
         **dict.fromkeys(_USUAL, _as_usual),
-        **dict.fromkeys(("QGemm", *(f"QLinear{name}" for name in OPERATORS)), between_quantisers),
+        **dict.fromkeys(OPERATORS, between_quantisers),
     }
 )

@@ -20,7 +20,7 @@ from txl_runtime.bundle.tables import TensorSpec
 from txl_runtime.guard.forms import FORMS
 
 from txl_export.graphs.opsets import lower
-from txl_export.graphs.rewriting import REWRITES, to_forms
+from txl_export.graphs.rewriting import REWRITES, full_name, to_forms
 from txl_export.graphs.tracing import IR_VERSIONS, forget_origins, int32_indices, quiet
 from txl_export.graphs.unsettled import STACK_TRACE, UnsettledError
 
@@ -69,7 +69,7 @@ def settle(
     _choose_by_logic(graph)
     RemoveUnusedNodesPass()(model)
     opened = any(isinstance(size, str) for spec in inputs for size in spec.shape)
-    if any(node.op_type in REWRITES for node in graph):
+    if any(full_name(node) in REWRITES for node in graph):
         _complete(graph, opened)
         infer_shapes(model)
         to_forms(model)
@@ -102,8 +102,8 @@ def _check_operators(graph: ir.Graph, opsets: Collection[int]) -> None:
         kinds = {attribute.type for attribute in node.attributes.values()}
         if kinds & {ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS}:
             raise UnsettledError(f"it becomes the operator {node.op_type}; a bundle's graphs hold no control flow")
-        if node.domain not in ("", "ai.onnx") and node.op_type not in REWRITES:
-            raise UnsettledError(f"it becomes the operator {node.domain}::{node.op_type}, which ONNX's standard lacks")
+        if "::" in (name := full_name(node)) and name not in REWRITES:
+            raise UnsettledError(f"it becomes the operator {name}, which ONNX's standard lacks")
     versions = graph.opset_imports
     if versions.get("", OPSET) not in opsets:
         wanted = " … ".join(map(str, sorted({min(opsets), max(opsets)})))

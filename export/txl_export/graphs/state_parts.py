@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
+from txl_runtime.guard.graph_check import SIDES
 
 from txl_export.graphs.passes.builder import Builder
 from txl_export.graphs.passes.joins import Piece, join_once, pieces_of
@@ -95,7 +96,7 @@ def _pieces(state: ir.Value, after: ir.Value) -> tuple[int, bool, list[Piece]]:
         pieces = pieces_of(after, axis)
         if len(pieces) > 1 and any(value is state for value, _, _ in pieces):  # a window: rows move, one by one
             pieces = [Piece(value, row, row + 1) for value, start, end in pieces for row in range(start, end)]
-        if len(pieces) > 1:
+        if 1 < len(pieces) <= SIDES:
             return axis, False, pieces
     return 0, False, []
 

@@ -11,6 +11,7 @@ import pytest
 from linear_graphs import HEADS, B, attention, drawn, plain, run
 from onnx import helper
 from small_graphs import HALF, model, value
+from txl_export.graphs import linear_attention
 from txl_export.graphs.rewriting import to_forms
 from txl_export.graphs.settling import infer_shapes
 from txl_export.graphs.unsettled import UnsettledError
@@ -149,4 +150,12 @@ def test_more_positions_than_a_graph_has_room_for_are_refused_before_anything_is
     given = ir.from_proto(attention("gated", 1, 100_000, decays=4, values=1))
     infer_shapes(given)
     with pytest.raises(UnsettledError, match="LinearAttention of 100000 positions, which are up to 6400001 operators"):
+        to_forms(given)
+
+
+def test_states_of_gigabytes_are_refused_before_anything_is_made(monkeypatch):
+    monkeypatch.setattr(linear_attention, "MOST_NUMBERS", 79)
+    given = ir.from_proto(attention("gated", 1, 10, decays=4, values=1))
+    infer_shapes(given)
+    with pytest.raises(UnsettledError, match="LinearAttention with 80 numbers of states for 10 positions, expected"):
         to_forms(given)

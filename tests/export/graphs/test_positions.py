@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx_ir.passes.common import ShapeInferencePass
-from txl_export.graphs import positions
+from txl_export.graphs import positions, state_parts
 from txl_export.graphs.opening import open_batch
 from txl_export.graphs.positions import UnliftedError, lifted
 from txl_export.graphs.state_parts import take_apart
@@ -343,6 +343,12 @@ def test_a_window_is_a_state_of_each_row():
     (whole,) = take_apart(model, 1)
     assert [value.name for value in model.graph.inputs] == ["x", "w.0", "w.1", "w.2"]
     assert (whole.axis, whole.added, len(model.graph.outputs)) == (1, False, 4)
+
+
+def test_a_window_of_more_rows_than_a_node_may_have_results_stays_whole(monkeypatch):
+    monkeypatch.setattr(state_parts, "SIDES", 2)
+    assert take_apart(opened("window"), 1) == []
+    assert apart("window", 3) < 1e-5
 
 
 def test_sequences_that_stand_nowhere_known_are_refused():

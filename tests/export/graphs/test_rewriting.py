@@ -73,6 +73,15 @@ def test_a_recurrence_s_usual_activations_need_not_be_said():
         )
 
 
+def test_an_operator_of_somebody_else_is_not_the_standard_s_of_that_name():
+    nodes = [helper.make_node("Mul", ["bias", "bias"], ["made"])]
+    nodes += [helper.make_node("Conv", ["x", "weight", "made"], ["y"], domain="elsewhere")]
+    file = graph(nodes, (5, 2, 2), {"weight": np.ones((2, 2, 2), np.float32), "bias": np.ones(2, np.float32)})
+    file.opset_import.append(helper.make_opsetid("elsewhere", 1))
+    with pytest.raises(UnsettledError, match="the operator elsewhere::Conv, which ONNX's standard lacks"):
+        settled(file)
+
+
 @pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
 @pytest.mark.parametrize("computed", ["weight", "bias"])
 def test_a_computed_bias_is_added_behind_a_convolution(op, computed):

@@ -28,7 +28,7 @@ from txl_export.families.graph.take.fixing import fix
 from txl_export.families.graph.take.reading import Foreign, Port, read_foreign
 from txl_export.families.graph.take.running import SECONDS, Helper, RunError
 from txl_export.graphs.opsets import as_standard
-from txl_export.graphs.rewriting import REWRITES
+from txl_export.graphs.rewriting import REWRITES, full_name
 
 TRIED = 3.0
 """Seconds of processor time that a command is tried for."""
@@ -199,9 +199,8 @@ def _nodes(foreign: Foreign, facts: GraphFacts) -> Structure:
 def _unknown(graph: ir.Graph) -> list[str]:
     """Operators that a bundle may not have and that are not rewritten; an If may vanish where sizes become numbers."""
     as_standard(graph)
-    kinds = {(node.domain.removeprefix("ai.onnx"), node.op_type) for node in graph if not subgraphs(node)}
-    known = {domain: FORMS.get(domain, {}).keys() | REWRITES.keys() for domain, _ in kinds}
-    return sorted(f"{domain}::{op}".removeprefix("::") for domain, op in kinds if op not in known[domain])
+    left = {full_name(node) for node in graph if not subgraphs(node) and node.op_type not in FORMS.get(node.domain, ())}
+    return sorted(left - REWRITES.keys())
 
 
 def _try(foreign: Foreign, choices: Choices, source: str, facts: GraphFacts, said: Mapping[str, str]) -> None:

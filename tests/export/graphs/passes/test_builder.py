@@ -35,6 +35,16 @@ def test_what_is_made_in_front_of_a_node_has_names_of_its_own_and_the_shapes_tha
     assert model.graph[-1].name == "relu"
 
 
+def test_many_equal_parts_need_no_list_that_would_lie_outside_of_the_graph() -> None:
+    model = small([helper.make_node("Relu", ["x"], ["y"], name="relu")], {"x": (200, 3)}, {})
+    parts = Builder(model.graph, "test").at(model.graph[0]).split(model.graph.inputs[0], [1] * 200, 0)
+    assert {tuple(part.shape or ()) for part in parts} == {(1, 3)}
+    assert not model.graph.initializers
+    x = np.arange(600, dtype=np.float32).reshape(200, 3)
+    model.graph.outputs[:] = [parts[150]]
+    assert np.array_equal(run(model, {"x": x})[0], x[150:151])
+
+
 def test_a_result_that_an_input_replaces_keeps_its_name_and_the_input_its_own() -> None:
     model = _graph()
     build = Builder(model.graph, "test").at(model.graph[0])
