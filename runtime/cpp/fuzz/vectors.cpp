@@ -10,8 +10,8 @@ extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t *data, std::size_t s
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t *data, std::size_t bytes) {
     fuzzing::accepted(TXL_BUNDLE, [&] {
         const std::string file(fuzzing::text_of(data, bytes));
-        const char *name = file.rfind("PK", 0) == 0 ? "memory/selftest.npz" : "memory/selftest";
-        const auto vectors = txl_runtime::read_vectors(file, name);
+        const char *where = file.rfind("PK", 0) == 0 ? "memory/selftest.npz" : "memory/selftest";
+        const auto vectors = txl_runtime::read_vectors(file, where);
         for (const auto &[name, stored] : vectors.all)
             if (const auto size = stored.size(); size > 0) {  // sanitizers find reads outside of the file
                 const volatile double ends[] = {stored.number(0), stored.number(size - 1)};

@@ -42,6 +42,7 @@ CASES = {
     "QLinearConv of one scale": ("xq xs xz conv ws wz ys yz", {"pads": [1, 1]}, (1, 6, 9)),
     "QLinearMatMul": ("xq xs xz matrix channels zeros ys yz", {}, (1, 4, 6)),
     "QGemm": ("flat xs xz matrix channels zeros bias ys yz", {}, (4, 6)),
+    "QGemm of a factor": ("flat xs xz matrix channels zeros bias ys yz", {"alpha": 0.5}, (4, 6)),
 }
 
 

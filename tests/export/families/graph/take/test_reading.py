@@ -34,6 +34,15 @@ def test_names_dtypes_and_sizes_are_read_and_open_ones_are_told_apart(tmp_path):
     assert found.outputs == (Port("y", "float32", ("batch", "output y axis 1", 3)),)
 
 
+def test_the_second_name_of_the_standard_s_domain_is_the_first(tmp_path):
+    made = model(nodes=[helper.make_node("Identity", ["x"], ["y"], domain="ai.onnx")])
+    made.opset_import[0].domain = "ai.onnx"
+    (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
+    found = read_foreign(tmp_path / "m.onnx").model
+    assert found.opset_imports == {"": 18}
+    assert [node.domain for node in found.graph] == [""]
+
+
 @pytest.mark.parametrize(
     ("data", "said"),
     [
