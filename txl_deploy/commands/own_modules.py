@@ -10,6 +10,7 @@ from txl_export.tensorflow import refuse_tensorflow
 from txl_runtime.errors import TxlError, UsageError
 
 from txl_deploy.console import stderr
+from txl_deploy.stopping import received
 
 
 def of_own_module(given: str) -> str | None:
@@ -61,6 +62,6 @@ def own_frames() -> Iterator[None]:
     try:
         yield
     except TxlError as error:
-        if frames := getattr(error, "frames", ""):
+        if (frames := getattr(error, "frames", "")) and not received():  # SIGTERM ends a module as its own exit would
             stderr.print(frames.rstrip(), soft_wrap=True, style="dim" if stderr.is_terminal else None)
         raise

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
 from stand_ins import bad_models
+from txl_runtime.errors import UsageError
+
+from txl_deploy import stopping
+from txl_deploy.commands import own_modules
 
 FILE = Path(bad_models.__file__)
 
@@ -168,6 +173,17 @@ def test_of_an_exception_the_users_own_frames_are_shown(run):
     assert "in forward" in frames
     assert "site-packages" not in frames
     assert "txl_export" not in frames
+
+
+def test_of_a_signal_that_ended_a_call_no_frames_are_shown(monkeypatch):
+    error, printed = UsageError("the module failed"), list[str]()
+    error.frames = "models.py, line 1"  # type: ignore[attr-defined]
+    monkeypatch.setattr(own_modules.stderr, "print", lambda text, **_: printed.append(text))
+    for signals in ([], [signal.SIGTERM]):
+        monkeypatch.setattr(stopping, "_received", signals)
+        with pytest.raises(UsageError), own_modules.own_frames():
+            raise error
+    assert printed == ["models.py, line 1"]
 
 
 FORGETFUL = """
