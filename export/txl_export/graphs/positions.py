@@ -221,7 +221,7 @@ class _Lifting:
         if value in self._sizes[self._batch * self._length]:
             return self._number(value, self._batch * self._length)
         if value.const_value is not None:
-            self._rows[value] = self._constant(value)
+            self._rows[value] = initializer(self.program.graph, str(value.name), value.const_value.numpy())
         else:
             pieces, axis = self._pieces[value], self._axis(value)
             self._rows[value] = pieces[0] if axis is None else self._build.concat(pieces, axis)
@@ -254,14 +254,6 @@ class _Lifting:
             new.name, new.type = f"{old.name}{suffix}", old.type
         self.program.graph.append(made)
         return made.outputs
-
-    def _constant(self, value: ir.Value) -> ir.Value:
-        name, graph = str(value.name), self.program.graph
-        while name in graph.initializers:
-            name += "."
-        made = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
-        graph.register_initializer(made)
-        return made
 
     def _number(self, value: ir.Value, count: int) -> ir.Value:
         return initializer(self.program.graph, f"{value.name}.{count}", self._sizes[count][value])
