@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
-import txl_runtime
 import typer
 from txl_export.families.own_module.sources import Adapted, asked_module
 from txl_report.schema.measurement import Agreement, Measurement
@@ -24,6 +23,7 @@ from txl_deploy.commands.options import Backend, Bundle, Json, Module, Threads, 
 from txl_deploy.commands.own_modules import own_frames
 from txl_deploy.console import Display, print_json
 from txl_deploy.extras import require_export
+from txl_deploy.loading import load_alone
 from txl_deploy.plotting import check_plot, draw
 
 DEFAULT = ("torch", "torch-kv")
@@ -67,7 +67,7 @@ def run(
         check_plot(plot)
     check_times(seconds)
     cores = available_cores() if threads is None else threads
-    works = Works(txl_runtime.load(bundle, backend=backend, threads=cores))
+    works = Works(load_alone(bundle, backend=backend, threads=cores))
     if source is not None and works.memory_form is not None:
         raise UsageError(
             f"{bundle}: is a Transformer-XL's, which is compared by its own weights, "

@@ -6,7 +6,6 @@ import time
 from typing import Annotated
 
 import numpy as np
-import txl_runtime
 import typer
 from numpy.typing import NDArray
 from txl_runtime.bundle.vocabulary import Vocabulary
@@ -15,6 +14,7 @@ from txl_runtime.streaming.inputs import require_tokens
 
 from txl_deploy.commands.options import Backend, Bundle, Json, Threads
 from txl_deploy.console import print_json, stderr, text_writer
+from txl_deploy.loading import load_alone
 
 
 def run(
@@ -35,7 +35,7 @@ def run(
     json: Json = False,
 ) -> None:
     """Continue a prompt; text where the bundle has a vocabulary, token ids otherwise."""
-    model = txl_runtime.load(bundle, backend=backend, threads=threads)
+    model = load_alone(bundle, backend=backend, threads=threads)
     require_tokens(model.manifest, "generate")
     vocabulary = model.vocabulary
     ids = _prompt(prompt, prompt_tokens, vocabulary)

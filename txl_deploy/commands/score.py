@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import txl_runtime
 import typer
 from numpy.typing import NDArray
 from txl_runtime.bundle.vocabulary import Vocabulary
@@ -17,6 +16,7 @@ from txl_runtime.streaming.inputs import require_tokens
 from txl_deploy.commands.options import Backend, Bundle, Json, Threads
 from txl_deploy.console import Display, facts_table, print_json, stdout
 from txl_deploy.corpora.scoring import SEGMENTS_PER_CALL
+from txl_deploy.loading import load_alone
 from txl_deploy.places import refuse_inside
 
 
@@ -68,7 +68,7 @@ def run(
         corpus = Corpus(file, named, recursive)
         if output is not None:
             refuse_inside(output, file, bundle)
-        model = txl_runtime.load(bundle, backend, 1 if threads is None and jobs > 1 else threads)
+        model = load_alone(bundle, backend, 1 if threads is None and jobs > 1 else threads)
         result = score_corpus(model, corpus, output, resume, force, skip_bad, jobs)
     else:
         for_documents = {"-o": output, "--resume": resume, "--force": force, "--field": named, "--recursive": recursive}
@@ -87,7 +87,7 @@ def run(
 
 def _as_one_stream(bundle: Path, file: Path, backend: str, threads: int | None) -> dict[str, Any]:
     """Score one text from its beginning to its end."""
-    model = txl_runtime.load(bundle, backend=backend, threads=threads)
+    model = load_alone(bundle, backend=backend, threads=threads)
     require_tokens(model.manifest, "score")
     ids, text_bytes = _read(file, model.vocabulary)
     if len(ids) < 2:

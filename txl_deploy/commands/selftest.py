@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-import txl_runtime
 import typer
 from rich.text import Text
 from txl_runtime.errors import TxlError
@@ -13,12 +12,13 @@ from txl_runtime.selftest import WORDS, run_selftest
 
 from txl_deploy.commands.options import Backend, Bundle, Json, Threads
 from txl_deploy.console import facts_table, number, print_json, stderr, stdout
+from txl_deploy.loading import load_alone
 
 
 def run(bundle: Bundle, backend: Backend = "auto", threads: Threads = None, json: Json = False) -> None:
     """Replay stored vectors on this machine; exit code 1 when they differ."""
     started = time.monotonic()
-    model = txl_runtime.load(bundle, backend=backend, threads=threads)
+    model = load_alone(bundle, backend=backend, threads=threads)
     result = run_selftest(model)
     seconds = time.monotonic() - started
     if result.passed:

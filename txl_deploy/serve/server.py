@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-import txl_runtime
 import uvicorn
 from txl_runtime.errors import CheckError, UsageError
 from txl_runtime.model import Model
@@ -23,6 +22,7 @@ from txl_runtime.sessions.state import largest_state
 from txl_runtime.streaming.texts import TokenTexts
 
 from txl_deploy import stopping
+from txl_deploy.loading import load_alone
 from txl_deploy.serve.app import make_app
 from txl_deploy.serve.health import Health
 from txl_deploy.serve.keeping import Keeping
@@ -64,7 +64,7 @@ def serve(settings: ServerSettings, listens: Callable[[str], None] | None = None
         logging.getLogger(name).propagate = False
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(_listen(settings.host, settings.port))
-        model = txl_runtime.load(settings.bundle, backend=settings.backend, threads=settings.threads)
+        model = load_alone(settings.bundle, backend=settings.backend, threads=settings.threads)
         if settings.local and not model.manifest.can.read_text:
             raise UsageError(
                 f"{settings.bundle}: the model reads named arrays, or returns no log-probabilities, expected one that "

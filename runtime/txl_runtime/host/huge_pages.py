@@ -1,0 +1,96 @@
+"""Large pages for the memory that ONNX Runtime fills while it opens a bundle, on Linux.
+
+A decode step reads all weights once, and some processors wait for the addresses of pages of 4 kB: in pages of 2 MB a
+step took 0.78 of the time on an AMD EPYC (Zen 4), and 0.99 on an Intel Xeon (Cascade Lake), both virtual machines. ONNX
+Runtime lays matrices out in memory of its own and cannot be told where. So the memory that appeared while it opened is
+found in the list of the process's mappings, and the kernel is asked to put it into large pages. Contents and addresses
+stay.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import mmap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+logger = logging.getLogger(__name__)
+
+LEAST = 2**25
+"""Bytes of new memory from which on it is done: less than that stays in a processor's caches."""
+SETTINGS = Path("/sys/kernel/mm/transparent_hugepage")
+PROCESS = Path("/proc/self")
+COLLAPSE = 25
+"""MADV_COLLAPSE, from Linux 6.1 on; an older kernel refuses it."""
+
+Range = tuple[int, int]
+
+
+@contextmanager
+def in_huge_pages() -> Iterator[None]:
+    """Put memory that is mapped and filled inside the `with` block into large pages; without effect where none are.
+
+    Only a large page all of whose small ones are there is put together, so that a process takes no more memory than
+    before. Where another thread maps memory at the same time, that may be put together, too.
+    """
+    try:
+        size, before = _size(), list(_anonymous())
+    except (OSError, ValueError):  # not Linux, a kernel without large pages, or a container that hides these files
+        size, before = 0, []
+    yield
+    if not size:
+        return
+    started, new = time.monotonic(), _new(before, list(_anonymous()), size)
+    whole = [address for start, end in new for address in _whole(start, end, size)]
+    if len(whole) * size < LEAST:
+        return
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    put = sum(not advise(start, size, COLLAPSE) for start in whole)
+    seconds = time.monotonic() - started
+    logger.info("put %d of %d MB into large pages in %.2f s", put * size >> 20, len(whole) * size >> 20, seconds)
+
+
+def _size() -> int:
+    """Return the bytes of a large page, 0 where the administrator does not want them."""
+    off = "[never]" in (SETTINGS / "enabled").read_text()
+    return 0 if off else int((SETTINGS / "hpage_pmd_size").read_text())
+
+
+def _anonymous() -> Iterator[Range]:
+    """Yield the process's private memory that no file is behind."""
+    with (PROCESS / "maps").open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            place, access, _, _, inode, *name = line.split(maxsplit=5)
+            if access == "rw-p" and inode == "0" and (not name or name[0].strip() == "[heap]"):
+                start, end = place.split("-")
+                yield int(start, 16), int(end, 16)
+
+
+def _new(before: list[Range], after: list[Range], size: int) -> list[Range]:
+    """Return the parts of `after` that are not in `before`, of at least `size` bytes. Both are sorted."""
+    found = []
+    for start, end in after:
+        for first, last in before:
+            if first < end and last > start:
+                found.append((start, first))
+                start = last
+        found.append((start, end))
+    return [(start, end) for start, end in found if end - start >= size]
+
+
+def _whole(start: int, end: int, size: int) -> list[int]:
+    """Return the addresses of large pages in a range whose small pages are all in memory."""
+    start, end, page = -(-start // size) * size, end // size * size, mmap.PAGESIZE
+    if start >= end:
+        return []
+    with (PROCESS / "pagemap").open("rb") as file:
+        file.seek(start // page * 8)
+        entries = np.frombuffer(file.read((end - start) // page * 8), np.uint64).reshape(-1, size // page)
+    present = (entries >> np.uint64(63)).all(axis=1)
+    return [start + int(number) * size for number in np.flatnonzero(present)]
