@@ -368,7 +368,8 @@ def test_what_is_public_is_what_is_listed(package):
 
 def test_whoever_loads_a_bundle_finds_the_options_that_the_page_has():
     parameters = inspect.signature(txl_runtime.load).parameters
-    assert [*parameters] == ["path", "backend", "threads", "verify_files", "update", "lean", "forms", "trial"]
+    options = ["backend", "threads", "verify_files", "update", "lean", "forms", "trial", "huge_pages"]
+    assert [*parameters] == ["path", *options]
 
 
 def test_a_model_says_what_it_is():
