@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import runpy
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +48,19 @@ def test_it_writes_lines_of_code(model: txl_runtime.Model) -> None:
     text = model.vocabulary.decode(np.concatenate(list(drawn))).decode("ascii")
     assert text.count("\n") >= 5
     assert {"self", "def", "if"} & set(text.replace(".", " ").split())
+
+
+def test_the_product_on_one_screen_draws_the_runtimes_tokens(model: txl_runtime.Model) -> None:
+    prompt = b"def main("
+    drawn = model.stream(1).generate(prompt.decode(), 200, temperature=0.8, seed=1)
+    tokens = [int(token[0]) for token in drawn]
+    path = SAMPLES / "minimal.py"
+    assert len(path.read_text().splitlines()) <= 120
+    sample = runpy.run_path(str(path))
+    assert list(sample["draw"](sample["Minimal"](TINY), prompt, 200, 0.8, seed=1)) == tokens
+    command = [sys.executable, str(path), str(TINY), prompt.decode()]
+    run = subprocess.run(command, capture_output=True, check=True, timeout=240)
+    assert run.stdout == bytes(tokens) + b"\n"
 
 
 def test_it_is_small_and_git_leaves_its_bytes_alone() -> None:
