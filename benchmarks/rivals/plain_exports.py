@@ -4,8 +4,8 @@ onnx-kv         ONNX Runtime by hand: `session.run` with a dictionary, and the n
 openvino        the same file in OpenVINO in float32, as a stateful model whose states are the keys and values
 openvino-bf16   the same with INFERENCE_PRECISION_HINT bf16
 
-The exporter is the one that traces (`dynamo=False`): ONNX Runtime runs its file as fast as the other's, and OpenVINO in
-0.86 of the time. OpenVINO is none of the project's dependencies: where it is not installed its rows are left out.
+The exporter is the one that traces (`dynamo=False`): its file is as fast as the other's in ONNX Runtime, and takes 0.85
+to 0.9 of the time in OpenVINO, which is none of the project's dependencies: without it its rows are left out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import torch
 from torch import Tensor, nn
 from txl_runtime.types import Array, Ids
@@ -57,6 +56,8 @@ class OnnxRuntime:
     description = "torch.onnx.export of torch-kv, keys and values in and out, ONNX Runtime by hand"
 
     def __init__(self, path: Path, threads: int) -> None:
+        import onnxruntime
+
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = threads, 3
         self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
@@ -71,7 +72,7 @@ class OnnxRuntime:
 
 
 class OpenVino:
-    """OpenVINO on the CPU, with the same attributes; states fed by hand took 1.25 times as long as a stateful model.
+    """OpenVINO on the CPU, with the same attributes. Stateful: states fed by hand took 1.1 to 1.3 times as long.
 
     Args:
         path: the file.
@@ -94,7 +95,8 @@ class OpenVino:
         states = {state.name: state for state in self._request.query_state()}
         self._states = [states[f"{name}{name}{AFTER}"] for name in names]
         emulated = " by emulation" if precision == "bf16" and emulates_bf16() else ""
-        self.description = f"the file of onnx-kv in OpenVINO, stateful, {precision}{emulated}"
+        version = openvino.__version__.partition("-")[0]
+        self.description = f"the file of onnx-kv in OpenVINO {version}, stateful, {precision}{emulated}"
 
     @property
     def memory(self) -> list[Array]:
@@ -118,15 +120,12 @@ class PlainExport(KeyValue):
     """torch-kv as an exporter takes it: keys and values are arguments, and the last M rows of both are results.
 
     It runs eagerly until the memory is full, so that no shape changes. Each question (log-probabilities, the most
-    likely token, nats) and segment length has a file of its own, exported when it is first asked for.
+    likely token, nats) and segment length has a file of its own, exported when it is first asked for. `opened` opens a
+    file; `folder` keeps the files, and one that is there is not exported again.
 
-    Args:
-        name: of the competitor.
-        parts: the layers.
-        batch_size: B.
-        opened: opens a file.
-        folder: keeps the files; one that is there is not exported again.
-        precision: the precision that the engine computes in.
+    Attributes:
+        given: while a step is exported, keys and values of each layer in turns, [B, H, M, d_head]; else none.
+        after: what they are after the step.
     """
 
     def __init__(
@@ -140,8 +139,8 @@ class PlainExport(KeyValue):
     ) -> None:
         self.name, self.precision, self._opened, self._folder = name, precision, opened, folder
         self._engines: dict[tuple[str, int], Engine] = {}
-        self._given: Sequence[Tensor] = ()
-        self._after: list[Tensor] = []
+        self.given: Sequence[Tensor] = ()
+        self.after: list[Tensor] = []
         super().__init__(parts, batch_size)
 
     def reset(self) -> None:
@@ -161,14 +160,14 @@ class PlainExport(KeyValue):
         return engine.call(tokens)
 
     def segment(self, tokens: Tensor) -> Tensor:
-        if not self._given:
+        if not self.given:
             return super().segment(tokens)
-        given, m, length = self._given, self.parts.memory_length, tokens.shape[1]
-        mask, self._after = self._mask(length, m), []
+        given, m, length = self.given, self.parts.memory_length, tokens.shape[1]
+        mask, self.after = self._mask(length, m), []
 
         def join(i: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
             keys, values = torch.cat([given[2 * i], key], dim=2), torch.cat([given[2 * i + 1], value], dim=2)
-            self._after += [keys[:, :, length:], values[:, :, length:]]
+            self.after += [keys[:, :, length:], values[:, :, length:]]
             return keys, values
 
         def place(scores: Tensor) -> Tensor:
@@ -179,14 +178,6 @@ class PlainExport(KeyValue):
     def step_bytes(self, length: int) -> int:
         return super().step_bytes(length) // (2 if self.precision == "bf16" else 1)
 
-    def exporting(self, work: Work, tokens: Tensor, memory: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Run a segment from this memory alone; return the answer, and keys and values after it."""
-        self._given = memory
-        try:
-            return work(tokens), *self._after
-        finally:
-            self._given = ()
-
     def _exported(self, work: Work, tokens: Ids) -> Path:
         path = self._folder / f"{work.__name__}-{tokens.shape[1]}.onnx"
         if path.exists():
@@ -194,13 +185,13 @@ class PlainExport(KeyValue):
         path.parent.mkdir(parents=True, exist_ok=True)
         names = [f"{kind}.{i}" for i in range(self.parts.config.n_layer) for kind in ("key", "value")]
         examples = torch.from_numpy(tokens), *self.memory()
-        with torch.no_grad():  # tables and masks are constants of the file, so they are computed before
-            self.exporting(work, examples[0], examples[1:])
+        step = _Step(self, work)
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # that torchvision is absent
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
+            step(*examples)  # computes tables and masks, which are constants of the file
             torch.onnx.export(
-                _Exporting(self, work),
+                step,
                 examples,
                 str(path),
                 input_names=["tokens", *names],
@@ -210,12 +201,16 @@ class PlainExport(KeyValue):
         return path
 
 
-class _Exporting(nn.Module):
-    """A question to a `PlainExport` as a module of tensors in order."""
+class _Step(nn.Module):
+    """A question to a `PlainExport`, of tensors in order: the answer, and keys and values after it."""
 
     def __init__(self, form: PlainExport, work: Work) -> None:
         super().__init__()
         self._form, self._work = form, work
 
     def forward(self, tokens: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
-        return self._form.exporting(self._work, tokens, memory)
+        self._form.given = memory
+        try:
+            return self._work(tokens), *self._form.after
+        finally:
+            self._form.given = ()

@@ -57,7 +57,7 @@ from asking import asked
 from bit_equality import environment_of
 
 ROOT = Path(__file__).parents[2]
-OURS = "bundle fp32"
+OURS, LEFT_OUT = "bundle fp32", "left out"
 PRECISIONS = ("fp32", "int8", "int4")
 LOADS: dict[str, dict[str, Any]] = {
     "": {},
@@ -74,9 +74,9 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 MEMORIES = {"12x512": (160, 640, 2100), "4x192": (128,), "wt103": (150, 640), "tiny": (7,)}
 BATCHES = (1, 8, 16)
-SHORT = [("12x512", 640, 1), ("12x512", 640, 8), ("12x512", 160, 1), ("12x512", 2100, 1), ("4x192", 128, 1)]
-SHORT += [("4x192", 128, 16), ("wt103", 150, 1)]
-"""Cells that are measured where neither --model, --memory nor --batch chooses others."""
+SHORT = [("12x512", 640, 1), ("12x512", 160, 1), ("12x512", 2100, 1), ("wt103", 150, 1)]
+SHORT += [("4x192", 128, 1), ("4x192", 128, 8), ("4x192", 128, 16)]
+"""Cells that are measured where neither --model, --memory nor --batch chooses others: 20 minutes on two cores."""
 EXPORT = """import json, pathlib, sys
 from benchmarks.shared.models import random_bundle
 random_bundle(pathlib.Path(sys.argv[1]), **json.loads(sys.argv[2]))"""
@@ -108,13 +108,12 @@ class Cell(Struct, frozen=True):
 
 
 class Found(Struct, frozen=True, kw_only=True):
-    """What was measured in a cell; `timed` and `sizes` are by kind of work and way, the others by way.
+    """What was measured in a cell; `timed` and `sizes` are by kind of work and way.
 
     Attributes:
         gb_per_second: the read bandwidth, the median of the rounds; None where nothing was timed.
         sizes: bytes that a step has to read.
-        ways: the code that runs, and its distance from the fp32 bundle.
-        left_out: why it was not timed.
+        ways: by way, the code that runs and its distance from the fp32 bundle; or "left out" and why.
     """
 
     cell: Cell
@@ -122,7 +121,6 @@ class Found(Struct, frozen=True, kw_only=True):
     timed: dict[str, dict[str, Timed]]
     sizes: dict[str, dict[str, int]]
     ways: dict[str, tuple[str, str]]
-    left_out: dict[str, str]
 
 
 class Before(BundleCompetitor):
@@ -208,18 +206,18 @@ def measure(cell: Cell, arguments: argparse.Namespace, work: Path) -> Found:
     works = Works(txl_runtime.load(bundle_of(cell, "fp32", ROOT, work / "bundles"), threads=cell.threads))
     rivals, left_out = forms(arguments.against, works.model, cell.threads, work / cell.name)
     ways: dict[str, Competitor] = {OURS: works.ours}
-    distances = {OURS: ""}
+    said = {name: (LEFT_OUT, why) for name, why in left_out.items()}
     for name, make in (makers | rivals).items():
         log(f"  {name}")
         try:
             other = make()
             found = agree(works.ours, other, works.model)
         except Exception as error:  # an exporter and a compiler raise what they like, and the others are still timed
-            left_out[name] = f"{type(error).__name__}: {one_line(error)}"[:300]
-            log(f"    left out: {left_out[name]}")
+            said[name] = LEFT_OUT, f"{type(error).__name__}: {one_line(error)}"[:300]
+            log(f"    left out: {said[name][1]}")
         else:
             ways[name], reached = other, found.kl if found.measure == "kl" else found.max_abs
-            distances[name] = f"{found.measure} {reached:.1e}, at most {found.limit:g}"
+            said[name] = other.description, f"{found.measure} {reached:.1e}, at most {found.limit:g}"
     fill(works.ours, works.model)  # what failed may have left it half full
     tasks = [] if arguments.prepare else [task for task in works.tasks if task.kind != "score"]
     bandwidth, timed = HostBandwidth(cell.threads), dict[str, dict[str, Timed]]()
@@ -237,19 +235,15 @@ def measure(cell: Cell, arguments: argparse.Namespace, work: Path) -> Found:
         gb_per_second=bandwidth.gb_per_second,
         timed=timed,
         sizes={t.kind: {name: way.step_bytes(t.segment_length) for name, way in ways.items()} for t in tasks},
-        ways={name: (way.description, distances[name]) for name, way in ways.items()},
-        left_out=left_out,
+        ways={OURS: (works.ours.description, "")} | said,
     )
 
 
 def tables(found: list[Found]) -> list[Table]:
-    """The steps, what each way is, and why others are missing."""
+    """The steps, and what each way is or why it is missing."""
     cells = ("model", "M", "B", "threads")
     steps = Table((*cells, "work", "way", "CPU ms", "of fp32", "wall ms", "MB", "floor ms", "of the floor"))
-    ways, left_out = (
-        Table((*cells, "way", "what runs", "from the fp32 bundle")),
-        Table((*cells, "way", "why it was not timed")),
-    )
+    ways = Table((*cells, "way", "what runs", "from the fp32 bundle"))
     for one in found:
         cell = msgspec.structs.astuple(one.cell)
         for kind, timed in one.timed.items():
@@ -260,9 +254,7 @@ def tables(found: list[Found]) -> list[Table]:
                 steps.add(*cell, kind, name, way.median / 1e3, f"{times:.2f}", way.p50 / 1e3, size / 1e6, floor, share)
         for name, said in one.ways.items():
             ways.add(*cell, name, *said)
-        for name, why in one.left_out.items():
-            left_out.add(*cell, name, why)
-    return [steps, ways, left_out]
+    return [steps, ways]
 
 
 def _arguments() -> argparse.Namespace:
@@ -273,11 +265,11 @@ def _arguments() -> argparse.Namespace:
         threads="of each measurement, one after the other (default 1)",
         several_threads=True,
     )
-    options.add_argument("--model", nargs="+", choices=[*MODELS], help="default: some cells of all but tiny")
+    options.add_argument("--model", nargs="+", choices=[*MODELS], help="default: 7 cells, in 20 minutes")
     options.add_argument("--memory", type=int, nargs="+", metavar="M", help="of these lengths alone")
     options.add_argument("--precision", nargs="+", choices=PRECISIONS, default=PRECISIONS, help="of the bundles")
     options.add_argument("--batch", type=int, nargs="+", metavar="B", help="numbers of sequences (default 1 8 16)")
-    rivals = RIVALS if emulates_bf16() else f"{RIVALS},openvino-bf16"  # 36 times as slow as in float32
+    rivals = RIVALS if emulates_bf16() else f"{RIVALS},openvino-bf16"
     options.add_argument("--against", default=rivals, help=f"some of {', '.join(FORMS)}, separated by commas; or none")
     options.add_argument("--before", type=Path, metavar="CHECKOUT", help="another checkout, whose bundles are rows")
     options.add_argument("--work", type=Path, metavar="FOLDER", help="keep bundles, exported and compiled files here")

@@ -38,13 +38,15 @@ from txl_deploy.bench.competitors.hidden import TimeFirstHidden
 from txl_deploy.bench.competitors.own_module import no_compiler
 from txl_deploy.bench.competitors.shared_layers import SharedLayers, Work
 
-__all__ = ["FORMS", "BatchFirstHidden", "CompiledKeyValue", "GraphLayers", "forms"]
+__all__ = ["FORMS", "USUAL", "BatchFirstHidden", "CompiledKeyValue", "GraphLayers", "forms"]
 
 COMPILED = {"torch-compile": None, "torch-max": "max-autotune"}
 """Modes of torch.compile."""
 OPENVINO = {"openvino": ("f32", "fp32"), "openvino-bf16": ("bf16", "bf16")}
 """OpenVINO's word for a precision, and ours."""
 FORMS = (*PLAIN, "torch-bhlk", *COMPILED, "torch-bf16", "onnx-hidden", "onnx-rolled", "onnx-kv", *OPENVINO)
+USUAL = tuple(name for name in FORMS if name not in ("torch-max", "openvino-bf16"))
+"""Without what compiles for many minutes, and what older processors emulate: segments take 39 times float32's time."""
 
 
 def forms(names: tuple[str, ...], model: Model, threads: int, folder: Path) -> tuple[dict[str, Maker], dict[str, str]]:
