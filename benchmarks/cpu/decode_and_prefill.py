@@ -28,7 +28,7 @@ from txl_deploy.bench.measuring import bench
 from txl_deploy.bench.works import Works
 
 sys.path.append(str(Path(__file__).parents[1] / "rivals"))
-from torch_forms import FORMS, forms
+from torch_forms import FORMS, USUAL, forms
 
 MODEL = shape(12, 512, 8, 64, 2048, 204)
 COLUMNS = (
@@ -93,7 +93,7 @@ def main() -> int:
     """Run the benchmark."""
     options = parser(__doc__)
     options.add_argument("--memory", type=int, nargs="+", default=[160, 640, 2100], metavar="M")
-    options.add_argument("--against", default=",".join(FORMS), help="competitors, separated by commas")
+    options.add_argument("--against", default=",".join(USUAL), help=f"some of {', '.join(FORMS)}, separated by commas")
     options.add_argument("--precision", nargs="*", default=[], choices=("int8", "int4"), help="bundles to add")
     arguments = options.parse_args()
     memories = [7] if arguments.quick else arguments.memory

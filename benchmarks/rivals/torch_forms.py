@@ -2,19 +2,25 @@
 
 torch-bhlk     eager, hidden memory, scores [B, H, L, K]
 torch-compile  torch.compile of torch-kv
+torch-max      the same with mode="max-autotune"
 torch-bf16     torch-kv in bfloat16
 onnx-hidden    this project's ONNX graph with hidden memory: every step projects the memory again
 onnx-rolled    the bundle's own graphs that return the whole new memory instead of writing a ring in place
+
+`plain_exports` has onnx-kv, openvino and openvino-bf16.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import torch
 import txl_runtime
+from plain_exports import Engine, OnnxRuntime, OpenVino, PlainExport, no_openvino
 from torch import Tensor
 from torch.nn import functional as F
 from txl_export.exporting import export
@@ -32,15 +38,22 @@ from txl_deploy.bench.competitors.hidden import TimeFirstHidden
 from txl_deploy.bench.competitors.own_module import no_compiler
 from txl_deploy.bench.competitors.shared_layers import SharedLayers, Work
 
-__all__ = ["FORMS", "BatchFirstHidden", "CompiledKeyValue", "GraphLayers", "forms"]
+__all__ = ["FORMS", "USUAL", "BatchFirstHidden", "CompiledKeyValue", "GraphLayers", "forms"]
 
-FORMS = (*PLAIN, "torch-bhlk", "torch-compile", "torch-bf16", "onnx-hidden", "onnx-rolled")
+COMPILED = {"torch-compile": None, "torch-max": "max-autotune"}
+"""Modes of torch.compile."""
+OPENVINO = {"openvino": ("f32", "fp32"), "openvino-bf16": ("bf16", "bf16")}
+"""OpenVINO's word for a precision, and ours."""
+FORMS = (*PLAIN, "torch-bhlk", *COMPILED, "torch-bf16", "onnx-hidden", "onnx-rolled", "onnx-kv", *OPENVINO)
+USUAL = tuple(name for name in FORMS if name not in ("torch-max", "openvino-bf16"))
+"""Without what compiles for many minutes, and what older processors emulate: segments take 39 times float32's time."""
 
 
 def forms(names: tuple[str, ...], model: Model, threads: int, folder: Path) -> tuple[dict[str, Maker], dict[str, str]]:
     """Makers of some of `FORMS` with a bundle's weights, and why others of them cannot run here.
 
-    Torch is set to `threads` too; `folder` is an empty place for the bundle of onnx-hidden.
+    Torch is set to `threads` too; `folder` is a place for the files of the forms that have some. Those of onnx-kv are
+    used again where they are.
 
     Raises:
         UsageError: nothing is called that.
@@ -51,14 +64,27 @@ def forms(names: tuple[str, ...], model: Model, threads: int, folder: Path) -> t
     torch.set_num_threads(threads)
     m, state = model.manifest, weights_of(model)
     size = m.config, m.dialect, m.memory_length, state
+
+    def compiled(name: str, mode: str | None) -> Competitor:
+        form = CompiledKeyValue(GraphLayers(*size), m.batch_size, m.segment_lengths[0], mode)
+        form.name = name
+        return form
+
+    def exported(name: str, opened: Callable[[Path], Engine], precision: str = "fp32") -> Competitor:
+        return PlainExport(name, GraphLayers(*size), m.batch_size, opened, folder / "plain", precision)
+
     makers: dict[str, Maker] = {
         **plain,
         "torch-bhlk": lambda: BatchFirstHidden(SharedLayers(*size), m.batch_size),
-        "torch-compile": lambda: CompiledKeyValue(GraphLayers(*size), m.batch_size, m.segment_lengths[0]),
         "torch-bf16": lambda: HalfKeyValue(SharedLayers(*size, torch.bfloat16), m.batch_size),
         "onnx-hidden": lambda: _onnx_hidden(model, state, threads, folder),
         "onnx-rolled": lambda: _onnx_rolled(model, threads),
+        "onnx-kv": lambda: exported("onnx-kv", partial(OnnxRuntime, threads=threads)),
     }
+    for name, mode in COMPILED.items():
+        makers[name] = partial(compiled, name, mode)
+    for name, (hint, precision) in OPENVINO.items():
+        makers[name] = partial(exported, name, partial(OpenVino, threads=threads, precision=hint), precision)
     left_out |= {name: why for name in names if name not in PLAIN and (why := _why_not(name, model))}
     return {name: makers[name] for name in names if name not in left_out}, left_out
 
@@ -73,7 +99,8 @@ def _why_not(name: str, model: Model) -> str:
     if name == "onnx-rolled":
         kept = {program.update for program in m.programs}
         return "" if kept >= {"rolled", "ring"} else f"the bundle has {' and '.join(sorted(kept))} programs only"
-    return why_not(model) or (no_compiler() or "" if name == "torch-compile" else "")
+    here = no_openvino() if name in OPENVINO else (no_compiler() or "") if name in COMPILED else ""
+    return why_not(model) or here
 
 
 def _onnx_hidden(model: Model, state: Weights, threads: int, folder: Path) -> Competitor:
@@ -160,13 +187,17 @@ class HalfKeyValue(KeyValue):
     description = f"{KeyValue.description}, bfloat16"
 
 
+def _in_graph() -> bool:
+    return torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export()
+
+
 class GraphLayers(SharedLayers):
-    """Layers for torch.compile: in a graph no shape depends on ids."""
+    """Layers for compilers and exporters: in a graph no shape depends on ids."""
 
     def embed(self, tokens: Tensor) -> Tensor:
         """See `SharedLayers`."""
         c = self.config
-        if c.div_val == 1 or not torch.compiler.is_compiling():
+        if c.div_val == 1 or not _in_graph():
             return super().embed(tokens)
         flat = tokens.flatten()
         embedded = self.zeros(len(flat), c.d_model)
@@ -178,7 +209,7 @@ class GraphLayers(SharedLayers):
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """See `SharedLayers`; in a graph every tail runs for all rows."""
-        if not torch.compiler.is_compiling():
+        if not _in_graph():
             return super().nll(hidden, targets)
         return -self.log_probabilities(hidden).gather(1, targets.long()[:, None])[:, 0]
 

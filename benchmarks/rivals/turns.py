@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
 import numpy as np
@@ -12,7 +12,10 @@ from msgspec import Struct
 
 from txl_deploy.bench.timing import Work, come_to_rest, time_slice
 
-__all__ = ["Timed", "in_turns", "ratio"]
+__all__ = ["Slice", "Timed", "in_turns", "ratio"]
+
+Slice = Callable[[float], tuple[float, list[float]]]
+"""Works for that many seconds; returns the processor time of a call and the wall times of single calls, all in µs."""
 
 
 class Timed(Struct, frozen=True, kw_only=True):
@@ -33,26 +36,52 @@ class Timed(Struct, frozen=True, kw_only=True):
         return statistics.median(self.cpu)
 
 
-def in_turns(works: Mapping[str, Work], rounds: int, seconds: float) -> dict[str, Timed]:
-    """Time each kind of work once a round, for so many seconds; every round begins with another one."""
-    names = list(works)
-    numbers = {name: count() for name in names}
+def in_turns(
+    works: Mapping[str, Work],
+    rounds: int,
+    seconds: float,
+    elsewhere: Mapping[str, Slice] | None = None,
+    between: Callable[[], None] | None = None,
+) -> dict[str, Timed]:
+    """Time each kind of work once a round, for so many seconds; every round begins with another one.
+
+    Args:
+        works: calls of this process.
+        rounds, seconds: turns of each, and the length of a turn.
+        elsewhere: slices of further works, each of a process that sleeps between its own.
+        between: called at the begin of each round, e.g. to measure the machine.
+    """
+    slices = {name: _slice_of(work) for name, work in works.items()} | dict(elsewhere or {})
+    names = list(slices)
     cpu, wall = ({name: list[float]() for name in names} for _ in range(2))
     for turn in range(rounds):
+        if between is not None:
+            come_to_rest()
+            between()
         first = turn % len(names)
         for name in names[first:] + names[:first]:
             come_to_rest()
-            started, before = next(numbers[name]), time.process_time()
-            samples = time_slice(works[name], seconds, numbers[name])
-            used = time.process_time() - before
-            cpu[name].append(1e6 * used / (next(numbers[name]) - started - 1))
-            wall[name] += [sample / 1e3 for sample in samples]
+            used, samples = slices[name](seconds)
+            cpu[name].append(used)
+            wall[name] += samples
     return {
         name: Timed(
             cpu=tuple(cpu[name]), p50=float(np.percentile(wall[name], 50)), p99=float(np.percentile(wall[name], 99))
         )
         for name in names
     }
+
+
+def _slice_of(work: Work) -> Slice:
+    numbers = count()
+
+    def run(seconds: float) -> tuple[float, list[float]]:
+        started, before = next(numbers), time.process_time()
+        samples = time_slice(work, seconds, numbers)
+        used = time.process_time() - before
+        return 1e6 * used / (next(numbers) - started - 1), [sample / 1e3 for sample in samples]
+
+    return run
 
 
 def ratio(ours: Timed, others: Sequence[Timed]) -> float | None:

@@ -15,7 +15,7 @@ from benchmarks.shared.tables import Table
 from txl_deploy.bench.measuring import cpu_name
 from txl_deploy.extras import version_of
 
-__all__ = ["finish", "parser"]
+__all__ = ["finish", "parser", "store"]
 
 
 def parser(
@@ -44,16 +44,21 @@ def parser(
 
 def finish(name: str, arguments: argparse.Namespace, tables: Sequence[Table], document: object) -> None:
     """Print the tables as markdown; write them and everything measured where --out says."""
+    print(store(name, arguments, tables, document))
+
+
+def store(name: str, arguments: argparse.Namespace, tables: Sequence[Table], document: object) -> str:
+    """Write the tables as markdown, and everything measured, where --out says; return the former."""
     conditions = _conditions(arguments)
     text = "\n\n".join([*(table.markdown() for table in tables), conditions]) + "\n"
-    print(text)
     if arguments.out is None:
-        return
+        return text
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / f"{name}.md").write_text(text)
     options = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
     whole = {"conditions": conditions, "options": options, "results": msgspec.to_builtins(document)}
     (arguments.out / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
+    return text
 
 
 def _conditions(arguments: argparse.Namespace) -> str:
