@@ -61,7 +61,6 @@ OURS, LEFT_OUT = "bundle fp32", "left out"
 PRECISIONS = ("fp32", "int8", "int4")
 LOADS: dict[str, dict[str, Any]] = {
     "": {},
-    " (huge pages)": {"huge_pages": True},
     " (small pages)": {"huge_pages": False},
 }
 """Further arguments of `load`, by the end of the bundle's name; left out where `load` has no such parameter."""
