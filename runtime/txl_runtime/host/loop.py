@@ -68,7 +68,7 @@ class HostLoop(LoopState):
     ) -> None:
         states = manifest.states_of(update)
         super().__init__(manifest, states, nullcontext())
-        self._manifest, self._engine, self._programs = manifest, engine, Programs(manifest, programs)
+        self._engine, self._programs = engine, Programs(manifest, programs)
         self.output, features = open_output(programs[0].kind, manifest, engine), features_of(programs[0], manifest)
         self._width = 0 if features is None else int(features.shape[-1])
         replaced: type[HostPlacement] = Replaced
@@ -105,9 +105,10 @@ class HostLoop(LoopState):
             self._keep(route.kept, rows)
         for array in route.behind:
             array.fill(0)
-        self._computed = rows
         if commit:
-            self.commit()
+            self.counters.advance(rows, self._spill)
+        else:
+            self._tried, self._computed = (inputs, len(counts)), rows
         return SegmentResult(route.rows, counts, length, targets, self.output, self._manifest.outputs, route.given)
 
     def _join(self, rows: int) -> None:
