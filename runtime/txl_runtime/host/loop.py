@@ -68,7 +68,7 @@ class HostLoop(LoopState):
     ) -> None:
         states = manifest.states_of(update)
         super().__init__(manifest, states, nullcontext())
-        self._engine, self._programs = engine, Programs(manifest, programs)
+        self._manifest, self._engine, self._programs = manifest, engine, Programs(manifest, programs)
         self.output, features = open_output(programs[0].kind, manifest, engine), features_of(programs[0], manifest)
         self._width = 0 if features is None else int(features.shape[-1])
         replaced: type[HostPlacement] = Replaced

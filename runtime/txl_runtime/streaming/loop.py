@@ -16,7 +16,7 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Program, StateTensor
 from txl_runtime.errors import UsageError
 from txl_runtime.streaming.outputs import StreamSoftmax
-from txl_runtime.streaming.partial import check_part, first_positions, run_again
+from txl_runtime.streaming.partial import Parts
 from txl_runtime.streaming.programs import Want
 from txl_runtime.streaming.state import Initial, Placement, RowState, SequenceCounters
 from txl_runtime.types import Array, Floats, Ids, Indices
@@ -51,11 +51,13 @@ class Loop(Protocol):
         output: the softmax, which turns rows of features into log-probabilities.
         piecewise: whether taking the state's tensors out one by one costs no more than taking all at once.
         leading: whether a step computes only the first sequences, up to the last that runs.
+        parts: the parts of a segment that `commit` takes.
     """
 
     output: StreamSoftmax
     piecewise: bool
     leading: bool
+    parts: Parts
 
     @property
     def fill(self) -> Ids:
@@ -86,10 +88,9 @@ class Loop(Protocol):
     def commit(self, counts: Ids | None = None) -> None:
         """Make the latest segment, or its first positions, part of the state, in one assignment.
 
-        Nothing happens if it already is, if all sequences were idle, or after a clear, reorder or put since.
-
-        A ring advances by fewer rows. Where a state is replaced, the part runs again from the state before the segment:
-        the segment's result is then no longer valid. `partial.refusal` says what a model allows.
+        Nothing happens if it already is, if all sequences were idle, or after a clear, reorder or put since. For a part
+        a ring advances by fewer rows. Where a state is replaced, the part runs again from the state before the segment;
+        the segment's result is then no longer valid. `parts.refusal` says what a model allows.
 
         Args:
             counts: int32 [b], positions to keep of each sequence, 0 … those that ran; all 0 drop the segment. None: all
@@ -154,7 +155,7 @@ class LoopState(Loop):
             entry.name: view for role, view in views.items() for entry in manifest.inputs if entry.role == role
         }
         self._batch, self._together = manifest.batch_size, manifest.streams == "lockstep"
-        self._manifest, self._states = manifest, states
+        self.parts = Parts(manifest, states)
         self._lock, self._computed = lock, 0
         self._tried: tuple[Mapping[str, Array], int] = {}, 0  # inputs and b of the latest segment without a commit
         self._counted: tuple[Ids | None, int] = None, 0
@@ -198,21 +199,16 @@ class LoopState(Loop):
                 self.counters.advance(computed, self._spill)
 
     def _accept(self, counts: Ids) -> int:
-        """Return the number of sequences to commit after setting the positions that count; 0 if nothing is left to do.
-
-        Nothing is left if no position counts, or if the part ran again, which committed it.
-        """
+        """Set the positions that count; return the number of sequences to commit, 0 if none counts or the part ran."""
         computed, (inputs, b) = self._computed, self._tried
         if not computed:
             return 0
-        ran = self.counters.valid[:b]
-        check_part(counts, ran, self._manifest, self._states)
-        if not counts.any():
-            return 0
-        if (counts == ran).all():
-            return computed
-        if run_again(self._states):
-            self.run(first_positions(inputs, counts, self._manifest), counts)
+        kept, ran = counts.tolist(), self.counters.valid[:b].tolist()
+        self.parts.check(kept, ran)
+        if kept == ran or not any(kept):
+            return computed if any(kept) else 0
+        if self.parts.again:
+            self.run(self.parts.inputs(inputs, counts), counts)
             return 0
         self.count(counts)
         return computed

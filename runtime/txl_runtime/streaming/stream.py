@@ -97,16 +97,15 @@ class Stream(CarriedState):
     def commit(self, lengths: ArrayLike | None = None) -> None:
         """Keep the latest segment of `run(..., commit=False)`, or its first positions, e.g. of a draft what came true.
 
-        Nothing happens if it is part of the state already, or if the state has changed since. A ring only advances.
-        Where a state is replaced, a part of the segment is run again: at most one more step, with the same inputs.
+        Nothing happens if it is part of the state already, or if the state has changed since. A ring only advances;
+        where a state is replaced, the part runs once more, with the same inputs.
 
         Args:
             lengths: int [b], positions to keep of each sequence, from 0 to those that ran; None: all that ran.
 
         Raises:
-            UsageError: a length is larger, or the model cannot keep such a part: its memory is rolled, its segments
-                are exact, its state is that of whole segments, or lengths differ in lockstep. The state is unchanged,
-                and other lengths can still be given.
+            UsageError: a length is larger, or the model cannot keep such a part (rolled memory, exact or whole
+                segments, lockstep). Other lengths can still be given.
             BackendError: the engine failed where the part ran again; the state is the one before the segment.
         """
         loop = self._ready()

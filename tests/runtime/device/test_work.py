@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -256,6 +257,26 @@ def test_a_part_of_a_segment_moves_spilled_rows_at_most(opened):
         probe = {"tokens": tokens_of(1, seed)}, np.ones(B, np.int32), "rows", False
         assert one.run(*probe).rows().tobytes() == other.run(*probe).rows().tobytes()
     assert spilled > 2
+
+
+@pytest.mark.parametrize("counts", [None, [4, 2, 1]], ids=["whole", "part"])
+def test_a_commit_moves_spilled_rows_while_it_holds_the_lock(opened, counts, monkeypatch):
+    model, free = opened("ring"), list[bool]()
+    loop, spill = model.open_loop(), model.open_loop()._spill
+    with ThreadPoolExecutor(1) as other:
+
+        def spied(row: int, count: int) -> None:
+            free.append(other.submit(model.backend.lock.acquire, blocking=False).result())
+            if free[-1]:
+                other.submit(model.backend.lock.release).result()
+            spill(row, count)
+
+        monkeypatch.setattr(loop, "_spill", spied)
+        for seed in range(12):
+            loop.run({"tokens": tokens_of(4, seed)}, np.full(B, 4, np.int32), commit=False)
+            loop.commit(None if counts is None else np.array(counts, np.int32))
+    assert free
+    assert not any(free)
 
 
 def test_a_part_of_rolled_memory_is_refused(opened):

@@ -18,7 +18,6 @@ from frozen import frozen
 from step_models import Graph, StepModel, counting, recurrent
 from txl_runtime import BackendError, Model, Stream, UsageError, load
 from txl_runtime.bundle.tables import Input, Output
-from txl_runtime.streaming.partial import first_positions, refusal, run_again
 
 ROUNDING = 2e-6
 ROWS = 6
@@ -100,7 +99,7 @@ def whole(stream: Stream, inputs: dict[str, Any], counts: np.ndarray) -> Any:
 
 def cut(stream: Stream, inputs: dict[str, Any], counts: np.ndarray) -> Any:
     """A part that runs again: a segment of so many positions."""
-    return stream.run(first_positions(inputs, counts, stream._manifest), counts)
+    return stream.run(stream.loop.parts.inputs(inputs, counts), counts)
 
 
 RINGS = {"ring": "ring", "zeros": "zeros", "clusters": "clusters", "seven rows": "0.8/tokens", "one": "0.8/half"}
@@ -223,7 +222,7 @@ def test_a_draft_that_is_accepted_in_part_goes_on_as_greedy_text_does(find):
         prompt = np.array([[3, 1, 2]], np.int32)
         expected = [int(token[0]) for token in plain.generate(prompt, 24, temperature=0)]
         stream, draws, found, longest = model.stream(b), np.random.default_rng(1), list[int](), model.segment_lengths[0]
-        assert not refusal(model.manifest, stream._states)
+        assert not stream.loop.parts.refusal
         drawn = int(stream.feed(prompt, last=True)[0].argmax())
         accepted = []
         while len(found) < 24:
@@ -258,10 +257,10 @@ def test_inputs_may_change_between_the_run_and_the_commit(find):
 
 def test_a_part_is_given_its_own_positions_and_zeros_behind_each_count(find):
     ids, counts = np.arange(1, 13, dtype=np.int32).reshape(3, 4) % 9, np.array([3, 0, 1], np.int32)
-    found = first_positions({"tokens": ids, "targets": ids}, counts, find("counting").model.manifest)
+    found = find("counting").model.open_loop().parts.inputs({"tokens": ids, "targets": ids}, counts)
     assert {name: array.tolist() for name, array in found.items()} == {"tokens": [[1, 2, 3], [0, 0, 0], [0, 0, 0]]}
-    manifest, frames = find("look-ahead").model.manifest, np.ones((2, 6, 5), np.float32)
-    part = first_positions({"frames": frames}, np.array([1, 0], np.int32), manifest)["frames"]
+    parts, frames = find("look-ahead").model.open_loop().parts, np.ones((2, 6, 5), np.float32)
+    part = parts.inputs({"frames": frames}, np.array([1, 0], np.int32))["frames"]
     assert part.shape == (2, 3, 5), "with the two positions of look-ahead"
     assert (part.sum(axis=(1, 2)) == [15, 0]).all()
     assert frames.all(), "the arrays that ran stay"
@@ -327,6 +326,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Model], Any, str]] = {
         [4, 2, 0],
         r'the memory is rolled, .* expected a ring; load with update="ring"$',
     ),
+    "rolled, a length of a program": (lambda find: opened("ring", "rolled"), [4, 0, 4], "the memory is rolled"),
     "rolled alone": (
         lambda find: opened("hidden"),
         [4, 2],
@@ -335,12 +335,12 @@ REFUSED: dict[str, tuple[Callable[[Any], Model], Any, str]] = {
     "whole segments": (
         lambda find: opened("growing"),
         [2, 2],
-        "the model has no state inside a segment, expected 0 or all that ran of each sequence; keep it whole$",
+        "the model has no state inside a segment, expected 0 or all that ran of each; keep it whole$",
     ),
     "another length": (
         lambda find: find("recurrent").model,
         [3, 3, 3],
-        r"the part runs again as one segment, expected 0 or one of \[1, 4\] in all sequences; run parts of these$",
+        r"it runs again as one segment, expected 0 or one of \[1, 4\] in all sequences; keep so many$",
     ),
     "two lengths": (lambda find: find("recurrent").model, [4, 1, 0], r"expected 0 or one of \[1, 4\] in all"),
     "lockstep": (
@@ -372,14 +372,17 @@ def test_a_part_that_the_model_does_not_allow_is_refused_and_the_segment_can_sti
         "lockstep",
         "lockstep, one idle",
     )  # refused for these lengths, and for lengths of its programs too
-    assert refusal(model.manifest, one._states) or unsure
+    assert one.loop.parts.refusal or unsure
 
 
 @pytest.mark.parametrize(
     ("lengths", "said"),
     [
-        ([4, 3, 0], r"\[4, 3, 0\] positions are to be committed, expected at most those that ran, \[4, 2, 0\]"),
-        ([1, 1, 1], r"expected at most those that ran, \[4, 2, 0\]"),
+        (
+            [4, 3, 0],
+            r"\[4, 3, 0\] positions of \[4, 2, 0\] that ran .* expected at most those that ran; give other numbers$",
+        ),
+        ([1, 1, 1], r"of \[4, 2, 0\] that ran .* expected at most those that ran"),
         ([5, 2, 0], r"lengths are \[5, 2, 0\], expected 3 whole numbers of 0 … 4"),
         ([-1, 2, 0], r"lengths are \[-1, 2, 0\], expected 3 whole numbers of 0 … 4"),
         ([4, 2], r"lengths are \[4, 2\], expected 3 whole numbers of 0 … 4"),
@@ -402,7 +405,7 @@ def test_counts_of_a_loop_are_of_the_sequences_that_ran(find):
     loop = find("ring").model.open_loop()
     loop.run({"tokens": np.ones((2, 4), np.int32)}, np.array([4, 4], np.int32), commit=False)
     for counts in ([4, 4, 0], [4], [5, 0], [-1, 0]):
-        with pytest.raises(UsageError, match=r"expected at most those that ran, \[4, 4\]"):
+        with pytest.raises(UsageError, match=r"of \[4, 4\] that ran .* expected at most those that ran"):
             loop.commit(np.array(counts, np.int32))
     loop.commit(np.array([1, 4], np.int32))
     assert loop.fill.tolist() == [1, 4, 0]
@@ -444,8 +447,7 @@ def test_a_part_that_fails_leaves_the_state_before_the_segment(find, name, monke
 
 
 def test_a_model_says_beforehand_whether_any_part_can_be_committed(find):
-    free = {
-        name: not refusal(find(name).model.manifest, find(name).model.stream()._states) for name in (*RINGS, *STEPS)
-    }
+    parts = {name: find(name).model.stream().loop.parts for name in (*RINGS, *STEPS)}
+    free = {name: not part.refusal for name, part in parts.items()}
     assert free == {**dict.fromkeys(RINGS, True), "counting": True, "recurrent": False, "growing": False}
-    assert [run_again(find(name).model.stream()._states) for name in ("ring", "counting")] == [False, True]
+    assert [parts[name].again for name in ("ring", "counting")] == [False, True]
