@@ -137,6 +137,7 @@ def operations(inputs: Callable[[int, int], dict[str, Any]], counts: Any, start:
     found = {
         "run": Operation(lambda s: s.run(segment, counts)),
         "try": Operation(lambda s: s.run(segment, counts, commit=False)),
+        "part": Operation(lambda s: (s.run(segment, counts, commit=False), s.commit(np.minimum(counts, 1)))),
         "feed arrays": Operation(lambda s: s.feed(long), pieces=True),
         "reset": Operation(lambda s: s.reset(), replaces=True),
         "select": Operation(lambda s: s.select([*range(1, b), 0]), replaces=True),

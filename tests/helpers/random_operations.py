@@ -132,6 +132,7 @@ class Play:
         names += ["run", "renew"]
         names += ["step", "step", "step", "feed_tokens", "score", "generate"] if fluent else ["run", "run"]
         names += [] if case.name == "growing" else ["take", "put"]
+        names += [] if case.name == "growing" or case.update == "rolled" else ["part", "part"]
         self.names = names
 
     def number(self, first: int, last: int) -> int:
@@ -205,6 +206,20 @@ class Play:
     def do_uncommitted(self, pair: Pair) -> None:
         inputs, counts = self.segment(pair.ours.batch_size)
         self.same(*(stream.run(inputs, counts, commit=False) for stream in pair.both))
+
+    def do_part(self, pair: Pair) -> None:
+        """A segment of which only the first positions are kept; it is looked at before, or not."""
+        inputs, ran = self.segment(pair.ours.batch_size)
+        most = np.minimum(ran, 1) if self.case.name == "recurrent" else ran
+        counts = self.draws.integers(0, most + 1)
+        if self.draws.random() < 0.5:
+            self.same(*(stream.run(inputs, ran, commit=False) for stream in pair.both))
+            for stream in pair.both:
+                stream.commit(counts)
+        else:
+            for stream in pair.both:
+                stream.loop.run(inputs, ran, commit=False)
+                stream.loop.commit(counts.astype(np.int32))
 
     def do_unread(self, pair: Pair) -> None:
         """A segment whose result nobody looks at; the last of several at times."""

@@ -206,15 +206,10 @@ class DeviceLoop(LoopState):
             if commit:  # the same as `commit`, which would take the lock again
                 self.counters.advance(self._batch, self._spill)
             else:
-                self._computed = self._batch
+                self._tried, self._computed = (inputs, len(counts)), self._batch
         if call.settling:
             call.settling, self._settling = False, call.name
         return _Pending(self, route, step.arrived, counts, length, targets)
-
-    def commit(self) -> None:
-        """See `Loop`."""
-        with self._lock:
-            super().commit()
 
     def _find_route(self, key: Key, inputs: Mapping[str, Any]) -> _Route:
         """Make the route of a kind of segment; the loop must have no unfinished work."""

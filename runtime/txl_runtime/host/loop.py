@@ -105,9 +105,10 @@ class HostLoop(LoopState):
             self._keep(route.kept, rows)
         for array in route.behind:
             array.fill(0)
-        self._computed = rows
         if commit:
-            self.commit()
+            self.counters.advance(rows, self._spill)
+        else:
+            self._tried, self._computed = (inputs, len(counts)), rows
         return SegmentResult(route.rows, counts, length, targets, self.output, self._manifest.outputs, route.given)
 
     def _join(self, rows: int) -> None:

@@ -19,12 +19,16 @@ def run_finite(loop: Loop, manifest: Manifest, inputs: Arrays, counts: Ids, comm
         if entry.name in inputs:
             _refuse(UsageError, f"input {entry.name}", inputs[entry.name], entry.axes.batch, counts)
     found = loop.run(inputs, counts, "rows", commit=False).outputs()
-    for output in manifest.outputs:
-        _refuse(BackendError, f"output {output.name}", found[output.name], output.axes.batch, counts)
-    if commit:
-        for state, array in loop.written():
+    try:
+        for output in manifest.outputs:
+            _refuse(BackendError, f"output {output.name}", found[output.name], output.axes.batch, counts)
+        for state, array in loop.written() if commit else ():
             finite = np.where(np.isinf(array), 0, array)  # a state may start as infinity, e.g. a running maximum
             _refuse(BackendError, f"state {state.name}", finite, state.batch_axis, counts)
+    except BackendError:
+        loop.commit(np.zeros_like(counts))  # a `Stream.commit` after the error keeps nothing of the segment
+        raise
+    if commit:
         loop.commit()
     return found
 

@@ -101,6 +101,8 @@ class Segments:
         arrays, counts, columns, whole = self.check(inputs, lengths, b)
         if not whole:
             check_segment(columns, counts, self._manifest, "inputs")
+        if not commit:  # the loop keeps them for a commit of a part, and the caller may write to its own
+            arrays = {name: array.copy() for name, array in arrays.items()}
         if not finite:
             return loop.run(arrays, counts, "rows", commit).outputs()
         return run_finite(loop, self._manifest, arrays, counts, commit)

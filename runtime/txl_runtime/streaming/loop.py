@@ -16,6 +16,7 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Program, StateTensor
 from txl_runtime.errors import UsageError
 from txl_runtime.streaming.outputs import StreamSoftmax
+from txl_runtime.streaming.partial import Parts
 from txl_runtime.streaming.programs import Want
 from txl_runtime.streaming.state import Initial, Placement, RowState, SequenceCounters
 from txl_runtime.types import Array, Floats, Ids, Indices
@@ -50,11 +51,13 @@ class Loop(Protocol):
         output: the softmax, which turns rows of features into log-probabilities.
         piecewise: whether taking the state's tensors out one by one costs no more than taking all at once.
         leading: whether a step computes only the first sequences, up to the last that runs.
+        parts: the parts of a segment that `commit` takes.
     """
 
     output: StreamSoftmax
     piecewise: bool
     leading: bool
+    parts: Parts
 
     @property
     def fill(self) -> Ids:
@@ -73,7 +76,7 @@ class Loop(Protocol):
         Args:
             inputs: checked arrays by name, with b and T for "B" and "L" of the input table (plus look-ahead), and zeros
                 in the padding. "targets", int32 [b, T], and "temperature", float32 [b], may be among them even if no
-                program reads them.
+                program reads them. Without `commit` the loop keeps the arrays, not copies, for a later `commit`.
             counts: int32 [b], the positions that count; 0 leaves a sequence idle.
             want: the method of the result that the caller will use.
             commit: whether the segment becomes part of the state; if not, a later `commit` can still make it so.
@@ -82,10 +85,20 @@ class Loop(Protocol):
             BackendError: the engine failed; the state is unchanged.
         """
 
-    def commit(self) -> None:
-        """Make the latest segment part of the state, in one assignment.
+    def commit(self, counts: Ids | None = None) -> None:
+        """Make the latest segment, or its first positions, part of the state, in one assignment.
 
-        Nothing happens if it already is, if all sequences were idle, or after a clear, reorder or put since.
+        Nothing happens if it already is, if all sequences were idle, or after a clear, reorder or put since. For a part
+        a ring advances by fewer rows. Where a state is replaced, the part runs again from the state before the segment;
+        the segment's result is then no longer valid. `parts.refusal` says what a model allows.
+
+        Args:
+            counts: int32 [b], positions to keep of each sequence, 0 … those that ran; all 0 drop the segment. None: all
+                that ran.
+
+        Raises:
+            UsageError: more than ran, or the model allows no such part; the segment can still be committed.
+            BackendError: the engine failed where the part ran again; the state is the one before the segment.
         """
         return
 
@@ -142,7 +155,9 @@ class LoopState(Loop):
             entry.name: view for role, view in views.items() for entry in manifest.inputs if entry.role == role
         }
         self._batch, self._together = manifest.batch_size, manifest.streams == "lockstep"
+        self.parts = Parts(manifest, states)
         self._lock, self._computed = lock, 0
+        self._tried: tuple[Mapping[str, Array], int] = {}, 0  # inputs and b of the latest segment without a commit
         self._counted: tuple[Ids | None, int] = None, 0
 
     @property
@@ -176,10 +191,27 @@ class LoopState(Loop):
             self._counted = counts, rows
         return rows
 
-    def commit(self) -> None:
-        computed, self._computed = self._computed, 0  # cleared first: after an interrupt it must not commit twice
+    def commit(self, counts: Ids | None = None) -> None:
+        computed = self._computed if counts is None else self._accept(counts)
+        self._computed = 0  # cleared first: after an interrupt it must not commit twice
         if computed:
-            self.counters.advance(computed, self._spill)
+            with self._lock:
+                self.counters.advance(computed, self._spill)
+
+    def _accept(self, counts: Ids) -> int:
+        """Set the positions that count; return the number of sequences to commit, 0 if none counts or the part ran."""
+        computed, (inputs, b) = self._computed, self._tried
+        if not computed:
+            return 0
+        kept, ran = counts.tolist(), self.counters.valid[:b].tolist()
+        self.parts.check(kept, ran)
+        if kept == ran or not any(kept):
+            return computed if any(kept) else 0
+        if self.parts.again:
+            self.run(self.parts.inputs(inputs, counts), counts)
+            return 0
+        self.count(counts)
+        return computed
 
     def written(self) -> Iterable[tuple[StateTensor, Array]]:
         if not self._computed:

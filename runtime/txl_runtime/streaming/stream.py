@@ -15,6 +15,7 @@ from txl_runtime.streaming.carried import CarriedState
 from txl_runtime.streaming.checks import (
     as_array,
     check_flag,
+    check_lengths,
     check_tokens,
     cut_at,
     is_text,
@@ -80,7 +81,8 @@ class Stream(CarriedState):
                 ["B", "L", 80] takes [b, T, 80].
             lengths: as in `step`; if the model's lengths are exact, T is an exported segment length, and each is 0 or
                 T.
-            commit: whether the segment becomes part of the state; if not, the next one starts from the same state.
+            commit: whether the segment becomes part of the state; if not, the next one starts from the same state,
+                unless `commit` keeps this one, or a part of it.
             require_finite: raise UsageError for NaN or infinity in an input, BackendError in an output or a state; no
                 state changes then.
 
@@ -91,6 +93,23 @@ class Stream(CarriedState):
             UsageError: an input is missing or unknown or has a wrong type or shape, or the model cannot run this T.
         """
         return self._segments.run(self._ready(), self._b, inputs, lengths, commit, require_finite)
+
+    def commit(self, lengths: ArrayLike | None = None) -> None:
+        """Keep the latest segment of `run(..., commit=False)`, or its first positions, e.g. of a draft what came true.
+
+        Nothing happens if it is part of the state already, or if the state has changed since. A ring only advances;
+        where a state is replaced, the part runs once more, with the same inputs.
+
+        Args:
+            lengths: int [b], positions to keep of each sequence, from 0 to those that ran; None: all that ran.
+
+        Raises:
+            UsageError: a length is larger, or the model cannot keep such a part (rolled memory, exact or whole
+                segments, lockstep). Other lengths can still be given.
+            BackendError: the engine failed where the part ran again; the state is the one before the segment.
+        """
+        loop = self._ready()
+        loop.commit(None if lengths is None else check_lengths(lengths, self._b, self._longest))
 
     def step(self, tokens: ArrayLike, lengths: ArrayLike | None = None) -> Floats:
         """Run ONE segment of tokens in the smallest program that holds it.

@@ -86,6 +86,12 @@ def restore(case: Case, stream: Stream) -> None:
     stream.restore(case.theirs.stream().snapshot())
 
 
+def keep_part(case: Case, stream: Stream) -> None:
+    """Of rolled memory a part is refused, so all of the segment is kept."""
+    stream.loop.run(segment(case, 7, 4), np.full(B, 4, np.int32), commit=False)
+    stream.commit(None if case.update == "rolled" else np.ones(B, np.int32))
+
+
 OPERATIONS: dict[str, tuple[int, Operation]] = {
     "a first segment": (0, lambda case, stream: run(case, stream, 5)),
     "a second segment, which is recorded": (1, lambda case, stream: run(case, stream, 5)),
@@ -99,6 +105,7 @@ OPERATIONS: dict[str, tuple[int, Operation]] = {
             run(case, stream, 5),
         ],
     ),
+    "a part of a segment": (5, keep_part),
     "generate": (3, generate),
     "reset": (3, lambda case, stream: stream.reset([1])),
     "reset all": (3, lambda case, stream: stream.reset()),

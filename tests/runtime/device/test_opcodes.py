@@ -23,6 +23,7 @@ KINDS = (("plain", "ring"), ("plain", "rolled"), ("recurrent", "replace"))
 NAMES = ("run", "try", "feed arrays", "reset", "select", "snapshot", "state", "restore", *ALONE)
 TOKENS = ("step", "feed", "last", "score", "generate")
 CASES = [(kind, name) for kind in KINDS for name in (*NAMES, *(TOKENS if kind[0] == "plain" else ()))]
+CASES += [(kind, "part") for kind in KINDS if "rolled" not in kind]
 STEP = 29
 
 

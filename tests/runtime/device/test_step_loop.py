@@ -96,6 +96,53 @@ def test_a_segment_that_was_looked_at_is_committed_afterwards(opened, kind):
         assert bool(written) == bool(counts.any())
 
 
+@pytest.mark.parametrize("kind", ["recurrent", "counting"])
+def test_a_part_of_a_segment_runs_again_from_the_state_before_it(opened, kind):
+    model, on_the_host = opened(kind)
+    draws, one, other, third = np.random.default_rng(3), model.open_loop(), model.open_loop(), on_the_host.open_loop()
+    log, parts = model.backend.driver.log, 0
+    for _ in range(30):
+        inputs, ran = draw_segment(kind, draws)
+        most = np.minimum(ran, 1) if kind == "recurrent" else ran
+        counts = draws.integers(0, most + 1).astype(np.int32)
+        for loop in (one, third):
+            loop.run(inputs, ran, commit=False).outputs()
+        done = len(log)
+        for loop in (one, third):
+            loop.commit(counts)
+            loop.commit()
+        one.finish()
+        again = [name for name in log[done:] if name.startswith("run")]
+        assert len(again) == bool(counts.any() and (counts != ran).any())
+        parts += len(again)
+        if counts.any():
+            other.run(other.parts.inputs(inputs, counts), counts)
+        assert_alike(one, other)
+        assert_alike(one, third)
+    assert parts > 10
+
+
+@every
+def test_a_part_that_fails_leaves_the_state_before_the_segment(opened, kind):
+    model, _ = opened(kind)
+    draws, one, other = np.random.default_rng(3), model.open_loop(), model.open_loop()
+    length = 2 if kind == "growing" else 4
+    for _ in range(3):
+        inputs, counts = draw_inputs(kind, draws, B, length), np.full(B, length, np.int32)
+        for loop in (one, other):
+            loop.run(inputs, counts).outputs()
+    one.run(draw_inputs(kind, draws, B, length), counts, commit=False).outputs()
+    part = np.ones(B, np.int32)
+    model.backend.driver.tell("engine", BackendError("the engine stopped"), times=100)
+    with pytest.raises(UsageError if kind == "growing" else BackendError, match=r"expected 0 or one of|stopped"):
+        one.commit(part)
+    model.backend.driver.forgive()
+    assert_alike(one, other)
+    if kind != "growing":  # its segments are of two positions, so one of them was refused, and the segment is there
+        one.commit()
+        assert_alike(one, other)
+
+
 def test_a_state_grows_program_by_program_and_starts_anew_with_a_reset(opened):
     model, _ = opened("growing")
     loop, log, draws = model.open_loop(), model.backend.driver.log, np.random.default_rng(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -230,6 +231,62 @@ def test_a_segment_that_was_looked_at_is_committed_afterwards(opened, update):
     for row in range(B):
         mine, theirs = one.take(row).tensors, other.take(row).tensors
         assert all(mine[name].tobytes() == theirs[name].tobytes() for name in theirs)
+
+
+def test_a_part_of_a_segment_moves_spilled_rows_at_most(opened):
+    """A ring of a device has what it has where the part alone counted in the same program; nothing is run again."""
+    model = opened("ring")
+    one, other, draws = model.open_loop(), opened("ring").open_loop(), np.random.default_rng(0)
+    driver, spilled = model.backend.driver, 0
+    for seed in range(40):
+        tokens, ran = {"tokens": tokens_of(4, seed)}, draws.integers(0, 5, B).astype(np.int32)
+        counts, heads = draws.integers(0, ran + 1).astype(np.int32), one.heads
+        one.run(tokens, ran, commit=False).rows()
+        before = driver.calls.copy()
+        one.commit(counts)
+        made = driver.calls - before
+        assert not {name for name in made if not name.startswith(("cuCtx", "cuMemcpy2D", "cuEventRecord"))}
+        spilled += bool([name for name in made if name.startswith("cuMemcpy2D")])
+        assert one.heads.tolist() == ((heads + counts) % one.counters.ring).tolist()
+        one.commit(ran)  # it is done
+        other.run(tokens, counts)
+        assert one.fill.tolist() == other.fill.tolist()
+        for row in range(B):
+            mine, theirs = one.take(row).tensors, other.take(row).tensors
+            assert all(mine[name].tobytes() == theirs[name].tobytes() for name in theirs)
+        probe = {"tokens": tokens_of(1, seed)}, np.ones(B, np.int32), "rows", False
+        assert one.run(*probe).rows().tobytes() == other.run(*probe).rows().tobytes()
+    assert spilled > 2
+
+
+@pytest.mark.parametrize("counts", [None, [4, 2, 1]], ids=["whole", "part"])
+def test_a_commit_moves_spilled_rows_while_it_holds_the_lock(opened, counts, monkeypatch):
+    model, free = opened("ring"), list[bool]()
+    loop, spill = model.open_loop(), model.open_loop()._spill
+    with ThreadPoolExecutor(1) as other:
+
+        def spied(row: int, count: int) -> None:
+            free.append(other.submit(model.backend.lock.acquire, blocking=False).result())
+            if free[-1]:
+                other.submit(model.backend.lock.release).result()
+            spill(row, count)
+
+        monkeypatch.setattr(loop, "_spill", spied)
+        for seed in range(12):
+            loop.run({"tokens": tokens_of(4, seed)}, np.full(B, 4, np.int32), commit=False)
+            loop.commit(None if counts is None else np.array(counts, np.int32))
+    assert free
+    assert not any(free)
+
+
+def test_a_part_of_rolled_memory_is_refused(opened):
+    loop = opened("rolled").open_loop()
+    loop.run({"tokens": tokens_of(4)}, np.array([4, 3, 0], np.int32), commit=False)
+    with pytest.raises(UsageError, match=r'rolled, .* expected a ring; load with update="ring"'):
+        loop.commit(np.array([1, 3, 0], np.int32))
+    assert loop.fill.tolist() == [0, 0, 0]
+    loop.commit()
+    assert loop.fill.tolist() == [4, 3, 0]
 
 
 @both

@@ -10,6 +10,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from opcodes import interrupted_at
@@ -125,12 +126,15 @@ def opened(mixture: str, open_batch: bool, streams: str = "independent") -> tupl
         given=tuple(table[:1]),
         states_of=lambda r: tuple(s for s in states if s.update in (r, "replace")),
         lengths="valid",
+        commits="rows",
+        segment_lengths=(L,),
+        updates=("ring", "rolled"),
         streams=streams,
         logprobs=None,
         model_id="0" * 64,
         programs=(program,),
         vocab_size=0,
-        can=SimpleNamespace(count_rows=True, run_apart=True, run_fewer=True),
+        can=SimpleNamespace(count_rows=True, run_apart=streams == "independent", run_fewer=True),
     )
     engine: Any = Engine()
     initial = {state.name: np.asarray(state.initial or 0, np.float32) for state in states}
@@ -194,6 +198,74 @@ def test_every_mixture_is_what_lists_of_rows_are(mixture, open_batch, seed):
         assert_same(loop, expected)
 
 
+@pytest.mark.parametrize("open_batch", [False, True], ids=["fixed", "open"])
+@pytest.mark.parametrize("mixture", ["ring", "ring and replaced"])
+@pytest.mark.parametrize(("rows", "length"), [(M, L), (1, 4), (2, 7), (7, 2), (4, 1), (3, 3)])
+def test_a_part_of_a_segment_is_what_lists_of_rows_are(mixture, open_batch, rows, length, monkeypatch):
+    """Every number of rows, over many laps of rings of several sizes; a mixture runs once more, a ring does not."""
+    for name, value in {"M": rows, "L": length, "SLOTS": rows + length, "ROOM": rows + 2 * length}.items():
+        monkeypatch.setitem(globals(), name, value)
+    room = replace_shape("ring", (B, 1, ROOM, 2), SLOTS)
+    monkeypatch.setitem(STATES, "ring", room)
+    loop, engine = opened(mixture, open_batch)
+    expected, draws = [Simulated() for _ in range(B)], np.random.default_rng(rows)
+    for _ in range(60):
+        ran = (draws.integers(0, L + 1, B) * (draws.random(B) < 0.8)).astype(np.int32)
+        counts, values = draws.integers(0, ran + 1).astype(np.int32), draws.integers(1, 9, (B, L)).astype(np.float32)
+        values *= np.arange(L) < ran[:, None]  # whole numbers, whose sums are exact
+        loop.run({"x": values}, ran, commit=False)
+        assert_same(loop, expected)
+        before = len(engine.rows)
+        loop.commit(counts)
+        again = len(MIXTURES[mixture]) > 1 and counts.any() and bool((counts != ran).any())
+        assert len(engine.rows) - before == again
+        for row, count in enumerate(counts.tolist()):
+            expected[row].feed(values[row, :count])
+        loop.commit()
+        loop.commit(ran)
+        assert_same(loop, expected)
+
+
+def replace_shape(name: str, shape: tuple[int, ...], slots: int) -> StateTensor:
+    return msgspec.structs.replace(STATES[name], shape=shape, slots=slots)
+
+
+@pytest.mark.parametrize("mixture", ["rolled", "rolled and replaced"])
+def test_a_part_of_what_is_rolled_is_refused(mixture):
+    loop, _ = opened(mixture, True)
+    loop.run({"x": np.ones((B, L), np.float32)}, np.array([L, 1, 0, 0], np.int32), commit=False)
+    with pytest.raises(UsageError, match=r"\[2, 1, 0, 0\] positions of \[3, 1, 0, 0\] .* rolled, .* expected a ring"):
+        loop.commit(np.array([2, 1, 0, 0], np.int32))
+    assert_same(loop, [Simulated() for _ in range(B)])
+    loop.commit(np.array([L, 1, 0, 0], np.int32))
+    assert loop.fill.tolist() == [L, 1, 0, 0]
+
+
+def test_sequences_that_a_stream_does_not_have_advance_with_the_others_in_lockstep():
+    loop, _ = opened("ring", False, "lockstep")
+    loop.run({"x": np.ones((2, L), np.float32)}, np.array([3, 3], np.int32), commit=False)
+    with pytest.raises(UsageError, match=r"\[2, 1\] positions of \[3, 3\] .* lockstep, expected the same number"):
+        loop.commit(np.array([2, 1], np.int32))
+    loop.commit(np.array([2, 2], np.int32))
+    assert loop.fill.tolist() == [2] * B
+
+
+def test_a_part_of_a_mixture_that_fails_leaves_the_state_before_the_segment(monkeypatch):
+    loop, engine = opened("ring and replaced", True)
+    ones, expected = {"x": np.ones((B, L), np.float32)}, [Simulated() for _ in range(B)]
+    for _ in range(4):
+        loop.run(ones, np.full(B, L, np.int32))
+        for sequence in expected:
+            sequence.feed(np.ones(L))
+    loop.run(ones, np.full(B, L, np.int32), commit=False)
+    monkeypatch.setattr(engine, "rows", None)
+    with pytest.raises(AttributeError):
+        loop.commit(np.array([1, 2, 0, 3], np.int32))
+    assert_same(loop, expected)
+    loop.commit()
+    assert_same(loop, expected)
+
+
 @pytest.mark.parametrize("mixture", MIXTURES)
 def test_a_state_that_was_written_is_seen_before_it_is_committed(mixture):
     loop, _ = opened(mixture, True)
@@ -253,6 +325,42 @@ def test_a_commit_that_is_interrupted_and_tried_again_happens_once_at_most(mixtu
         once.append(loop.take(0).fill)
     assert {*once} <= {0, 1}
     assert number > 20
+
+
+@pytest.mark.parametrize("mixture", ["ring", "ring and replaced"])
+def test_a_commit_of_a_part_that_is_interrupted_happens_whole_or_not(mixture):
+    """Afterwards the segment may still be there, and can be committed: as a whole, or not at all."""
+    loop, _ = opened(mixture, True)
+    part, seen, number, interrupted = np.array([2, 0, 1, 0], np.int32), set(), 0, True
+    start, ran = np.array([L, L - 1, 1, 0], np.int32), np.array([L, 2, 1, 0], np.int32)
+    values = np.random.default_rng(0).normal(size=(B, L)).astype(np.float32) * (np.arange(L) < ran[:, None])
+    while interrupted:
+        number += 1 if mixture == "ring" else 7
+        loop.clear(np.arange(B))
+        for _ in range(2):
+            loop.run({"x": np.ones((B, L), np.float32)}, start)
+        loop.run({"x": values}, ran, commit=False)
+        interrupted = interrupted_at(lambda: loop.commit(part), number)
+        expected, done = [Simulated() for _ in range(B)], loop.take(0).fill == min(M, 2 * L + 2) and moved(loop, values)
+        for row, sequence in enumerate(expected):
+            for _ in range(2):
+                sequence.feed(np.ones(start[row]))
+            sequence.feed(values[row, : part[row] if done else 0])
+        assert_same(loop, expected)
+        loop.commit()
+        later = not done and loop.take(2).fill > 2
+        for row, sequence in enumerate(expected):
+            sequence.feed(values[row, : ran[row] if later else 0])
+        assert_same(loop, expected)  # as it was, or with all that ran
+        seen.add((done, later))
+    assert {(True, False), (False, False), (False, True)} == seen
+    assert number > 60
+
+
+def moved(loop: HostLoop, values: np.ndarray) -> bool:
+    """Whether the newest row of sequence 0 is the part's last."""
+    rows = loop.take(0).tensors["rows"].reshape(-1, 2)
+    return bool(rows[-1, 0] == values[0, 1])
 
 
 def carried(mixture: str) -> CarriedState:

@@ -22,6 +22,7 @@ NAMES = ("run", "try", "feed arrays", "reset", "select", "snapshot", "state", "r
 TOKENS = ("step", "feed", "last", "score", "generate", "generate, fed")
 CASES = [(form, name) for form in FORMS for name in (*NAMES, *(TOKENS if form not in ("recurrent", "growing") else ()))]
 CASES += [(form, name) for form in FORMS if form != "growing" for name in ALONE]
+CASES += [(form, "part") for form in FORMS if form not in ("rolled", "growing")]
 LONG = [("rolled", "state"), ("rolled", "snapshot"), ("rolled", "generate")]
 PAIRS = [case for n, case in enumerate(CASES) if n % 3 == len(case[1]) % 3 and case not in LONG] + [
     ("counting", "generate")
