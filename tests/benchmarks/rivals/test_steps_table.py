@@ -108,10 +108,10 @@ def test_it_runs_beside_another_checkout_with_bundles_that_are_there(tmp_path) -
     assert done.returncode == 0, done.stderr
     assert "exports" not in done.stderr
     (cell,) = json.loads((tmp_path / "out" / "steps_table.json").read_text())["results"]
-    assert {*cell["ways"]} == {"bundle fp32", "before fp32", "onnx-kv"}
+    assert {*cell["ways"]} == {"bundle fp32", "bundle fp32 (small pages)", "before fp32", "onnx-kv"}
     assert "left out" not in str(cell["ways"])
     for timed in cell["timed"].values():
-        assert {*timed} == {"bundle fp32", "before fp32", "onnx-kv"}
+        assert {*timed} == {"bundle fp32", "bundle fp32 (small pages)", "before fp32", "onnx-kv"}
         assert all(way["cpu"][0] > 0 and way["p50"] > 0 for way in timed.values())
     assert cell["sizes"]["decode"]["bundle fp32"] == cell["sizes"]["decode"]["before fp32"]
     assert (tmp_path / "out" / "steps_table.md").read_text().rstrip() == done.stdout.rstrip()
