@@ -46,6 +46,8 @@ MODELS: dict[str, tuple[dict[str, Any], int, int, str]] = {
 """By name: shape, M, B and precision."""
 FORMS = ("as it is", "again", "turned", "first", "together", "together, turned")
 LENGTHS = (1, 64)
+MOST_APART = {"fp32": 1e-4}
+"""Largest difference of a log-probability between two forms; quantised layers round to another integer: 0.1."""
 
 
 def rewritten(graph: bytes, tables: dict[str, Floats], form: str) -> bytes:
@@ -156,6 +158,8 @@ def main() -> None:
                 for length in LENGTHS:
                     log(f"{name}, {sequences} of {batch} sequences, L {length}")
                     times, apart = measure(models, sequences, length, 2 if options.quick else options.rounds)
+                    if not apart <= MOST_APART.get(precision, 0.1):
+                        raise SystemExit(f"{name}: forms are {apart:.0e} apart, expected rounding; change this script")
                     every[f"{name}, {sequences}, {length}"] = times
                     base = times[FORMS[0]]
                     shown = [
