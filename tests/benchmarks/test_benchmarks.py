@@ -18,6 +18,7 @@ QUICK = {
     "large_vocabulary": ("--tails",),
     "faults": (),  # its exit code says that no case went wrong
     "load_and_memory": (),
+    "segment_lengths": ("--only", "small"),
     "soak": (),  # a hundredth of it; its exit code says that nothing leaked, drifted or was wrong
 }
 OF_RTX = {"rtx_layouts": "ring, one operator", "rtx_weights": "one of two profiles", "device_floor": "Orin Nano"}
