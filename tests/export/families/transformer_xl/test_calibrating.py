@@ -122,6 +122,4 @@ def test_gates_and_page_read_the_rest_alone_and_two_exports_are_the_same_bytes(t
     assert (found.text.tokens, found.text.behind) == (100, 1600)
     found = txl_export.verify(one.path, tokens=whole[:1500], listener=heard)
     assert (found.text.tokens, found.text.behind) == (1500, 0)
-    assert heard.warnings[-1].endswith(
-        "the text does not begin with all of them; if it holds some, its figures flatter the bundle"
-    )
+    assert any("the text does not begin with all of them; if it holds some" in line for line in heard.warnings)
