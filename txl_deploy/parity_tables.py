@@ -28,8 +28,9 @@ def print_parity(found: Verification) -> None:
     if found.spread is not None and found.spread.ranks is not None:
         stdout.print(_order(found.spread.ranks), soft_wrap=True)
     if (text := found.text) is not None:
+        place = f" behind the {text.behind} that int4 is fitted to" if text.behind else ""
         stdout.print(
-            f"text of {text.tokens} tokens: nll {text.runtime_nll:.7f}, PyTorch {text.reference_nll:.7f}",
+            f"text of {text.tokens} tokens{place}: nll {text.runtime_nll:.7f}, PyTorch {text.reference_nll:.7f}",
             soft_wrap=True,
         )
     if found.sensitivity:

@@ -96,7 +96,10 @@ class ExportOptions:
     keep: Annotated[
         Sequence[str], Flag("With int8 and int4: leave these matrices in fp32, e.g. layers.03; repeatable.", _Names)
     ] = ()
-    text: Annotated[str | Path | None, Flag("Real text to judge on, for the checkpoint's vocabulary.", _File)] = None
+    text: Annotated[
+        str | Path | None,
+        Flag("Real text to judge on, for the checkpoint's vocabulary; int4 is fitted to its first 80 %.", _File),
+    ] = None
     tokens: Annotated[
         str | Path | NDArray[np.integer[Any]] | None, Flag("Real text as token ids, an .npy file.", _File)
     ] = None

@@ -15,6 +15,7 @@ from txl_runtime.errors import TxlError, UsageError
 from txl_runtime.listener import Listener, Silent
 from txl_runtime.types import Ids
 
+from txl_report.calibration import fitted, unfitted
 from txl_report.facts.gathering import gather
 from txl_report.page import Measures, page_values
 from txl_report.rendering import render, require_jinja
@@ -147,9 +148,17 @@ def ids_of_text(bundle: Bundle, text: Path) -> tuple[Ids, str]:
 
 
 def measure(model: Model, ids: Ids, source: str, *, context: bool, listener: Listener) -> Measures:
-    """Measure a model on a text, token ids int32 [T]: losses and, with `context`, the context in use."""
+    """Measure a model on a text, token ids int32 [T]: losses and, with `context`, the context in use.
+
+    Tokens that the bundle's matrices were fitted to are left out, and the source says so.
+    """
     from txl_report.measuring import measure_context, measure_text
 
+    ids, left_out = unfitted(model.manifest, ids)
+    if left_out:
+        source += f", behind the {left_out:,} tokens that int4 is fitted to"
+    elif count := fitted(model.manifest):
+        source += f"; int4 is fitted to {count:,} tokens, and this text may hold some"
     return Measures(
         source,
         measure_text(model, ids, listener),

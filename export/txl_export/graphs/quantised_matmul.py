@@ -30,6 +30,9 @@ MICROSOFT = "com.microsoft"
 MANY = 16
 """From so many rows on the integer product is the faster one."""
 
+FEW = "-few.onnx"
+"""Ends the names of files that `apart` moves programs of few rows to."""
+
 
 def has_many_rows(program: Program) -> bool:
     """Whether a program multiplies many rows at a time, be it of one sequence alone where B is open.
@@ -44,11 +47,16 @@ def apart(programs: Sequence[Program]) -> tuple[Program, ...]:
     """The programs, with those of few rows moved to a file of their own where they shared one with programs of many."""
     shared = {program.file for program in programs if has_many_rows(program)}
     return tuple(
-        msgspec.structs.replace(program, file=program.file.replace(".onnx", "-few.onnx"))
+        msgspec.structs.replace(program, file=program.file.replace(".onnx", FEW))
         if program.file in shared and not has_many_rows(program)
         else program
         for program in programs
     )
+
+
+def whole_of(file: str) -> str:
+    """Return the file that `apart` moved a file's programs out of: both hold one network, multiplied in two ways."""
+    return file.replace(FEW, ".onnx")
 
 
 def multiply_quantised(graph: ir.Graph, parts: Mapping[str, Tensor], many: bool) -> None:

@@ -1,9 +1,9 @@
 """int8 and int4 weights for the CPU: how quantised matrices are stored. The family says which matrices they are.
 
-int4 has a scale and a zero point per block of inputs, by ONNX Runtime's own quantiser. int8 has a scale per column
-(output), and where segments are long it is stored in two forms that stand for the same matrix, because ONNX Runtime's
-operators differ in what they are good at (`quantised_matmul`): blocks for few rows at a time, as in decoding, and
-plain columns for many.
+int4 has a scale and a zero point per block of inputs. `gptq` rounds a matrix whose inputs are known, ONNX Runtime's own
+quantiser any other; both give the same parts. int8 has a scale per column (output), and where segments are long it is
+stored in two forms that stand for the same matrix, because ONNX Runtime's operators differ in what they are good at
+(`quantised_matmul`): blocks for few rows at a time, as in decoding, and plain columns for many.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from txl_runtime.errors import UsageError
+
+from txl_export.graphs.gptq import round_to_inputs
 
 QUANTISED = ("int8", "int4")
 BITS = {"int8": 8, "int4": 4}
@@ -54,6 +56,7 @@ def quantise(
     matrices: Collection[str],
     keep: Collection[str] = (),
     many: bool = False,
+    inputs: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """The parameters with the matrices replaced by their quantised parts.
 
@@ -67,6 +70,7 @@ def quantise(
         matrices: names of those that may be quantised.
         keep: beginnings of names to leave in float32, such as "layers.03".
         many: store int8 a second time, for products of many rows.
+        inputs: for int4, the sums of x xᵀ over a matrix's inputs, float64 [in, in], by its name (`gptq`).
 
     Raises:
         UsageError: nothing begins like a name to keep.
@@ -81,7 +85,8 @@ def quantise(
             continue
         parts[f"{name}.shape"] = torch.tensor(tensor.shape, dtype=torch.int32)
         if precision == "int4":
-            codes, scale, zero = _blocks(tensor.numpy())
+            known = (inputs or {}).get(name)
+            codes, scale, zero = _blocks(tensor.numpy()) if known is None else _blocks_for(tensor, known)
             parts |= {f"{name}.int4": codes, f"{name}.scale": scale, f"{name}.zero": zero}
             continue
         columns, scale = _columns(tensor)
@@ -116,6 +121,14 @@ def _in_blocks(columns: Tensor) -> Tensor:
     codes = torch.full((width, -(-size // block) * block), 128, dtype=torch.uint8)
     codes[:, :size] = (columns.T.to(torch.int16) + 128).to(torch.uint8)
     return codes.reshape(width, -1, block)
+
+
+def _blocks_for(matrix: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what `_blocks` does, fitted to the sum of x xᵀ over the matrix's inputs."""
+    codes, scale, zero = round_to_inputs(matrix, inputs, block_of(len(matrix)))
+    if zero.shape[1] % 2:  # as ONNX Runtime's quantiser fills the last byte
+        zero = torch.nn.functional.pad(zero, (0, 1), value=8)
+    return codes[..., ::2] | codes[..., 1::2] << 4, scale, zero[:, ::2] | zero[:, 1::2] << 4
 
 
 def _blocks(matrix: NDArray[np.float32]) -> tuple[Tensor, Tensor, Tensor]:

@@ -111,28 +111,33 @@ def _widen(graph: ir.Graph, value: ir.Value, half: ir.DataType) -> None:
     graph.insert_before(graph[0], node)
 
 
+def trace(network: Traceable, opset: int) -> ir.Model:
+    """Trace a network into a graph of an opset of the standard, with landmarks named; see `write_graph`."""
+    model = _trace(network, opset)
+    for name in reversed(network.landmarks):
+        model.graph.outputs.pop().name = name
+    return model
+
+
 def write_graph(
-    network: Traceable,
+    traced: ir.Model,
     program: Program,
     weights: WeightFile,
     path: Path,
-    opset: int,
     parts: Mapping[str, Tensor],
 ) -> None:
-    """Trace a network and write it as the program's file.
+    """Write a traced network as the program's file.
 
     Args:
+        traced: from `trace`; stays as it is, because int8 multiplies one trace in two ways.
         program: names, shapes and dtypes of its inputs and outputs.
         weights: the file that its parameters are in.
-        opset: of the standard.
         parts: the parameters as the weight file has them, some quantised.
     """
-    model = _trace(network, opset)
+    model = traced.clone()
     graph = model.graph
-    for name in reversed(network.landmarks):
-        graph.outputs.pop().name = name
     model.producer_name, model.producer_version = "txl-deploy", None
-    model.ir_version = IR_VERSIONS[opset]
+    model.ir_version = IR_VERSIONS[model.opset_imports[""]]
     graph.name = program.name
     for value, spec in zip(graph.inputs, program.inputs, strict=True):
         value.name = spec.name

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from msgspec import to_builtins
+from msgspec import structs, to_builtins
 from numpy.typing import NDArray
 from txl_report.schema.verification import VOCABULARY, Divergence, Errors, Gate, Spread, Text, Unit, Verification
 from txl_runtime.errors import CheckError
@@ -58,6 +58,10 @@ class Parity:
         """Return a copy with a gate on `error`, the largest |gain - 1| of quantised matrices."""
         gate = Gate("quantised weights (gain)", error, limit_of("gain"), error <= limit_of("gain"))
         return replace(self, gates=(*self.gates, gate))
+
+    def behind(self, fitted: int) -> Parity:
+        """Return a copy whose text stood behind `fitted` tokens, which the bundle's matrices are fitted to."""
+        return self if self.text is None else replace(self, text=structs.replace(self.text, behind=fitted))
 
     def with_words(self, differing: Sequence[str] | None) -> Parity:
         """Return a copy with a gate on the vocabulary that counts its differences; None if it was not compared."""

@@ -195,6 +195,7 @@ class Text(Struct, frozen=True, kw_only=True):
         reference_nll, runtime_nll: mean negative log-likelihood per token, in nats.
         errors: histogram of the tokens' errors, by the edges of the `Spread`; empty in older files.
         relative: |Δ perplexity| / perplexity of the reference.
+        behind: number of tokens of the text before those, which the bundle's matrices are fitted to.
     """
 
     tokens: Amount
@@ -202,6 +203,7 @@ class Text(Struct, frozen=True, kw_only=True):
     runtime_nll: float | None
     errors: Counts = ()
     relative: Number | None
+    behind: Amount = 0
 
 
 class Verification(Struct, kw_only=True):

@@ -193,9 +193,10 @@ def _text(text: Text) -> Pairs:
     def perplexity(nll: float | None) -> str:
         return number(None if nll is None else math.exp(min(nll, 700.0)), 5)
 
+    place = f"behind the {whole(text.behind)} that int4 is fitted to" if text.behind else "from its start"
     return Pairs(
         [
-            ("Text", f"{counted(text.tokens, 'token')} from its start; other perplexities on this page are of others"),
+            ("Text", f"{counted(text.tokens, 'token')} {place}; other perplexities on this page are of others"),
             ("Loss of the bundle", f"{fixed(text.runtime_nll, 7)} nats, perplexity {perplexity(text.runtime_nll)}"),
             ("Loss of the reference", f"{fixed(text.reference_nll, 7)} nats"),
             ("Perplexity differs by", share(text.relative)),

@@ -21,6 +21,7 @@ from txl_runtime.errors import TxlError
 from txl_runtime.listener import Listener
 from txl_runtime.types import Ids
 
+from txl_export.families.transformer_xl.calibrating import gather_inputs
 from txl_export.families.transformer_xl.folding import QUANTISABLE, fold, tied_rows, to_precision
 from txl_export.families.transformer_xl.network import MemoryForm, Network, count_distances
 from txl_export.families.transformer_xl.paper_model import PaperModel
@@ -32,9 +33,10 @@ from txl_export.families.transformer_xl.step import Step, StepShape
 from txl_export.families.transformer_xl.tables import expected_programs, expected_states
 from txl_export.families.transformer_xl.weights import Weights, layer_name, model_id, parameter_count
 from txl_export.graphs.checking import check_graph
-from txl_export.graphs.quantised_matmul import apart, has_many_rows
+from txl_export.graphs.quantised_matmul import apart, has_many_rows, whole_of
 from txl_export.graphs.quantising import QUANTISED, gain_error, quantise
-from txl_export.graphs.tracing import WeightFile, write_graph
+from txl_export.graphs.tracing import WeightFile, trace, write_graph
+from txl_export.proof.threads import few_threads
 
 FOLDED = (".attention.position.",)
 """Parameters that graphs do not read: the tables that graphs read are computed from these, in float32."""
@@ -72,8 +74,12 @@ class Builder:
         chosen = self.weights if weights is None else weights
         return reference_for(self.config, self.dialect, self.sizes.memory_length, chosen)
 
-    def write(self, folder: Path, heard: Listener) -> tuple[list[Program], Weights]:
-        """Write the weight file and the graphs; return the programs, and the parts of quantised weights or {}."""
+    def write(self, folder: Path, heard: Listener, calibration: Ids | None = None) -> tuple[list[Program], Weights]:
+        """Write the weight file and the graphs; return the programs, and the parts of quantised weights or {}.
+
+        Args:
+            calibration: the tokens [T] that int4's matrices are fitted to, if not None.
+        """
         folded = to_precision(fold(self.config, self.weights), self.precision, keep=FOLDED)
         programs = expected_programs(
             self.config, self._states(), self.sizes.batch_size, self.sizes.segment_lengths, self._updates
@@ -82,9 +88,9 @@ class Builder:
         if many:
             programs = apart(programs)
         graphs = {program.file: program for program in reversed(programs)}  # one per file: its longest program
-        networks = {file: self._network(program, folded) for file, program in graphs.items()}
-        matrices = [name for name in folded if name.endswith(QUANTISABLE)]
-        parts = quantise(to_precision(folded, self.precision), self.precision, matrices, self.keep, many)
+        whole = [file for file in graphs if whole_of(file) == file]
+        networks = {file: self._network(graphs[file], folded) for file in whole}
+        parts = self._parts(folded, many, calibration, heard)
         tensors = dict(parts)
         for network in networks.values():
             tensors |= network.position_tables()
@@ -95,12 +101,15 @@ class Builder:
         except SafetensorError as error:
             raise TxlError(f"{path.name} could not be written ({error}); make room or give another -o") from None
         stored = WeightFile(path, tied_rows(self.config, folded))
-        for file, program in graphs.items():
-            heard.stage(f"trace and check {file.removesuffix('.onnx')}")
-            opset = 24 if program.update == "ring" else 18
-            write_graph(networks.pop(file), program, stored, folder / file, opset, parts)
-            promised = with_sequences(program, self.manifest(programs)) if program.open_batch else program
-            check_graph(folder / file, promised, opset)
+        for name in whole:
+            heard.stage(f"trace and check {name.removesuffix('.onnx')}")
+            opset = 24 if graphs[name].update == "ring" else 18
+            traced = trace(networks.pop(name), opset)
+            for file, program in graphs.items():
+                if whole_of(file) == name:
+                    write_graph(traced, program, stored, folder / file, parts)
+                    promised = with_sequences(program, self.manifest(programs)) if program.open_batch else program
+                    check_graph(folder / file, promised, opset)
         return list(programs), parts if self.precision in QUANTISED else {}
 
     def manifest(self, programs: Sequence[Program]) -> Manifest:
@@ -148,6 +157,17 @@ class Builder:
         length = self.sizes.segment_lengths[0]
         layers = layer_sensitivity(self.reference, self.weights, parts, ids, length, heard)
         return layers, gain_error(fold(self.config, self.weights), parts)
+
+    def _parts(self, folded: Weights, many: bool, calibration: Ids | None, heard: Listener) -> Weights:
+        """Return the parameters as the weight file has them: in the bundle's precision, or quantised."""
+        exact, matrices = to_precision(folded, self.precision), [name for name in folded if name.endswith(QUANTISABLE)]
+        if calibration is None:
+            return quantise(exact, self.precision, matrices, self.keep, many)
+        reference = self.reference()
+        inputs = gather_inputs(reference, calibration, self.sizes.segment_lengths[0], heard)
+        heard.stage("fit int4 matrices to their inputs")
+        with few_threads(reference.dtype == torch.float64):
+            return quantise(exact, self.precision, matrices, self.keep, many, inputs)
 
     @property
     def _updates(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from typing import Any, cast
 import msgspec
 from numpy.typing import NDArray
 from torch import Tensor
+from txl_report.calibration import RECORD, fitted, record, unfitted
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Precision
 from txl_runtime.bundle.vocabulary import decode_vocabulary
@@ -26,6 +27,7 @@ from txl_export.checkpoints.overrides import ask_overrides, recorded_overrides
 from txl_export.checkpoints.vocabularies import completed, read_vocabulary_file
 from txl_export.families.registry import VerifyRequest
 from txl_export.families.transformer_xl.building import Builder, reference_for
+from txl_export.families.transformer_xl.calibrating import split
 from txl_export.families.transformer_xl.folding import HALF, fold, unfold
 from txl_export.families.transformer_xl.parity.vectors import selftest_vectors
 from txl_export.families.transformer_xl.parity.verification import verify_models
@@ -42,6 +44,7 @@ from txl_export.token_files import read_tokens
 Checkpoint = str | PathLike[str] | Mapping[str, Tensor]
 FOR_OWN_MODULES = ("weights", "inputs", "growth")
 """Options that do not apply to a checkpoint."""
+NOT_THE_TEXT = "the text does not begin with all of them; if it holds some, its figures flatter the bundle"
 
 
 @dataclass
@@ -49,6 +52,7 @@ class PreparedModel:
     """See `Prepared`."""
 
     builder: Builder
+    calibration: Ids | None
     text: Ids | None
     vocabulary: bytes | None
     provenance: Mapping[str, Any]
@@ -56,7 +60,7 @@ class PreparedModel:
 
     def write(self, folder: Path, heard: Listener) -> Manifest:
         """See `Prepared`."""
-        programs, self.quantised = self.builder.write(folder, heard)
+        programs, self.quantised = self.builder.write(folder, heard, self.calibration)
         return self.builder.manifest(programs)
 
     def vectors(self, manifest: Manifest) -> dict[str, NDArray[Any]]:
@@ -75,7 +79,7 @@ class PreparedModel:
         if self.quantised:
             sensitivity, gain = self.builder.quantisation(self.quantised, self.text, heard)
             parity = replace(parity, sensitivity=sensitivity).with_gain(gain)
-        return parity
+        return parity if self.calibration is None else parity.behind(len(self.calibration))
 
 
 def prepare(source: Checkpoint, options: ExportOptions, heard: Listener) -> PreparedModel:
@@ -105,13 +109,16 @@ def prepare(source: Checkpoint, options: ExportOptions, heard: Listener) -> Prep
     text = read_tokens(options.text, options.tokens, words, imported.config.vocab_size)
     form = memory_form(imported.config, sizes, options, heard)
     precision = cast(Precision, options.precision or "fp32")
+    calibration, text = split(text, precision, heard)
     builder = Builder(imported.config, dialect, sizes, weights, form, precision, options.keep)
     provenance = {
         "source": msgspec.to_builtins(found),
         "config": dict(config) if config is not None else None,
         "aliases": dict(options.aliases) if options.aliases else None,
     }
-    return PreparedModel(builder, text, vocabulary, provenance, {})
+    if calibration is not None:
+        provenance[RECORD] = record(calibration)
+    return PreparedModel(builder, calibration, text, vocabulary, provenance, {})
 
 
 def verify(request: VerifyRequest, heard: Listener) -> tuple[Parity, bytes | None]:
@@ -125,6 +132,11 @@ def verify(request: VerifyRequest, heard: Listener) -> tuple[Parity, bytes | Non
         )
     model = manifest.transformer_xl
     ids = read_tokens(request.text, request.tokens, opened.vocabulary(), manifest.vocab_size)
+    left_out = 0
+    if ids is not None and (known := fitted(manifest)):
+        ids, left_out = unfitted(manifest, ids)
+        said = f"int4 matrices were fitted to {known:,} tokens: "
+        heard.warn(said + (f"the text's first; the other {len(ids):,} judge" if left_out else NOT_THE_TEXT))
     if request.checkpoint is None:
         heard.warn("the reference is rebuilt from the bundle; the import is not repeated (--checkpoint repeats it)")
         weights, source = weights_of_bundle(opened.file(manifest.weights), manifest), "the bundle's own weights"
@@ -143,7 +155,7 @@ def verify(request: VerifyRequest, heard: Listener) -> tuple[Parity, bytes | Non
     if request.checkpoint is not None and manifest.precision in QUANTISED:
         stored = read_weight_file(opened.file(manifest.weights))
         parity = parity.with_gain(gain_error(fold(model.config, weights), stored))
-    return parity, vocabulary
+    return parity.behind(left_out), vocabulary
 
 
 def weights_of_bundle(path: Path, manifest: Manifest) -> Weights:

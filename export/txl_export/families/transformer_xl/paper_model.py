@@ -8,7 +8,7 @@ the paper compares with (learned relative, absolute sinusoidal, absolute learned
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -31,6 +31,9 @@ class PaperModel:
         dialect: initial memory, window and clamp.
         weights: the canonical parameters (module `weights`), checked.
         dtype: type of all arithmetic; only the position table is built in float32 in any case.
+
+    Attributes:
+        watch: receives the name and the input [..., in] of every product with a matrix "NAME.weight", if not None.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class PaperModel:
     ) -> None:
         self.config, self.dialect, self.memory_length, self.dtype = config, dialect, memory_length, dtype
         self._weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
+        self.watch: Callable[[str, Tensor], None] | None = None
 
     @property
     def parameters(self) -> int:
@@ -218,6 +222,8 @@ class PaperModel:
         return rows if projection is None else rows @ projection.T
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
+        if self.watch is not None:
+            self.watch(name, x)
         return F.linear(x, self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias"))
 
     def _heads(self, name: str, x: Tensor) -> Tensor:
