@@ -82,7 +82,7 @@ DOORS = {
     "host.backend": {"host.trial"},
     "model": {"device.choosing", "streaming.ranking"},
     "streaming.snapshot": {"bundle.writing", "streaming.state_files"},
-    "streaming.stream": {"streaming.generation", "streaming.sampling", "streaming.texts"},
+    "streaming.stream": {"streaming.adjusting", "streaming.generation", "streaming.sampling", "streaming.texts"},
 }
 """Imports inside functions: the doors of what an application enters only where it asks for it. These are a
 Transformer-XL's config, vocabularies, a device, states in files, a trial, drawing tokens, text, and ranking. No other

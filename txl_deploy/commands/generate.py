@@ -30,6 +30,8 @@ def run(
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Makes the draws reproducible.")] = None,
     stop_tokens: Annotated[str | None, typer.Option("--stop-tokens", help="Token ids that end the text: 0,3.")] = None,
+    forbid: Annotated[str | None, typer.Option("--forbid", help="Token ids that are never drawn: 0,3.")] = None,
+    allow: Annotated[str | None, typer.Option("--allow", help="The only token ids that are drawn: 4,5,6.")] = None,
     backend: Backend = "auto",
     threads: Threads = None,
     json: Json = False,
@@ -40,7 +42,11 @@ def run(
     vocabulary = model.vocabulary
     ids = _prompt(prompt, prompt_tokens, vocabulary)
     stops = [] if stop_tokens is None else _ids(stop_tokens, "--stop-tokens").tolist()
-    drawn = model.stream(1).generate(ids, max_new_tokens, temperature, top_k, top_p, seed, stops)
+    never = [] if forbid is None else _ids(forbid, "--forbid").tolist()
+    only = None if allow is None else _ids(allow, "--allow").tolist()
+    drawn = model.stream(1).generate(
+        ids, max_new_tokens, temperature, top_k, top_p, seed, stops, allow=only, forbid=never
+    )
     write, started, tokens = text_writer(), time.monotonic(), list[int]()
     for token in drawn:
         tokens.append(int(token[0]))

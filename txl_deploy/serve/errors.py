@@ -16,7 +16,10 @@ from txl_runtime.sessions import Busy, ClosedError
 TYPES = {401: "authentication_error", 408: "timeout_error", 429: "rate_limit_error"}
 """Type of an error by its status; others below 500 are invalid requests, those from 500 on the server's."""
 PARAMS = {
-    **{name: name for name in ("temperature", "top_p", "top_k", "seed", "session", "max_tokens", "memory_length")},
+    **{
+        name: name
+        for name in ("temperature", "top_p", "top_k", "seed", "logit_bias", "session", "max_tokens", "memory_length")
+    },
     "tokens": "prompt",
     "stop_tokens": "stop_token_ids",
 }

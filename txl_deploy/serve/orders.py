@@ -22,6 +22,7 @@ from txl_runtime.types import Ids
 
 from txl_deploy.serve.errors import ApiError
 from txl_deploy.serve.settings import (
+    BIASES,
     CHOICES,
     ECHOED,
     LOGPROBS,
@@ -38,6 +39,7 @@ UNFINISHED = 4
 """Tokens at the end of a prompt that may hold the first bytes of a character which goes on in the text."""
 Body = TypeVar("Body", bound=Struct)
 _PLACE = re.compile(r"(?:`\$\.|unknown field `|missing required field `)(\w+)")
+_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 DEFAULT_TOKENS = 16
 """`max_tokens` of a request without it, as OpenAI has it."""
 
@@ -63,6 +65,7 @@ class CompletionBody(Struct, kw_only=True, forbid_unknown_fields=True):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     logprobs: int | None = None
+    logit_bias: dict[str, float] | None = None
     echo: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -90,7 +93,6 @@ class CompletionBody(Struct, kw_only=True, forbid_unknown_fields=True):
     length_penalty: float | None = None
     min_p: float | None = None
     min_tokens: int | None = None
-    logit_bias: dict[str, float] | None = None
     use_beam_search: bool | None = None
 
 
@@ -102,7 +104,6 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "length_penalty": (1,),
     "min_p": (0,),
     "min_tokens": (0,),
-    "logit_bias": ({},),
     "use_beam_search": (False,),
 }
 """Fields that would change the result, and their values that do not."""
@@ -120,6 +121,7 @@ class Order:
         stops: stop texts.
         stop_tokens: ids that end a text.
         logprobs: most probable tokens wanted at each position; None for no log-probabilities.
+        bias: what is added to log-probabilities before a draw, by token id.
         ids: True if log-probabilities come with the ids of their tokens.
         echo: True if the prompt is part of the answer.
         stream, usage: True if the answer comes in pieces; True if those end with a count of tokens.
@@ -138,6 +140,7 @@ class Order:
     stops: tuple[str, ...]
     stop_tokens: tuple[int, ...]
     logprobs: int | None
+    bias: dict[int, float]
     ids: bool
     echo: bool
     stream: bool
@@ -149,10 +152,11 @@ class Order:
     def request(self, choice: int, pieces: TokenTexts, seconds: float) -> Request:
         """Return the runtime's request for one text: with n = 2, choice 3 is the second text of the second prompt."""
         scored = self.echo and self.logprobs is not None
+        sampling = Sampling(self.temperature, self.top_k, self.top_p, self.seed, choice, logit_bias=self.bias)
         return Request(
             tokens=self.prompts[choice // self.many],
             max_new_tokens=self.max_tokens,
-            sampling=Sampling(self.temperature, self.top_k, self.top_p, self.seed, choice),
+            sampling=sampling,
             stop_tokens=self.stop_tokens,
             top_logprobs=self.logprobs,
             score=scored,
@@ -233,6 +237,7 @@ def read_order(data: bytes, model: Model, settings: ServerSettings) -> Order:
         stops=tuple(_stops(body.stop)),
         stop_tokens=tuple(body.stop_token_ids or ()),
         logprobs=logprobs,
+        bias=_bias(body.logit_bias or {}),
         ids=bool(body.return_token_ids),
         echo=bool(body.echo),
         stream=bool(body.stream),
@@ -369,6 +374,17 @@ def _within(name: str, value: int | None, default: int, least: int, most: int) -
     if not least <= value <= most:
         raise ApiError(400, f"{name} is {shown(value)}, expected {least} … {most}; check it", name)
     return value
+
+
+def _bias(given: dict[str, float]) -> dict[int, float]:
+    """Return numbers by token id, of which the runtime checks both: {5: -100} of {"5": -100}."""
+    if len(given) > BIASES:
+        raise ApiError(
+            400, f"logit_bias has {len(given)} tokens, expected at most {BIASES}; leave some out", "logit_bias"
+        )
+    if odd := [name for name in given if not _ID.fullmatch(name)]:
+        raise ApiError(400, f"logit_bias is for {shown(odd[0])}, expected token ids such as '17'", "logit_bias")
+    return {int(name): bias for name, bias in given.items()}
 
 
 def _stops(given: str | list[str] | None) -> list[str]:

@@ -27,6 +27,8 @@ STOPS = 4
 """Most stop texts of a request, as OpenAI has it."""
 STOP_LENGTH = 256
 """Most characters of a stop text."""
+BIASES = 1024
+"""Most tokens of a request's `logit_bias`."""
 TOP_LOGPROBS = 20
 """Most alternatives (most probable tokens) that a request may ask for at each position."""
 LOGPROBS = 1 << 19

@@ -1,9 +1,9 @@
 /* txl.h: bundles of txl-deploy from C. SPDX-License-Identifier: Apache-2.0
  *
- * Every struct but txl_file begins with its size, which TXL_NEW sets. The library takes an older, shorter struct, with 0 for
- * the fields that it lacks. A call that can fail returns a code and fills the caller's txl_error, which may be NULL. No call
- * throws, prints, ends the process or keeps global data. Threads may share a model; one thread at a time may use a stream. A
- * stream keeps its model alive, so both may be freed in any order.
+ * Every struct but txl_file and txl_bias begins with its size, which TXL_NEW sets. The library takes an older, shorter
+ * struct, with 0 for the fields that it lacks. A call that can fail returns a code and fills the caller's txl_error, which
+ * may be NULL. No call throws, prints, ends the process or keeps global data. Threads may share a model; one thread at a
+ * time may use a stream. A stream keeps its model alive, so both may be freed in any order.
  *
  * Arrays are row-major, with the axes in the tables' order. b: number of sequences of a stream; T: number of positions in
  * one call; V: number of token ids. The library cannot check an array's dtype and length: txl_model_tensor has the dtype,
@@ -109,6 +109,16 @@ typedef struct {
 } txl_tensor;
 
 typedef struct {
+    int32_t token;
+    float bias; /* -100 ... 100 */
+} txl_bias;
+
+/* Change a sequence's V log-probabilities before a draw, in the order of ids: -INFINITY for a token that is never drawn; the
+ * rest needs no normalising. `row` is the sequence's place in the sampler, `last` the token that the sampler drew for it last,
+ * -1 before the first. Return 0; anything else refuses the draw. It must neither throw nor use the stream. */
+typedef int (*txl_adjust)(void *data, int32_t row, int32_t last, double *logprobs, int32_t V);
+
+typedef struct {
     uint32_t size;
     int32_t top_k;      /* 0: all */
     double temperature; /* 0: the most probable token */
@@ -116,7 +126,19 @@ typedef struct {
     uint64_t seed;
     const uint32_t *seed_words; /* a seed of any size, the lowest 32 bits first; NULL: use `seed` */
     size_t seed_count;
+    txl_adjust adjust; /* comes before the temperature, then `logit_bias`, then `forbid`; NULL: none */
+    void *adjust_data; /* for `adjust`; both have to outlive the sampler */
+    const txl_bias *logit_bias; /* added to log-probabilities */
+    size_t logit_bias_count;
+    const int32_t *forbid; /* ids that are never drawn */
+    size_t forbid_count;
 } txl_sampling;
+
+typedef struct { /* a text that comes token by token; begin it with TXL_NEW */
+    uint32_t size;
+    uint32_t held; /* number of bytes held back */
+    char bytes[4]; /* they begin a character that is not whole yet */
+} txl_text;
 
 TXL_API uint32_t txl_abi(void);
 TXL_API const char *txl_version(void);
@@ -147,6 +169,11 @@ TXL_API txl_code txl_encode(const txl_model *, const char *text, size_t bytes, i
                             txl_error *);
 TXL_API txl_code txl_decode(const txl_model *, const int32_t *tokens, size_t count, char *text, size_t room, size_t *needed,
                             txl_error *);
+/* Decode a text's next tokens to whole characters; what begins a character is held back for the next call. Bytes that are no
+ * UTF-8 become U+FFFD, as in Python. With count 0 the text ends, and what was held back becomes U+FFFD. If the result exceeds
+ * `room`, the text stays as it was. */
+TXL_API txl_code txl_decode_next(const txl_model *, txl_text *, const int32_t *tokens, size_t count, char *text, size_t room,
+                                 size_t *needed, txl_error *);
 
 /* Open a stream of b sequences, 1 ... B, which keep and see at most memory_length memory rows; -1: all M. */
 TXL_API txl_code txl_stream_open(const txl_model *, int32_t b, int32_t memory_length, txl_stream **, txl_error *);
@@ -177,8 +204,9 @@ TXL_API txl_code txl_stream_generate(txl_stream *, const txl_sampling *, const i
 
 /* A sampler holds the random numbers of b sequences. A draw takes the next token where the last feed or committed run of a
  * sequence ended, so a sequence that was idle since gets one, too. The tokens [b] are not fed. Log-probabilities [b], which
- * may be NULL, are those before temperature, top_k and top_p. A sequence not fed since it was opened, reset or restored gets
- * token -1 and log-probability 0, and uses no random number. Draws are RT, but a sampler's first allocates V numbers. */
+ * may be NULL, are the model's, before `adjust`, `logit_bias`, `forbid`, temperature, top_k and top_p. A sequence not fed
+ * since it was opened, reset or restored gets token -1 and log-probability 0, and uses no random number. Draws are RT, but a
+ * sampler's first allocates V numbers. */
 TXL_API txl_code txl_sampler_open(const txl_sampling *, int32_t b, txl_sampler **, txl_error *);
 TXL_API void txl_sampler_free(txl_sampler *);
 TXL_API txl_code txl_sampler_draw(txl_sampler *, txl_stream *, int32_t *tokens, float *logprobs, txl_error *);

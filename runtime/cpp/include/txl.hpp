@@ -5,6 +5,8 @@
 #ifndef TXL_HPP
 #define TXL_HPP
 #include <cstdint>
+#include <exception>
+#include <functional>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -107,9 +109,69 @@ public:
     void selftest() const { detail::checked(txl_model_selftest, get(), nullptr); }
 };
 
+// Decodes a text that comes token by token to whole characters, and U+FFFD for bytes that are no UTF-8.
+class Text {
+public:
+    explicit Text(const Model &model) : model_(&model) {}  // the model has to outlive it
+
+    // Return the characters that are whole now.
+    [[nodiscard]] std::string feed(const std::vector<std::int32_t> &tokens) {
+        return tokens.empty() ? std::string() : next(tokens);
+    }
+    // Return what was held back, and begin anew.
+    [[nodiscard]] std::string finish() { return next({}); }
+
+private:
+    std::string next(const std::vector<std::int32_t> &tokens) {
+        return detail::sized<std::string>(txl_decode_next, model_->get(), &text_, tokens.data(), tokens.size());
+    }
+    const Model *model_;
+    txl_text text_ = TXL_NEW(txl_text);
+};
+
+// A function that changes log-probabilities before a draw, as txl_adjust of txl.h; what it throws comes out of the
+// draw.
+using Adjust = std::function<void(std::int32_t row, std::int32_t last, double *logprobs, std::int32_t V)>;
+
 class Sampler : public detail::Held<txl_sampler> {
 public:
     explicit Sampler(const txl_sampling &sampling, std::int32_t b = 1) : Held(txl_sampler_open, &sampling, b) {}
+    Sampler(const txl_sampling &sampling, std::int32_t b, Adjust adjust)
+        : Sampler(sampling, b, std::make_unique<Hook>(Hook{std::move(adjust), nullptr})) {}
+
+private:
+    friend class Stream;
+    struct Hook {
+        Adjust adjust;
+        std::exception_ptr thrown;
+        static int call(void *data, std::int32_t row, std::int32_t last, double *logprobs, std::int32_t V) noexcept {
+            auto &hook = *static_cast<Hook *>(data);
+            try {
+                hook.adjust(row, last, logprobs, V);
+                return 0;
+            } catch (...) {
+                hook.thrown = std::current_exception();
+                return 1;
+            }
+        }
+    };
+    Sampler(txl_sampling sampling, std::int32_t b, std::unique_ptr<Hook> hook)
+        : Held(txl_sampler_open, with(sampling, hook.get()), b), hook_(std::move(hook)) {}
+    static const txl_sampling *with(txl_sampling &sampling, Hook *hook) {
+        sampling.adjust = &Hook::call, sampling.adjust_data = hook;
+        return &sampling;
+    }
+    // Call a function of txl.h that draws.
+    template <typename Call, typename... Given>
+    void draw(Call call, Given... given) {
+        try {
+            detail::checked(call, get(), given...);
+        } catch (const Error &) {
+            if (hook_ && hook_->thrown) std::rethrow_exception(std::exchange(hook_->thrown, nullptr));
+            throw;
+        }
+    }
+    std::unique_ptr<Hook> hook_;
 };
 
 class Stream : public detail::Held<txl_stream> {
@@ -143,13 +205,13 @@ public:
     }
     [[nodiscard]] std::vector<std::int32_t> draw(Sampler &sampler) {
         std::vector<std::int32_t> tokens(static_cast<std::size_t>(batch()));
-        detail::checked(txl_sampler_draw, sampler.get(), get(), tokens.data(), nullptr);
+        sampler.draw(txl_sampler_draw, get(), tokens.data(), nullptr);
         return tokens;
     }
     // Draw for one row, with a sampler of one sequence.
     [[nodiscard]] std::int32_t draw(Sampler &sampler, std::int32_t row) {
         std::int32_t token = -1;
-        detail::checked(txl_sampler_draw_row, sampler.get(), get(), row, &token, nullptr);
+        sampler.draw(txl_sampler_draw_row, get(), row, &token, nullptr);
         return token;
     }
     void reset(const std::uint8_t *which = nullptr) { detail::checked(txl_stream_reset, get(), which); }

@@ -31,12 +31,14 @@ void run(const std::string &bundle, const std::string &text, int tokens, const s
     sampling.temperature = 0.7, sampling.top_p = 0.95;
     sampling.seed = 1;
     txl::Sampler sampler(sampling);
+    txl::Text said(model);
     stream.feed(model.encode(text));
     for (int n = 0; n < tokens; ++n) {
         const auto drawn = stream.draw(sampler);
-        std::cout << model.decode(drawn) << std::flush;
+        std::cout << said.feed(drawn) << std::flush;
         stream.feed(drawn);
     }
+    std::cout << said.finish() << std::flush;
     std::cerr << "\n[memory: " << stream.fill() << " of " << model.info().memory_length << " rows per layer]\n";
     if (!memory.empty()) write(memory, stream.save());
 }

@@ -265,6 +265,23 @@ txl_code txl_decode(const txl_model *handle, const int32_t *tokens, size_t count
     });
 }
 
+txl_code txl_decode_next(const txl_model *handle, txl_text *text, const int32_t *tokens, size_t count, char *to,
+                         size_t room, size_t *needed, txl_error *error) {
+    return with(handle, error, [&](const auto &model) {
+        given(text, "the txl_text"), given(count ? static_cast<const void *>(tokens) : "", "the tokens");
+        need(model->vocabulary != nullptr, TXL_USAGE, "the bundle has no vocabulary, expected one; show token ids");
+        auto kept = taken(text);
+        need(kept.held < sizeof kept.bytes, TXL_USAGE, "the txl_text holds ", kept.held,
+             " bytes, expected at most 3; begin it with TXL_NEW");
+        const auto bytes = std::string(kept.bytes, kept.held) + model->vocabulary->decode(tokens, count);
+        std::size_t used = 0;
+        const auto found = txl_runtime::whole_characters(bytes, count == 0, used);
+        fill(found.data(), found.size(), found.size(), to, room, needed);
+        kept.held = std::uint32_t(bytes.copy(kept.bytes, sizeof kept.bytes, used));
+        hand_out(kept, text);
+    });
+}
+
 txl_code txl_stream_open(const txl_model *handle, int32_t b, int32_t memory_length, txl_stream **made,
                          txl_error *error) {
     return opened(made, error, [&] {

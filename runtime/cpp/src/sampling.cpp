@@ -13,6 +13,7 @@ namespace txl_runtime {
 namespace {
 
 constexpr std::int64_t CHUNK = 1 << 22;  // most log-probabilities computed at once: 16 MiB of float32
+constexpr float MOST_BIAS = 100;         // as OpenAI has it
 
 }  // namespace
 
@@ -64,7 +65,11 @@ double Pcg64::random() {
 }
 
 Sampler::Sampler(const txl_sampling &sampling, std::int32_t b)
-    : temperature_(sampling.temperature), top_p_(sampling.top_p), top_k_(sampling.top_k) {
+    : temperature_(sampling.temperature),
+      top_p_(sampling.top_p),
+      top_k_(sampling.top_k),
+      adjust_(sampling.adjust),
+      adjust_data_(sampling.adjust_data) {
     need(b >= 1, TXL_USAGE, "a sampler is for ", b, " sequences, expected at least 1; give the stream's");
     need(std::isfinite(temperature_) && temperature_ >= 0, TXL_USAGE, "temperature is ", temperature_,
          ", expected a number of at least 0; 0 is greedy");
@@ -74,12 +79,56 @@ Sampler::Sampler(const txl_sampling &sampling, std::int32_t b)
     std::vector<std::uint32_t> seed = {std::uint32_t(sampling.seed), std::uint32_t(sampling.seed >> 32)};
     if (sampling.seed_words) seed.assign(sampling.seed_words, sampling.seed_words + sampling.seed_count);
     for (std::int32_t row = 0; row < b; ++row) numbers_.emplace_back(seed, std::uint32_t(row));
+    last_.assign(std::size_t(b), -1);
+    need(sampling.logit_bias || !sampling.logit_bias_count, TXL_USAGE, "logit_bias is NULL, expected ",
+         sampling.logit_bias_count, "; give it");
+    need(sampling.forbid || !sampling.forbid_count, TXL_USAGE, "forbid is NULL, expected ", sampling.forbid_count,
+         " ids; give them");
+    bias_.assign(sampling.logit_bias, sampling.logit_bias + sampling.logit_bias_count);
+    forbid_.assign(sampling.forbid, sampling.forbid + sampling.forbid_count);
+    for (const auto &[token, bias] : bias_)
+        need(bias >= -MOST_BIAS && bias <= MOST_BIAS, TXL_USAGE, "logit_bias is ", bias, " for token ", token,
+             ", expected a number, -100 ... 100");
+}
+
+void Sampler::check(std::int64_t words) const {
+    const auto known = [&](const char *what, std::int32_t token) {
+        need(token >= 0 && token < words, TXL_USAGE, what, " has token ", token, ", expected 0 ... ", words - 1,
+             "; look where it comes from");
+    };
+    for (const auto &one : bias_) known("logit_bias", one.token);
+    for (const auto token : forbid_) known("forbid", token);
 }
 
 std::int32_t Sampler::draw(std::size_t row, const float *logprobs, std::int64_t words) {
     const auto *end = logprobs + words;
     need(std::none_of(logprobs, end, [](float one) { return std::isnan(one); }), TXL_BACKEND, "sequence ", row,
          " produced NaN, expected log-probabilities; reset the stream");
+    if (!adjust_ && bias_.empty() && forbid_.empty()) return pick(row, logprobs, words);
+    row_.assign(logprobs, end);
+    adjust(row);
+    return last_[row] = pick(row, row_.data(), words);
+}
+
+void Sampler::adjust(std::size_t row) {
+    const auto said =
+        adjust_ ? adjust_(adjust_data_, std::int32_t(row), last_[row], row_.data(), std::int32_t(row_.size())) : 0;
+    need(said == 0, TXL_USAGE, "adjust returned ", said, " for sequence ", row, ", expected 0; mend it");
+    for (const auto &[token, bias] : bias_) row_[std::size_t(token)] += double(bias);
+    for (const auto token : forbid_) row_[std::size_t(token)] = -INFINITY;
+    bool any = false;
+    for (std::size_t token = 0; token < row_.size(); ++token) {
+        need(row_[token] < INFINITY, TXL_USAGE, "adjust left ", row_[token], " for token ", token,
+             ", expected a number, or -inf for a token that is never drawn");
+        any = any || row_[token] > -INFINITY;
+    }
+    need(any, TXL_USAGE, "no token may be drawn for sequence ", row,
+         ": all log-probabilities are -inf, expected at least one that is not; let adjust and forbid leave one");
+}
+
+template <typename Number>
+std::int32_t Sampler::pick(std::size_t row, const Number *logprobs, std::int64_t words) {
+    const auto *end = logprobs + words;
     const auto *best = std::max_element(logprobs, end);  // the first of equal ones
     if (temperature_ == 0) return std::int32_t(best - logprobs);
     const auto uniform = numbers_[row].random(), highest = double(*best);

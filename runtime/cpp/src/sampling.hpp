@@ -22,15 +22,24 @@ class Sampler {
 public:
     Sampler(const txl_sampling &sampling, std::int32_t b);
     [[nodiscard]] std::size_t batch() const { return numbers_.size(); }
+    // Throw TXL_USAGE if an id of `logit_bias` or `forbid` is none of V = `words`.
+    void check(std::int64_t words) const;
     // Draw the next token of a sequence from its V = `words` log-probabilities.
     std::int32_t draw(std::size_t row, const float *logprobs, std::int64_t words);
 
 private:
+    void adjust(std::size_t row);  // of `row_`
+    template <typename Number>
+    std::int32_t pick(std::size_t row, const Number *logprobs, std::int64_t words);
+
     double temperature_, top_p_;
     std::int64_t top_k_;
+    txl_adjust adjust_;
+    void *adjust_data_;
+    std::vector<txl_bias> bias_;
     std::vector<Pcg64> numbers_;
-    std::vector<double> weights_;
-    std::vector<std::int32_t> ids_;
+    std::vector<double> weights_, row_;              // row_: [V] adjusted log-probabilities
+    std::vector<std::int32_t> ids_, forbid_, last_;  // last_: [b] tokens drawn last, -1 for none
 };
 
 // The softmax, which turns rows of F numbers into V log-probabilities by a head and a tail per further cluster (§ 6).

@@ -46,6 +46,7 @@ void Stream::draw(Sampler &sampler, std::int32_t row, std::int32_t *tokens, floa
          "no sequence was fed since it was new, reset or restored, expected a prompt to draw after; feed one");
     need(sampler.batch() == std::size_t(count), TXL_USAGE, "the sampler is for ", sampler.batch(),
          " sequences, expected ", count, "; open another");
+    sampler.check(softmax_->words());
     for (std::int64_t i = 0; i < count; ++i) {
         tokens[i] = -1;
         if (logprobs) logprobs[i] = 0;
@@ -60,6 +61,7 @@ void Stream::generate(const txl_sampling &sampling, const std::int32_t *tokens, 
                       const std::int32_t *counts, std::int32_t count, std::int32_t *drawn, float *logprobs) {
     refuse_text("generate");
     Sampler sampler(sampling, std::int32_t(b_));
+    sampler.check(softmax_->words());
     need(count >= 0 && (drawn || !count), TXL_USAGE, count,
          " tokens were asked for, expected at least 0, and room for them");
     read_tokens(length, tokens, counts);

@@ -9,15 +9,20 @@
 namespace txl_runtime {
 namespace {
 
+// Return the bytes of a UTF-8 character by its first one; 0: none begins with it.
+std::size_t length_by(unsigned char first) {
+    return first < 0x80                    ? 1
+           : first >= 0xc2 && first < 0xe0 ? 2
+           : first >= 0xe0 && first < 0xf0 ? 3
+           : first >= 0xf0 && first < 0xf5 ? 4
+                                           : 0;
+}
+
 // Return the bytes of the UTF-8 character at a place, 0 if it is invalid, and set its code point.
 std::size_t character(std::string_view text, std::size_t at, std::uint32_t &code) {
     const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[at + i]); };
     const auto first = byte(0);
-    const std::size_t length = first < 0x80                    ? 1
-                               : first >= 0xc2 && first < 0xe0 ? 2
-                               : first >= 0xe0 && first < 0xf0 ? 3
-                               : first >= 0xf0 && first < 0xf5 ? 4
-                                                               : 0;
+    const auto length = length_by(first);
     if (!length || at + length > text.size()) return 0;
     code = length == 1 ? first : first & (0xffU >> (length + 1));
     for (std::size_t i = 1; i < length; ++i) {
@@ -99,6 +104,30 @@ std::string lower_case(std::string_view text) {
 }
 
 }  // namespace
+
+std::string whole_characters(std::string_view bytes, bool end, std::size_t &used) {
+    std::string text;
+    for (used = 0; used < bytes.size();) {
+        const auto first = static_cast<unsigned char>(bytes[used]);
+        const auto length = length_by(first);
+        // The second byte's range keeps out longer forms than needed, surrogates, and what is above U+10FFFF.
+        unsigned low = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
+        unsigned high = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
+        std::size_t there = 1;
+        for (; there < length && used + there < bytes.size(); ++there, low = 0x80, high = 0xbf) {
+            const auto next = static_cast<unsigned char>(bytes[used + there]);
+            if (next < low || next > high) break;
+        }
+        if (there == length)
+            text += bytes.substr(used, length);
+        else if (length && !end && used + there == bytes.size())
+            return text;
+        else
+            text += "\uFFFD";
+        used += there;
+    }
+    return text;
+}
 
 Vocabulary::Vocabulary(const std::string &text, std::int64_t vocab_size, const std::string &where) {
     const auto sound = [&](bool holds, const std::string &what) {

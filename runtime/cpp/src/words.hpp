@@ -10,6 +10,10 @@
 
 namespace txl_runtime {
 
+// Return the text of UTF-8 bytes with U+FFFD for what is none, as Python's decoder has it, and set `used`: unless it is
+// the `end`, the bytes behind these, 3 at most, may begin a character.
+std::string whole_characters(std::string_view bytes, bool end, std::size_t &used);
+
 class Vocabulary {
 public:
     // Read a vocabulary from its file's text; throw TXL_BUNDLE unless it fits `vocab_size` ids.

@@ -164,6 +164,8 @@ class Job:
         if self.session.pending is not None:
             self.before = 1
             self.work.tokens = np.concatenate([[np.int32(self.session.pending)], self.work.tokens])
+        if self.work.sampler is not None:
+            self.work.sampler.read(self.work.tokens)
 
     @property
     def length(self) -> int:

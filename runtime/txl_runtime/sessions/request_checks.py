@@ -10,6 +10,7 @@ from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.errors import UsageError
 from txl_runtime.sessions.jobs import Work
 from txl_runtime.sessions.requests import Limits, Request, Sampling
+from txl_runtime.streaming.adjusting import adjustment
 from txl_runtime.streaming.checks import as_array, check_flag, check_tokens, is_whole, shown
 from txl_runtime.streaming.inputs import check_cuttable, check_inputs, check_memory_length, require_tokens, strict_cuts
 from txl_runtime.streaming.sampling import Sampler, check_stop_tokens
@@ -161,7 +162,9 @@ def _sampler(sampling: object, manifest: Manifest) -> Sampler:
         raise UsageError(f"sampling is {shown(sampling)}, expected Sampling(...)")
     if not is_whole(sampling.sequence) or not 0 <= sampling.sequence < 2**31:
         raise UsageError(f"sampling's sequence is {shown(sampling.sequence)}, expected a whole number of at least 0")
-    return Sampler(sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed, int(sampling.sequence))
+    adjusted = adjustment(manifest.vocab_size, sampling.adjust, sampling.logit_bias, sampling.allow, sampling.forbid)
+    number = int(sampling.sequence)
+    return Sampler(sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed, number, adjusted)
 
 
 def _arrays(request: Request, manifest: Manifest, limits: Limits, seconds: float | None, rows: int | None) -> Work:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,6 +12,9 @@ from numpy.typing import ArrayLike
 from txl_runtime.bundle.tables import Output
 from txl_runtime.errors import TxlError, UsageError
 from txl_runtime.types import Array, Floats, Ids
+
+if TYPE_CHECKING:
+    from txl_runtime.streaming.adjusting import Adjust, Allow
 
 
 class Busy(TxlError):  # noqa: N818 - it names a condition, not a mistake
@@ -62,6 +65,8 @@ class Sampling:
         top_p: keep the smallest set of most probable tokens whose probability reaches p; None for all.
         seed: seed of the random numbers; None for a fresh one. A stream of one sequence draws the same tokens.
         sequence: index among several requests with the same seed; sequence 3 draws what sequence 3 of a stream draws.
+        adjust, logit_bias, allow, forbid: as in `Stream.generate`. The thread of the rounds calls the functions; the
+            tokens so far are those of the request: the session's pending token, the prompt, the drawn ones.
     """
 
     temperature: float = 1.0
@@ -69,6 +74,10 @@ class Sampling:
     top_p: float | None = None
     seed: int | None = None
     sequence: int = 0
+    adjust: Adjust | None = None
+    logit_bias: Mapping[int, float] | None = None
+    allow: Allow | None = None
+    forbid: Iterable[int] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +124,8 @@ class Token:
 
     Attributes:
         id: its id.
-        logprob: its natural log-probability, before temperature, top-k and top-p; None without `top_logprobs`.
+        logprob: its natural log-probability, the model's own: before `adjust`, `logit_bias` and temperature; None
+            without `top_logprobs`.
         top: ids and log-probabilities of the k best tokens, the best first; of equal ones the smaller id first.
     """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, TypeAlias, TypeGuard
 
@@ -68,6 +68,22 @@ def check_ids(found: NDArray[Any], bad: NDArray[np.bool_], vocab_size: int, what
             f"{what} hold id {found[tuple(place)]} at {place}, expected 0 … {vocab_size - 1}; check the vocabulary "
             "the ids come from"
         )
+
+
+def check_listed(given: object, vocab_size: int, what: str) -> NDArray[np.int64]:
+    """Return listed token ids, int64 [n], e.g. of [0, 3], {5} or an array; raise UsageError for anything else."""
+    if isinstance(given, np.ndarray) and given.ndim == 1 and given.dtype.kind in "iu":
+        if ids_fit(given, vocab_size):
+            return given.astype(np.int64)
+    else:
+        most = max(MOST_NAMED, vocab_size)
+        try:
+            found: tuple[Any, ...] = tuple(islice(given, most + 1))  # type: ignore[call-overload]
+        except Exception:  # no iterable, an array without axes, or an object whose __iter__ raises
+            found = (None,)
+        if len(found) <= most and all(is_whole(token) and 0 <= token < vocab_size for token in found):
+            return np.array(found, np.int64)
+    raise UsageError(f"{what} is {shown(given)}, expected a list of ids, 0 … {vocab_size - 1} each")
 
 
 def cut_at(edges: Sequence[int], counts: NDArray[np.int32]) -> Iterator[tuple[int, int, NDArray[np.int32]]]:
@@ -194,6 +210,11 @@ def _integers(values: ArrayLike, what: str) -> NDArray[Any]:
 def is_whole(value: object) -> TypeGuard[int]:
     """Return whether a value is a whole number, Python's or NumPy's; True and False are not."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether a value is a real number, Python's or NumPy's; True and False are not."""
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
 
 def is_text(tokens: object) -> TypeGuard[Texts]:

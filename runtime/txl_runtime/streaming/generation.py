@@ -30,7 +30,8 @@ class Generation(Generator[Ids, None, None]):
 
     @property
     def logprobs(self) -> Floats | None:
-        """Natural log-probabilities of the latest tokens, float32 [b], before temperature, top-k and top-p.
+        """Natural log-probabilities of the latest tokens, float32 [b]: the model's own, before `adjust`, `logit_bias`,
+        `allow`, `forbid` and temperature.
 
         0 for a sequence that had stopped before; None before the first token, and without `generate(logprobs=True)`.
         """

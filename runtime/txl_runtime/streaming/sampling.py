@@ -16,26 +16,28 @@ only once its tail is computed: log p(word) = log p(c) + tail[word], so p(word) 
   p of the total, and both bounds of the total need the same number of words. Clusters are computed in the same order.
 
 The drawn token is the one that the full distribution and the same random number give, except for rounding of sums.
+
+A sampler with `adjust` computes every cluster, and draws from the row that this function returns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from txl_runtime.errors import BackendError, UsageError
+from txl_runtime.errors import BackendError, TxlError, UsageError
+from txl_runtime.streaming.adjusting import Adjust, Past, called
 from txl_runtime.streaming.best_words import reaching
-from txl_runtime.streaming.checks import MOST_NAMED, is_whole, shown
+from txl_runtime.streaming.checks import check_listed, is_number, is_whole, shown
 from txl_runtime.streaming.loop import Result
 from txl_runtime.streaming.outputs import DrawCount, StreamSoftmax
+from txl_runtime.types import Ids, Indices
 
 Floats = NDArray[np.float64]
-Ids = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 FEW = 1024
@@ -48,6 +50,7 @@ class _Known:
 
     stream: int
     output: StreamSoftmax
+    clusters: Sequence[tuple[int, int]]
     features: NDArray[np.float32]
     head: Floats
     count: DrawCount
@@ -56,15 +59,15 @@ class _Known:
     @property
     def words(self) -> Floats:
         """Log-probabilities of the head's own words."""
-        return self.head[: self.output.clusters[0][1]]
+        return self.head[: self.clusters[0][1]]
 
     def cluster(self, cluster: int) -> float:
         """Return log p of a further cluster."""
-        return float(self.head[self.output.clusters[0][1] + cluster - 1])
+        return float(self.head[self.clusters[0][1] + cluster - 1])
 
     def pending(self) -> list[int]:
         """Return the clusters whose tail is not computed yet, the most probable first."""
-        rest = (c for c in range(1, len(self.output.clusters)) if c not in self.tails)
+        rest = (c for c in range(1, len(self.clusters)) if c not in self.tails)
         return sorted(rest, key=lambda c: -self.cluster(c))
 
     def compute(self, cluster: int) -> Floats:
@@ -75,13 +78,15 @@ class _Known:
             self.count.tails += 1
         return self.tails[cluster]
 
-    def gather(self) -> tuple[Ids, Floats]:
+    def gather(self) -> tuple[Indices, Floats]:
         """Return ids and log-probabilities of all known words, in vocabulary order."""
-        ids, values = [np.arange(len(self.words))], [self.words]
-        for cluster in sorted(self.tails):
-            ids.append(np.arange(*self.output.clusters[cluster]))
-            values.append(self.cluster(cluster) + self.tails[cluster])
-        return np.concatenate(ids), np.concatenate(values)
+        ids = [np.arange(len(self.words)), *(np.arange(*self.clusters[cluster]) for cluster in sorted(self.tails))]
+        return np.concatenate(ids), self.values()
+
+    def values(self) -> Floats:
+        """Return log-probabilities of all known words, in vocabulary order."""
+        tails = (self.cluster(cluster) + self.tails[cluster] for cluster in sorted(self.tails))
+        return np.concatenate([self.words, *tails])
 
 
 class Sampler:
@@ -95,10 +100,14 @@ class Sampler:
         top_p: keep the smallest set of most probable tokens whose probability reaches p (Holtzman et al. 2020).
         seed: seed of the random numbers; None for a fresh one.
         stream: index of the sequence among those with the same seed; each has different random numbers.
+        adjust: a function of the whole row, float64 [V], and of the sequence's tokens, int32 [n], that returns the row
+            to draw from: see `adjusting.Adjust`. It comes before the temperature.
 
     Attributes:
         temperature: the argument, as a float.
         heat: the temperature for a program, within float32; 1 for a greedy sampler.
+        adjust: the argument.
+        plainly_greedy: whether the most probable token of the model's own row is taken.
 
     Raises:
         UsageError: an option is out of its range.
@@ -111,6 +120,7 @@ class Sampler:
         top_p: float | None = None,
         seed: int | None = None,
         stream: int = 0,
+        adjust: Adjust | None = None,
     ) -> None:
         heat, share = _number(temperature), None if top_p is None else _number(top_p)
         if not 0 <= heat < np.inf:
@@ -128,6 +138,13 @@ class Sampler:
         self.temperature, self.top_k, self.top_p = heat, None if top_k is None else int(top_k), share
         self.heat = min(self.temperature, float(np.finfo(np.float32).max)) or 1.0
         self._draws = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(stream,)))
+        self.adjust, self._past = adjust, Past()
+        self.plainly_greedy = self.temperature == 0 and adjust is None
+
+    def read(self, tokens: Ids) -> None:
+        """Take tokens before the next draw, int32 [n], of which only `adjust` is told; drawn ones are added anyway."""
+        if self.adjust is not None:
+            self._past.add(tokens)
 
     def uniform(self) -> float:
         """Return the next random number in [0, 1); at temperature 0, return 0 and use none up."""
@@ -138,7 +155,18 @@ class Sampler:
 
         Raises:
             BackendError: the log-probabilities hold NaN.
+            UsageError: `adjust` failed or returned no row to draw from; no random number was used.
         """
+        if self.adjust is None:
+            return self._drawn(known)
+        for cluster in known.pending():
+            known.compute(cluster)
+        row = called(self.adjust, known.values(), self._past.tokens())
+        token = self._drawn(replace(known, clusters=((0, len(row)),), head=row, tails={}))
+        self._past.add(np.array([token], np.int32))
+        return token
+
+    def _drawn(self, known: _Known) -> int:
         if self.temperature == 0:
             return self._best(known)
         uniform = self.uniform()
@@ -152,7 +180,7 @@ class Sampler:
         best = int(known.words.argmax())
         value = float(known.words[best])
         for cluster in known.pending():
-            first = known.output.clusters[cluster][0]
+            first = known.clusters[cluster][0]
             if (known.cluster(cluster), -first) > (value, -best):  # of words that tie, the lowest id wins
                 tail = known.compute(cluster)
                 found = int(tail.argmax())
@@ -171,7 +199,7 @@ class Sampler:
         below, above = cumulative[at - 1], cumulative[at]
         inside = (uniform * cumulative[-1] - below) / (above - below)
         tail = known.compute(cluster)
-        return known.output.clusters[cluster][0] + _place(np.cumsum(np.exp(tail)), inside)
+        return known.clusters[cluster][0] + _place(np.cumsum(np.exp(tail)), inside)
 
     def _between(self, known: _Known, uniform: float) -> int:
         """Return a draw at a temperature other than 1, by bounds of the total."""
@@ -179,7 +207,7 @@ class Sampler:
             pending = known.pending()
             ids, values = known.gather()
             best = float(values.max())
-            unknown = min((known.output.clusters[c][0] for c in pending), default=int(ids[-1]) + 1)
+            unknown = min((known.clusters[c][0] for c in pending), default=int(ids[-1]) + 1)
             cumulative = np.cumsum(self._weights(values[ids < unknown], best))
             if not pending:
                 return int(ids[_place(cumulative, uniform)])
@@ -188,7 +216,7 @@ class Sampler:
                 return int(ids[low])
             known.compute(pending[0])
 
-    def _candidates(self, known: _Known) -> tuple[Ids, Floats]:
+    def _candidates(self, known: _Known) -> tuple[Indices, Floats]:
         """Return token ids that may be drawn and their weights, best first, computing tails until they are certain."""
         if self.top_k is None:
             return self._nucleus(known)
@@ -196,7 +224,7 @@ class Sampler:
         count = len(ids) if self.top_p is None else reaching(weights, self.top_p * weights.sum())
         return ids[:count], weights[:count]
 
-    def _k_best(self, known: _Known, count: int) -> tuple[Ids, Floats]:
+    def _k_best(self, known: _Known, count: int) -> tuple[Indices, Floats]:
         while True:
             pending = known.pending()
             ids, values = known.gather()
@@ -205,7 +233,7 @@ class Sampler:
                 return ids[order], self._weights(values[order], values[order[0]])
             known.compute(pending[0])
 
-    def _nucleus(self, known: _Known) -> tuple[Ids, Floats]:
+    def _nucleus(self, known: _Known) -> tuple[Indices, Floats]:
         assert self.top_p is not None
         while True:
             pending = known.pending()
@@ -232,8 +260,8 @@ class Sampler:
     def _total(self, known: _Known, best: float) -> Floats:
         """Return the lower and upper bound of the sum of all weights, [2], with the best known word's weight as 1."""
         bounds = np.full(2, self._weights(known.words, best).sum())
-        for cluster in range(1, len(known.output.clusters)):
-            first, last = known.output.clusters[cluster]
+        for cluster in range(1, len(known.clusters)):
+            first, last = known.clusters[cluster]
             if cluster in known.tails:
                 bounds += self._weights(known.cluster(cluster) + known.tails[cluster], best).sum()
             else:
@@ -254,7 +282,7 @@ def draw_all(
     """Draw the next token of each running sequence into tokens [b], as `draw_from` does.
 
     Raises:
-        BackendError: a sequence failed; that of the lowest index is raised.
+        TxlError: a sequence failed; that of the lowest index is raised.
     """
     live = [sampler if runs else None for sampler, runs in zip(samplers, running.tolist(), strict=True)]
     failed = draw_from(live, output, result, tokens, count)
@@ -268,20 +296,23 @@ def draw_from(
     result: Result,
     tokens: NDArray[np.int32],
     count: DrawCount,
-) -> dict[int, BackendError]:
-    """Draw from the last positions of a result, as `draw` does; the best words replace the features if they suffice."""
+) -> dict[int, TxlError]:
+    """Draw from the last positions of a result, as `draw` does; the best words replace the features if they suffice.
+
+    They never suffice for a sampler with `adjust`, which reads the whole row.
+    """
     parts = result.parts()
     if parts is None:
         return draw(samplers, output, result.last(), tokens, count)
-    left, failed = list(samplers), dict[int, BackendError]()
+    left, failed = list(samplers), dict[int, TxlError]()
     live = [(row, sampler) for row, sampler in enumerate(samplers) if sampler is not None]
-    if any(sampler.temperature == 0 for _, sampler in live):  # greedy sequences, the usual case, in one NumPy call
+    if any(sampler.plainly_greedy for _, sampler in live):  # the usual case, in one NumPy call
         best, certain = parts.best(len(samplers))
         for row, sampler in live:
-            if sampler.temperature == 0 and certain[row]:
+            if sampler.plainly_greedy and certain[row]:
                 tokens[row], left[row] = best[row], None
     for row, sampler in live:
-        if left[row] is None:
+        if left[row] is None or sampler.adjust is not None:
             continue
         try:
             with np.errstate(over="ignore", under="ignore"):  # as in `Sampler.draw`
@@ -305,7 +336,7 @@ def draw(
     features: NDArray[np.float32],
     tokens: NDArray[np.int32],
     count: DrawCount,
-) -> dict[int, BackendError]:
+) -> dict[int, TxlError]:
     """Draw the next token of each sequence that has a sampler, with one call of the softmax's head.
 
     Args:
@@ -316,36 +347,37 @@ def draw(
         count: a counter that is increased.
 
     Returns:
-        Errors by sequence: its log-probabilities hold NaN, or the engine failed for it alone.
+        Errors by sequence: its log-probabilities hold NaN, `adjust` failed, or the engine failed for it alone.
 
     Raises:
         BackendError: the engine failed for all sequences.
     """
-    head, failed = output.head(features), dict[int, BackendError]()
+    head, failed = output.head(features), dict[int, TxlError]()
     live = [(row, sampler) for row, sampler in enumerate(samplers) if sampler is not None]
     count.tokens += len(live)
-    if len(output.clusters) == 1 and any(sampler.temperature == 0 for _, sampler in live):
-        best = head.argmax(axis=1)  # greedy sequences, the usual case, in one NumPy call
+    if len(output.clusters) == 1 and any(sampler.plainly_greedy for _, sampler in live):
+        best = head.argmax(axis=1)  # the usual case, in one NumPy call
         values = head[np.arange(len(best)), best]
         for row, sampler in live:
-            if sampler.temperature == 0:
+            if sampler.plainly_greedy:
                 tokens[row] = best[row]
                 if np.isnan(values[row]):  # argmax takes NaN as the largest
                     failed[row] = _nan(row)
-        live = [(row, sampler) for row, sampler in live if sampler.temperature > 0]
+        live = [(row, sampler) for row, sampler in live if not sampler.plainly_greedy]
     for row, sampler in live:
         try:
             _refuse_nan(row, head[row])
-            known = _Known(row, output, features[row : row + 1], head[row].astype(np.float64), count)
+            values = head[row].astype(np.float64)
+            known = _Known(row, output, output.clusters, features[row : row + 1], values, count)
             tokens[row] = sampler.draw(known)
-        except BackendError as error:
+        except TxlError as error:
             failed[row] = error
     return failed
 
 
 def _number(value: object) -> float:
     """Return a number as a float: infinity if it is too large, NaN for anything but a number."""
-    if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool):
+    if not is_number(value):
         return np.nan
     try:
         return float(value)
@@ -355,21 +387,15 @@ def _number(value: object) -> float:
 
 def check_stop_tokens(stop_tokens: Iterable[int], vocab_size: int) -> frozenset[int]:
     """Return the ids that end a sequence; raise UsageError for anything but a list of ids."""
-    try:
-        found: tuple[Any, ...] = tuple(islice(stop_tokens, MOST_NAMED + 1))
-    except Exception:  # no iterable, an array without axes, or an object whose __iter__ raises
-        found = (None,)
-    if len(found) > MOST_NAMED or not all(is_whole(token) and 0 <= token < vocab_size for token in found):
-        raise UsageError(f"stop_tokens is {shown(stop_tokens)}, expected a list of ids, 0 … {vocab_size - 1} each")
-    return frozenset(int(token) for token in found)
+    return frozenset(check_listed(stop_tokens, vocab_size, "stop_tokens").tolist())
 
 
-def best_first(values: NDArray[np.floating[Any]], count: int) -> Ids:
+def best_first(values: NDArray[np.floating[Any]], count: int) -> Indices:
     """Return the indices of the `count` largest values, of equal ones the lower first: [1, 0] of [2, 5, 2] for 2."""
     among = np.arange(len(values))
     if count < len(values):
         among = np.flatnonzero(values >= np.partition(values, len(values) - count)[len(values) - count])
-    order: Ids = among[np.argsort(-values[among], kind="stable")][:count]
+    order: Indices = among[np.argsort(-values[among], kind="stable")][:count]
     return order
 
 

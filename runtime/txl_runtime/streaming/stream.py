@@ -32,6 +32,7 @@ from txl_runtime.types import Array, Floats, Ids
 
 if TYPE_CHECKING:
     from txl_runtime.bundle.vocabulary import Vocabulary
+    from txl_runtime.streaming.adjusting import Adjust, Allow
     from txl_runtime.streaming.generation import Ends, Generation
 
 
@@ -219,6 +220,11 @@ class Stream(CarriedState):
         stop_texts: Sequence[str] = (),
         logprobs: bool = False,
         feed_last: bool = False,
+        *,
+        adjust: Adjust | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+        allow: Allow | None = None,
+        forbid: Iterable[int] = (),
     ) -> Generation:
         """Continue a prompt, one token per sequence at a time.
 
@@ -237,12 +243,21 @@ class Stream(CarriedState):
             logprobs: whether to compute `Generation.logprobs`.
             feed_last: feed each token before it is yielded: the memory then always holds all yielded tokens, and each
                 token comes one step later.
+            adjust: a function of one sequence's whole row, float64 [V] in vocabulary order, and of its tokens so far,
+                int32 [n], those of the prompt first; it returns the row to draw from, float64 or float32 [V], with -inf
+                for a token that is never drawn. It comes before the temperature. The next three are done to what it
+                returns, in this order.
+            logit_bias: numbers, -100 … 100, to add to log-probabilities, by token id.
+            allow: the only ids to draw; or a function that returns them before each draw, given a sequence's tokens so
+                far.
+            forbid: ids that are never drawn.
 
         Returns:
             An iterator of int32 [b], which also has the tokens' text and log-probabilities.
 
         Raises:
-            UsageError: a prompt or option is wrong, or the model cannot generate; raised at once.
+            UsageError: a prompt or option is wrong, or the model cannot generate; raised at once. While iterating:
+                `adjust` or `allow` failed or left no token; memory then holds all that was yielded.
         """
         self._require("generate")
         prompt, lengths = self._encoded(prompt, lengths)
@@ -257,11 +272,15 @@ class Stream(CarriedState):
             )
         if not is_whole(max_new_tokens) or max_new_tokens < 0:
             raise UsageError(f"max_new_tokens is {shown(max_new_tokens)}, expected a whole number of at least 0")
+        from txl_runtime.streaming.adjusting import adjustment
         from txl_runtime.streaming.generation import Ends, Generation
         from txl_runtime.streaming.sampling import Sampler, check_stop_tokens, draw_all
         from txl_runtime.streaming.texts import check_stop_texts
 
-        samplers = [Sampler(temperature, top_k, top_p, seed, stream) for stream in range(self._b)]
+        adjusted = adjustment(self._vocab_size, adjust, logit_bias, allow, forbid)
+        samplers = [Sampler(temperature, top_k, top_p, seed, stream, adjusted) for stream in range(self._b)]
+        for sampler, row, count in zip(samplers, ids, counts, strict=True):
+            sampler.read(row[:count])
         stops, texts = check_stop_tokens(stop_tokens, self._vocab_size), check_stop_texts(stop_texts)
         ends, asked = Ends(self._b, stops, texts, self._vocabulary), check_flag(logprobs, "logprobs")
         heat = {"temperature": np.full(self._b, samplers[0].heat, np.float32)}

@@ -333,6 +333,8 @@ USES: list[tuple[tuple[object, ...], tuple[str, ...]]] = [
     (("generate", NO_TEXT, "--prompt-tokens", "1", "--max-new-tokens", -1), ("max_new_tokens is -1", "at least 0")),
     (("generate", NO_TEXT, "--prompt-tokens", "1", "--temperature", "hot"), ("--temperature", "number")),
     (("generate", NO_TEXT, "--prompt-tokens", "1", "--stop-tokens", "end"), ("--stop-tokens is 'end'",)),
+    (("generate", NO_TEXT, "--prompt-tokens", "1", "--forbid", "end"), ("--forbid is 'end'",)),
+    (("generate", NO_TEXT, "--prompt-tokens", "1", "--allow", "99999"), ("allow is [99999], expected a list of ids",)),
     (("score", NO_TEXT, "nothing"), ("nothing", "No such file", "expected a file to score")),
     (("score", NO_TEXT, "taken"), ("taken/thesis.tex", "no vocabulary")),
     (("score", NO_TEXT, "text.txt"), ("text.txt", "no vocabulary", ".npy")),

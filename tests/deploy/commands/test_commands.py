@@ -252,6 +252,8 @@ def test_generate_options_reach_the_sampler(run, bundle):
     assert tokens("--top-k", 1) == tokens("--top-p", 1e-6) == tokens("--temperature", 1e-6) == greedy
     stopped = tokens("--temperature", 0, "--stop-tokens", f"{greedy[4]},{greedy[5]}")
     assert stopped == greedy[: min(greedy.index(greedy[4]), greedy.index(greedy[5])) + 1]
+    assert not {*greedy} & {*tokens("--temperature", 0, "--forbid", ",".join(map(str, greedy)))}
+    assert {*tokens("--temperature", 99, "--seed", 1, "--allow", "65,66,67", "--forbid", "66")} == {65, 67}
 
 
 def test_generate_without_a_vocabulary_speaks_token_ids(run, ids_only):

@@ -54,6 +54,39 @@ def test_a_seed_gives_what_the_command_line_gives(served, model):
         assert answer["choices"][0]["text"] == text_of(expected)
 
 
+def test_biases_as_the_openai_package_sends_them(served, model):
+    """Keys are texts of ids. Whole, streamed, several texts, and in a session the tokens are those of a stream."""
+    bias = {"97": 100, "98": 99.5, "99": -100, "0": -1}
+    asked = {"prompt": "once", "max_tokens": 9, "seed": 2, "logit_bias": bias}
+    named = {int(name): value for name, value in bias.items()}
+    drawn = list(model.stream(1).generate("once", 9, seed=2, logit_bias=named).texts())
+    expected = "".join(text for (text,) in drawn)
+    assert set(expected) == {"a", "b"}
+    assert served.complete(**asked)["choices"][0]["text"] == expected
+    assert "".join(event["choices"][0]["text"] for event in served.stream(**asked)) == expected
+    assert served.complete(**asked, session="biased")["choices"][0]["text"] == expected
+    several = served.complete(**asked | {"n": 3, "prompt": ["once", "upon"]})["choices"]
+    assert several[0]["text"] == expected
+    assert all(set(choice["text"]) <= {"a", "b"} for choice in several)
+    for none in ({}, None):
+        assert (
+            served.complete(**asked | {"logit_bias": none})["choices"]
+            == served.complete(prompt="once", max_tokens=9, seed=2)["choices"]
+        )
+
+
+def test_log_probabilities_beside_biases_are_the_models_own(served):
+    def scored(**more):
+        (choice,) = served.complete(prompt="once", max_tokens=1, temperature=0, logprobs=1, **more)["choices"]
+        return choice["logprobs"]
+
+    plain, biased = scored(), scored(logit_bias={"97": 100})
+    assert biased["tokens"] == ["a"] != plain["tokens"]
+    assert biased["token_logprobs"][0] < plain["token_logprobs"][0]
+    (name,) = plain["tokens"]
+    assert biased["top_logprobs"][0][name] == plain["token_logprobs"][0], "the best one as before"
+
+
 def test_the_same_prompt_as_text_ids_and_lists(served):
     forms = [TEXT, ids(TEXT), [TEXT], [ids(TEXT)]]
     answers = [served.complete(prompt=form, max_tokens=8, seed=3)["choices"] for form in forms]

@@ -36,6 +36,25 @@ JSON = {"content-type": "application/json"}
         ({"n": 65, "prompt": ["a", "b"]}, "n", "2 prompts times n 65 exceed 128 texts"),
         ({"logprobs": 21}, "logprobs", "logprobs is 21, expected 0 … 20"),
         ({"logprobs": 20, "max_tokens": 16384, "n": 128}, "logprobs", "log-probabilities in one answer"),
+        ({"logit_bias": {"256": 1}}, "logit_bias", "logit_bias is [256], expected a list of ids, 0 … 255 each"),
+        (
+            {"logit_bias": {"5": -100.5}},
+            "logit_bias",
+            "logit_bias is -100.5 for token 5, expected a number, -100 … 100",
+        ),
+        *(
+            ({"logit_bias": {name: 1}}, "logit_bias", f"logit_bias is for {name!r}, expected token ids such as '17'")
+            for name in ("a", "", "-1", "+1", "01", "1_0", " 1", "1.0", "٣")
+        ),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", "expected token ids such as '17'"),
+        ({"logit_bias": {"5": "1"}}, "logit_bias", "Expected `float`, got `str`"),
+        ({"logit_bias": [5]}, "logit_bias", "got `array`"),
+        (
+            {"logit_bias": dict.fromkeys(map(str, range(1025)), 0)},
+            "logit_bias",
+            "has 1025 tokens, expected at most 1024",
+        ),
+        ({"logit_bias": {"5": 101}, "stream": True}, "logit_bias", "logit_bias is 101.0 for token 5"),
         ({"best_of": 2}, "best_of", "best_of is 2"),
         ({"stop": ["a"] * 5}, "stop", "5 stop texts are given, expected at most 4"),
         ({"stop": "a" * 257}, "stop", "more than 256 characters"),
@@ -67,7 +86,6 @@ CHANGING = {
     "frequency_penalty": (0.0, -0.5),
     "repetition_penalty": (1.0, 1.5),
     "length_penalty": (1, 2),
-    "logit_bias": ({}, {"5": 1}),
     "min_p": (0, 0.1),
     "min_tokens": (0, 2),
     "use_beam_search": (False, True),

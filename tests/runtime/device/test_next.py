@@ -80,6 +80,16 @@ def test_what_is_drawn_from_parts_is_what_rows_give(opened, update, options):
 
 @options
 @both
+def test_what_is_forbidden_is_not_drawn_from_parts_either(opened, update, options):
+    ours, theirs = opened(update, driver=FakeDriver(seed=1)), opened(update, kinds=("logprobs",))
+    never = [*{token for tokens in drawn(theirs, 4, 6, **options) for token in tokens}]
+    found = drawn(ours, 4, 6, forbid=never, **options)
+    assert found == drawn(theirs, 4, 6, forbid=never, **options)
+    assert not {token for tokens in found for token in tokens} & {*never}
+
+
+@options
+@both
 def test_log_probabilities_beside_parts_are_those_of_rows(opened, update, options):
     prompt, found = np.arange(B * 5).reshape(B, 5), []
     for model in (opened(update, driver=FakeDriver(seed=1)), opened(update, kinds=("logprobs",))):

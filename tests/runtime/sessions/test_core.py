@@ -13,7 +13,7 @@ from sessions_alone import alone, assert_same, drawn, run
 from sessions_alone import given as gathered
 from step_models import VOCABULARY
 from txl_runtime import Model, UsageError
-from txl_runtime.sessions import Busy, Finished, Limits, Outputs, Request, Sampling, Sessions, Ticket, joined
+from txl_runtime.sessions import Busy, Finished, Limits, Outputs, Request, Sampling, Sessions, Ticket, Token, joined
 
 # --- the same as alone --------------------------------------------------------------------------------------------
 
@@ -36,6 +36,42 @@ def requests(words: int, longest: int) -> st.SearchStrategy[Request]:
         top_logprobs=st.sampled_from([None, 0, 2, 1000]),
         score=st.booleans(),
     )
+
+
+def test_adjusted_requests_draw_what_a_stream_draws_and_a_failure_is_its_own(model_of):
+    """Beside each other: a grammar that goes on over a pending token, masks, and a function that fails late."""
+    model, told = model_of("counting"), list[list[int]]()
+
+    def rising(tokens: np.ndarray) -> list[int]:
+        told.append(tokens.tolist())
+        return [(int(tokens[-1]) + 1) % VOCABULARY, (int(tokens[-1]) + 2) % VOCABULARY]
+
+    def late(row: np.ndarray, tokens: np.ndarray) -> np.ndarray | None:
+        return row if len(tokens) < 4 else None
+
+    masks = {"forbid": [0, 3], "logit_bias": {5: 3.5}, "adjust": lambda row, tokens: row / 2}
+    with Sessions(model) as sessions:
+        first = sessions.submit(Request([1, 2], 3, Sampling(seed=1, allow=rising), top_logprobs=1), "a")
+        then = sessions.submit(Request([7], 2, Sampling(seed=2, allow=rising)), "a")
+        masked = sessions.submit(Request([4], 6, Sampling(seed=3, **masks)), "b")
+        ill = sessions.submit(Request([1, 2], 9, Sampling(seed=1, adjust=late)), "c")
+        run(sessions)
+        stream = model.stream(1)
+        generation = stream.generate([1, 2], 3, seed=1, allow=rising, logprobs=True)
+        expected = [(int(token[0]), float(generation.logprobs[0])) for token in generation]
+        events = [event for event in first.events() if isinstance(event, Token)]
+        assert [event.id for event in events] == [token for token, _ in expected]
+        np.testing.assert_allclose([event.logprob for event in events], [value for _, value in expected], atol=1e-5)
+        again = [int(token[0]) for token in stream.generate([expected[-1][0], 7], 2, seed=2, allow=rising)]
+        assert drawn(then) == again
+        assert told[:5] == told[5:], "the pending token comes before the prompt"
+        assert drawn(masked) == [int(token[0]) for token in model.stream(1).generate([4], 6, seed=3, **masks)]
+        assert [type(event) for event in ill.events()] == [Token, Token, Finished]
+        assert isinstance(ill.error, UsageError)
+        assert "adjust returned None, expected float64 or float32" in str(ill.error)
+        assert sorted(sessions.names()) == ["a", "b", "c"], "its memory is sound"
+        assert drawn(sessions.submit(Request([1], 1, Sampling(0.0)), "c")) == []
+        run(sessions)
 
 
 def compare(model: Model, data: st.DataObject, words: int, longest: int) -> None:

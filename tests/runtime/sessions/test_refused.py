@@ -59,6 +59,8 @@ def test_limits_that_make_no_sense(model_of, limits, said):
         (Request([1], 1, Sampling(top_p=2)), "top_p is 2, expected more than 0 and at most 1"),
         (Request([1], 1, Sampling(seed=-1)), "seed is -1"),
         (Request([1], 1, Sampling(sequence=-1)), "sampling's sequence is -1"),
+        (Request([1], 1, Sampling(forbid=[11])), r"forbid is \[11\], expected a list of ids, 0 … 10 each"),
+        (Request([1], 1, Sampling(logit_bias={1: 101})), "logit_bias is 101 for token 1, expected a number"),
         (Request([1], 1, {"seed": 1}), "sampling is {'seed': 1}, expected Sampling"),
         (Request([1], 1, stop_tokens=[99]), "99"),
         (Request([1], 1, until=3), "until is 3, expected a function of a token, or None"),

@@ -120,6 +120,20 @@ pairs = pytest.mark.parametrize(
 """Every way of drawing with one size, every size with some."""
 
 
+@pytest.mark.parametrize("options", [OPTIONS["greedy"], OPTIONS["top-k 50"], OPTIONS["top-p 0.5"]])
+def test_an_adjusted_row_is_drawn_from_where_parts_would_do(options):
+    found = Next(*distributions(SIZES["two tails"], SPREADS["in tails"], 1), options.get("temperature", 1.0))
+    best = found.row.argmax(axis=1).tolist()
+
+    def barred(row: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        row[best] = -np.inf
+        return row
+
+    ours, theirs = both(found, {**options, "adjust": barred}, 20)
+    assert ours == theirs
+    assert not {token for tokens in ours for token in tokens} & {*best}
+
+
 @pairs
 def test_draws_from_parts_are_the_tokens_that_the_row_gives(words, options):
     """2,400 draws in all for each way of drawing, and not one that differs."""

@@ -55,6 +55,9 @@ def sync(client: openai.OpenAI) -> str:
     assert all(value < 0 for value in logprobs.token_logprobs[1:])
     assert all(len(top) in (2, 3) for top in logprobs.top_logprobs[1:])
 
+    biased = client.completions.create(model=model.id, prompt=PROMPT, max_tokens=9, logit_bias={"97": 100, "98": -100})
+    assert biased.choices[0].text == "a" * 9
+
     stop = whole.choices[0].text[5:7]
     stopped = client.completions.create(model=model.id, prompt=PROMPT, max_tokens=24, temperature=0, stop=[stop])
     assert stopped.choices[0].finish_reason == "stop"

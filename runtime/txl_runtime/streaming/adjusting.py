@@ -1,0 +1,163 @@
+"""Adjustment of log-probabilities before a draw: forbidden tokens, a grammar's allowed ones, biases, any function.
+
+`Sampler` calls one function with the whole row of a draw, and draws from the row that it returns. `adjustment` makes
+that function of everything that a caller gives. Masks come last: no function and no bias brings a token back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from txl_runtime.errors import TxlError, UsageError, one_line
+from txl_runtime.streaming.checks import check_listed, is_number, shown
+from txl_runtime.types import Ids
+
+Row: TypeAlias = NDArray[np.float64]
+"""Natural log-probabilities of one position in vocabulary order, float64 [V]; -inf for a token that is never drawn."""
+Adjust: TypeAlias = Callable[[Row, Ids], ArrayLike]
+"""A function of a row, which it may change, and of the sequence's tokens so far, int32 [n], that returns a row.
+
+The tokens are those of the prompt and those drawn since. The returned row needs no normalising; float32 will do.
+"""
+Allow: TypeAlias = Iterable[int] | Callable[[Ids], Iterable[int]]
+"""Ids that may be drawn, or a function that returns them for a sequence's tokens so far, as `Adjust` has them."""
+MOST_BIAS = 100
+"""Largest bias, as OpenAI has it: e^-100 of a token's probability is none in practice."""
+
+
+def adjustment(
+    vocab_size: int,
+    adjust: Adjust | None = None,
+    logit_bias: Mapping[int, float] | None = None,
+    allow: Allow | None = None,
+    forbid: Iterable[int] = (),
+) -> Adjust | None:
+    """Return one function that does all of this, in the order of the arguments; None if nothing is asked.
+
+    Args:
+        vocab_size: V.
+        adjust: the caller's function of a row.
+        logit_bias: numbers to add, -100 … 100 each, by token id.
+        allow: the only ids to draw, or a function that returns them before each draw.
+        forbid: ids that are never drawn.
+
+    Raises:
+        UsageError: an argument is wrong, or no token is left.
+    """
+    if adjust is not None and not callable(adjust):
+        raise UsageError(f"adjust is {shown(adjust)}, expected a function of a row and of tokens, or None")
+    biased, biases = _check_bias(logit_bias, vocab_size)
+    barred = np.zeros(vocab_size, np.bool_)
+    grammar = allow if callable(allow) else None
+    if allow is not None and not callable(allow):
+        barred[:] = True
+        barred[check_listed(allow, vocab_size, "allow")] = False
+    barred[check_listed(forbid, vocab_size, "forbid")] = True
+    if barred.all():
+        raise UsageError(
+            f"allow is {shown(allow)} and forbid {shown(forbid)}, expected at least one of {vocab_size} tokens left to "
+            "draw; allow more or forbid fewer"
+        )
+    if adjust is None and grammar is None and not biased.size and not barred.any():
+        return None
+
+    def adjusted(row: Row, tokens: Ids) -> Row:
+        if adjust is not None:
+            row = called(adjust, row, tokens)
+        row[biased] += biases
+        if grammar is not None:
+            found = check_listed(_asked("allow", grammar, tokens), vocab_size, "what allow returned")
+            kept = np.full_like(row, -np.inf)
+            kept[found] = row[found]
+            row = kept
+        row[barred] = -np.inf
+        return row
+
+    return adjusted
+
+
+def called(adjust: Adjust, row: Row, tokens: Ids) -> Row:
+    """Return a copy of the row that a function returns, after checking it.
+
+    Raises:
+        UsageError: the function failed, or returned no row to draw from.
+    """
+    size = len(row)
+    given = _asked("adjust", adjust, row, tokens)
+    try:
+        found = np.asarray(given)
+    except Exception:  # an array on a device, or rows of different lengths
+        found = np.zeros(0, np.object_)
+    if found.shape != (size,) or found.dtype.kind != "f":
+        what = f"{found.dtype} {list(found.shape)}" if isinstance(given, np.ndarray) else shown(given)
+        raise UsageError(
+            f"adjust returned {what}, expected float64 or float32 [{size}], a log-probability for each token; return "
+            "the row that it was given, changed"
+        )
+    best = found.max()
+    if not best < np.inf:  # NaN, too
+        at = int(np.flatnonzero(~(found < np.inf))[0])
+        raise UsageError(
+            f"adjust returned {found[at]} for token {at}, expected a number, or -inf for a token that is never drawn"
+        )
+    if best == -np.inf:
+        raise UsageError(
+            f"no token may be drawn after {len(tokens)} tokens: all log-probabilities are -inf, expected at least one "
+            "that is not; let allow, forbid and adjust leave one"
+        )
+    return found.astype(np.float64)
+
+
+class Past:
+    """The tokens of one sequence so far, in an array with room to grow."""
+
+    def __init__(self) -> None:
+        self._held, self._count = np.zeros(0, np.int32), 0
+
+    def add(self, tokens: Ids) -> None:
+        """Add tokens, int32 [n]."""
+        count = self._count + len(tokens)
+        if count > len(self._held):
+            held = np.empty(2 * count, np.int32)
+            held[: self._count] = self._held[: self._count]
+            self._held = held
+        self._held[self._count : count] = tokens
+        self._count = count
+
+    def tokens(self) -> Ids:
+        """Return the tokens, int32 [n], read-only; later tokens do not change this array."""
+        found = self._held[: self._count]
+        found.flags.writeable = False
+        return found
+
+
+def _asked(what: str, function: Callable[..., Any], *given: Any) -> Any:
+    """Return what a caller's function returns, or raise UsageError if it fails."""
+    try:
+        return function(*given)
+    except TxlError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"{what} failed after {len(given[-1])} tokens ({type(error).__name__}: {one_line(error)}), expected a "
+            "result; mend it"
+        ) from error
+
+
+def _check_bias(logit_bias: object, vocab_size: int) -> tuple[NDArray[np.int64], Row]:
+    """Return ids [n] and what is added to their log-probabilities [n]."""
+    if logit_bias is None:
+        logit_bias = {}
+    if not isinstance(logit_bias, Mapping):
+        raise UsageError(f"logit_bias is {shown(logit_bias)}, expected numbers by token id, such as {{17: -100}}")
+    ids = check_listed(list(logit_bias), vocab_size, "logit_bias")
+    for token, bias in logit_bias.items():
+        if not is_number(bias) or not -MOST_BIAS <= bias <= MOST_BIAS:
+            raise UsageError(
+                f"logit_bias is {shown(bias)} for token {shown(token)}, expected a number, -{MOST_BIAS} … {MOST_BIAS}"
+            )
+    return ids, np.array(list(logit_bias.values()), np.float64)
