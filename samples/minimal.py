@@ -5,13 +5,14 @@
 A bundle is a folder. `manifest.json` lists the programs, which are ONNX files, and the states that each reads and
 returns. A step runs one program and keeps the states that it returned for the next step; so a Transformer-XL carries
 its memory over a text of any length. `txl_runtime` does this for every kind of state, checks what it reads, and runs
-several sequences at once; docs/bundle-format.md has the rules. The tokens here are those of `txl_runtime`'s `generate`
-with the same seed. The bundle must have one sequence, bytes as its vocabulary, and a program of log-probabilities.
+several sequences at once; docs/bundle-format.md has the rules. The tokens here are those of `generate` with the same
+seed, of `txl_runtime.load(BUNDLE, update="rolled")`: memory in new arrays, where the ring, the default, is faster.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,16 +28,19 @@ class Minimal:
 
     Attributes:
         memory: keys and values of each layer, {"memory.layers.00.key": float32 [1, heads, M, head size], …}.
-        fill: how many of the M rows are there; they stand last.
+        rows, fill: M, and the number of rows that are there; they stand last.
     """
 
     def __init__(self, folder: Path) -> None:
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        self.program = next(  # tokens in, log-probabilities out, one position, memory as a new array in each step
-            program
-            for program in manifest["programs"]
-            if (program["kind"], program["segment_length"], program["update"]) == ("logprobs", 1, "rolled")
-        )
+        try:
+            manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        except OSError:
+            manifest = {"batch_size": 0}
+        wanted = {"kind": "logprobs", "segment_length": 1, "update": "rolled"}  # one token in, memory in and out
+        programs = [entry for entry in manifest.get("programs", ()) if wanted.items() <= entry.items()]
+        if manifest["batch_size"] != 1 or not programs:
+            raise SystemExit(f"{folder}: expected a bundle of one sequence that returns log-probabilities of bytes")
+        self.program = programs[0]
         self.session = onnxruntime.InferenceSession(str(folder / self.program["file"]))
         self.states = [state for state in manifest["states"] if state["update"] == "rolled"]
         self.memory: dict[str, NDArray[np.float32]] = {
@@ -79,7 +83,7 @@ def draw(model: Minimal, prompt: bytes, count: int, temperature: float, seed: in
 if __name__ == "__main__":
     if len(sys.argv) != 3 or not sys.argv[2]:
         sys.exit(f'usage: python {sys.argv[0]} BUNDLE "TEXT TO CONTINUE"')
-    for byte in draw(Minimal(Path(sys.argv[1])), sys.argv[2].encode(), 200, 0.8, seed=1):
+    for byte in draw(Minimal(Path(sys.argv[1])), os.fsencode(sys.argv[2]), 200, 0.8, seed=1):
         sys.stdout.buffer.write(bytes([byte]))
         sys.stdout.buffer.flush()
     print()

@@ -9,21 +9,24 @@ from pathlib import Path
 
 import txl_runtime
 
-M_MMAP_THRESHOLD = -3
-LARGEST = 2**25
-"""What the C library raises this threshold to by itself, once so large a block was freed."""
+SETTINGS = {-3: 2**25, -1: 2**26}
+"""glibc's M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, as glibc sets them itself once a block of 32 MiB was freed.
+
+Without the second, memory of 1 MB that is freed and asked for again would go to the system and come back each time.
+"""
 
 
 def load_alone(bundle: Path, backend: str = "auto", threads: int | None = None) -> txl_runtime.Model:
     """Load a bundle as `txl_runtime.load` does, with its matrices side by side, which fill more large pages.
 
-    The C library otherwise maps each matrix by itself: 96 MB of a model were in large pages, and 144 MB with this
-    setting. It is the whole process's, so `txl_runtime.load` leaves it to the application.
+    The C library otherwise maps each matrix by itself: 96 MB of a model were in large pages, and 144 MB with these
+    settings. They are the whole process's, so `txl_runtime.load` leaves it to the application.
 
     Raises:
         as `txl_runtime.load`.
     """
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError):  # a C library without it, such as musl
-            ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGEST)
+            for name, value in SETTINGS.items():
+                ctypes.CDLL(None).mallopt(name, value)
     return txl_runtime.load(bundle, backend=backend, threads=threads)

@@ -228,8 +228,8 @@ def load(
             each byte of the weight file, 30 s of processor time and 5 minutes of wall-clock time;
             `txl_runtime.sandbox.process.Bounds(memory, processor_seconds, seconds)` for other bounds. Only Linux
             enforces the first two.
-        huge_pages: whether the CPU's weights are put into large pages, on Linux and from 32 MiB on. It takes some 0.1 s
-            of processor time for 100 MB, and no memory; the log says how much it was.
+        huge_pages: whether the CPU's weights are put into large pages, on Linux and from 32 MiB on, but not in a trial.
+            It takes 0.1 to 0.2 s of processor time for 100 MB, and no memory; the log says how much it was.
 
     Raises:
         BundleError: the bundle is missing, altered, inconsistent or too new, it was replaced meanwhile, or a trial

@@ -18,4 +18,4 @@ def test_matrices_lie_side_by_side_where_the_library_can(monkeypatch, library):
     known = {"mallopt": lambda *values: asked.append(values)} if library == "glibc" else {}
     monkeypatch.setattr(loading.ctypes, "CDLL", lambda _: SimpleNamespace(**known))
     assert loading.load_alone(frozen("ring"), "cpu", 1).batch_size
-    assert asked == ([(-3, 2**25)] if library == "glibc" else [])
+    assert asked == ([(-3, 2**25), (-1, 2**26)] if library == "glibc" else [])

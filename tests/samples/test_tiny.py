@@ -50,17 +50,28 @@ def test_it_writes_lines_of_code(model: txl_runtime.Model) -> None:
     assert {"self", "def", "if"} & set(text.replace(".", " ").split())
 
 
-def test_the_product_on_one_screen_draws_the_runtimes_tokens(model: txl_runtime.Model) -> None:
-    prompt = b"def main("
-    drawn = model.stream(1).generate(prompt.decode(), 200, temperature=0.8, seed=1)
-    tokens = [int(token[0]) for token in drawn]
+def test_the_product_on_one_screen_draws_the_runtimes_tokens() -> None:
+    rolled = txl_runtime.load(TINY, "cpu", threads=1, update="rolled")
     path = SAMPLES / "minimal.py"
     assert len(path.read_text().splitlines()) <= 120
     sample = runpy.run_path(str(path))
-    assert list(sample["draw"](sample["Minimal"](TINY), prompt, 200, 0.8, seed=1)) == tokens
-    command = [sys.executable, str(path), str(TINY), prompt.decode()]
-    run = subprocess.run(command, capture_output=True, check=True, timeout=240)
-    assert run.stdout == bytes(tokens) + b"\n"
+    for seed in (0, 1, 3):
+        drawn = rolled.stream(1).generate("def main(", 200, temperature=0.8, seed=seed)
+        tokens = [int(token[0]) for token in drawn]
+        assert list(sample["draw"](sample["Minimal"](TINY), b"def main(", 200, 0.8, seed)) == tokens
+        if seed == 1:
+            run = subprocess.run(
+                [sys.executable, path, TINY, "def main("], capture_output=True, check=True, timeout=240
+            )
+            assert run.stdout == bytes(tokens) + b"\n"
+
+
+def test_the_screen_says_what_it_cannot_run(tmp_path: Path) -> None:
+    bundles = SAMPLES.parent / "conformance" / "bundles"
+    for folder in (bundles / "ring", bundles / "policy-1", tmp_path):
+        run = subprocess.run([sys.executable, SAMPLES / "minimal.py", folder, "a"], capture_output=True, check=False)
+        assert run.returncode == 1
+        assert run.stderr.startswith(f"{folder}: expected".encode())
 
 
 def test_it_is_small_and_git_leaves_its_bytes_alone() -> None:

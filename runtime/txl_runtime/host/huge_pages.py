@@ -25,6 +25,10 @@ LEAST = 2**25
 """Bytes of new memory from which on it is done: less than that stays in a processor's caches."""
 SETTINGS = Path("/sys/kernel/mm/transparent_hugepage")
 PROCESS = Path("/proc/self")
+PART = 2**30
+"""Bytes of memory whose pages are looked at together, a multiple of every size of large pages."""
+LAST = 2**64
+"""No address is as large."""
 COLLAPSE = 25
 """MADV_COLLAPSE, from Linux 6.1 on; an older kernel refuses it."""
 
@@ -35,18 +39,23 @@ Range = tuple[int, int]
 def in_huge_pages() -> Iterator[None]:
     """Put memory that is mapped and filled inside the `with` block into large pages; without effect where none are.
 
-    Only a large page all of whose small ones are there is put together, so that a process takes no more memory than
-    before. Where another thread maps memory at the same time, that may be put together, too.
+    Only a large page all of whose small ones are there is put together, so that weights take no more memory than
+    before. What another thread maps at the same time may be put together, too.
     """
     try:
-        size, before = _size(), list(_anonymous())
+        size, before = _size(), _anonymous()
     except (OSError, ValueError):  # not Linux, a kernel without large pages, or a container that hides these files
         size, before = 0, []
     yield
     if not size:
         return
-    started, new = time.monotonic(), _new(before, list(_anonymous()), size)
-    whole = [address for start, end in new for address in _whole(start, end, size)]
+    started = time.monotonic()
+    try:
+        new = _new(before, _anonymous(), size)
+        whole = [address for start, end in new for address in _whole(start, end, size)]
+    except OSError as error:  # a process that gave up its user's rights may not look at its pages
+        logger.info("no memory is put into large pages: %s", error)
+        return
     if len(whole) * size < LEAST:
         return
     advise = ctypes.CDLL(None).madvise
@@ -62,35 +71,41 @@ def _size() -> int:
     return 0 if off else int((SETTINGS / "hpage_pmd_size").read_text())
 
 
-def _anonymous() -> Iterator[Range]:
-    """Yield the process's private memory that no file is behind."""
-    with (PROCESS / "maps").open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            place, access, _, _, inode, *name = line.split(maxsplit=5)
-            if access == "rw-p" and inode == "0" and (not name or name[0].strip() == "[heap]"):
-                start, end = place.split("-")
-                yield int(start, 16), int(end, 16)
+def _anonymous() -> list[Range]:
+    """Return the process's private memory that no file is behind, in the order of addresses."""
+    found = []
+    for line in (PROCESS / "maps").read_bytes().split(b"\n"):  # a file's name may hold any other character
+        place, access, _, _, inode, *name = line.split(maxsplit=5) if line else [b""] * 5
+        if access == b"rw-p" and inode == b"0" and (not name or name[0] == b"[heap]"):
+            start, end = place.split(b"-")
+            found.append((int(start, 16), int(end, 16)))
+    return found
 
 
 def _new(before: list[Range], after: list[Range], size: int) -> list[Range]:
-    """Return the parts of `after` that are not in `before`, of at least `size` bytes. Both are sorted."""
-    found = []
-    for start, end in after:
-        for first, last in before:
-            if first < end and last > start:
-                found.append((start, first))
-                start = last
+    """Return the parts of `after` that are not in `before`, of at least `size` bytes; both are in order."""
+    found, old = [], iter([*before, (LAST, LAST)])
+    first, last = next(old)
+    for begin, end in after:
+        start = begin
+        while first < end:
+            found.append((start, first))
+            start = max(start, last)
+            if last >= end:
+                break
+            first, last = next(old)
         found.append((start, end))
     return [(start, end) for start, end in found if end - start >= size]
 
 
 def _whole(start: int, end: int, size: int) -> list[int]:
     """Return the addresses of large pages in a range whose small pages are all in memory."""
-    start, end, page = -(-start // size) * size, end // size * size, mmap.PAGESIZE
-    if start >= end:
-        return []
+    found, page = list[int](), mmap.PAGESIZE
     with (PROCESS / "pagemap").open("rb") as file:
-        file.seek(start // page * 8)
-        entries = np.frombuffer(file.read((end - start) // page * 8), np.uint64).reshape(-1, size // page)
-    present = (entries >> np.uint64(63)).all(axis=1)
-    return [start + int(number) * size for number in np.flatnonzero(present)]
+        for first in range(-(-start // size) * size, end // size * size, PART):
+            count = (min(first + PART, end // size * size) - first) // page
+            file.seek(first // page * 8)
+            entries = np.frombuffer(file.read(count * 8), np.uint64).reshape(-1, size // page)
+            present = (entries >> np.uint64(63)).all(axis=1)
+            found += [first + int(number) * size for number in np.flatnonzero(present)]
+    return found

@@ -18,14 +18,14 @@ def run_finite(loop: Loop, manifest: Manifest, inputs: Arrays, counts: Ids, comm
     for entry in manifest.inputs:
         if entry.name in inputs:
             _refuse(UsageError, f"input {entry.name}", inputs[entry.name], entry.axes.batch, counts)
-    found = loop.run(inputs, counts, "rows", commit=False).outputs()
     try:
+        found = loop.run(inputs, counts, "rows", commit=False).outputs()
         for output in manifest.outputs:
             _refuse(BackendError, f"output {output.name}", found[output.name], output.axes.batch, counts)
-        for state, array in loop.written() if commit else ():
+        for state, array in loop.written():
             finite = np.where(np.isinf(array), 0, array)  # a state may start as infinity, e.g. a running maximum
             _refuse(BackendError, f"state {state.name}", finite, state.batch_axis, counts)
-    except BackendError:
+    except BaseException:
         loop.commit(np.zeros_like(counts))  # a `Stream.commit` after the error keeps nothing of the segment
         raise
     if commit:

@@ -194,6 +194,7 @@ class LoopState(Loop):
     def commit(self, counts: Ids | None = None) -> None:
         computed = self._computed if counts is None else self._accept(counts)
         self._computed = 0  # cleared first: after an interrupt it must not commit twice
+        self._tried = {}, 0
         if computed:
             with self._lock:
                 self.counters.advance(computed, self._spill)

@@ -98,8 +98,9 @@ class Stream(CarriedState):
     def commit(self, lengths: ArrayLike | None = None) -> None:
         """Keep the latest segment of `run(..., commit=False)`, or its first positions, e.g. of a draft what came true.
 
-        Nothing happens if it is part of the state already, or if the state has changed since. A ring only advances;
-        where a state is replaced, the part runs once more, with the same inputs.
+        Nothing happens if it is part of the state already, or if the state has changed since; a `run` whose arguments
+        are refused leaves the segment before it to commit. A ring only advances; where a state is replaced, the part
+        runs once more, with the same inputs.
 
         Args:
             lengths: int [b], positions to keep of each sequence, from 0 to those that ran; None: all that ran.

@@ -98,6 +98,26 @@ def test_nothing_happens_where_the_process_cannot_look_at_itself(monkeypatch, tm
         pass
 
 
+@pytest.mark.usefixtures("pages")
+@pytest.mark.parametrize("missing", ["pagemap", "both"])
+def test_nothing_happens_where_the_process_may_not_look_at_its_pages_any_more(monkeypatch, tmp_path, missing):
+    with in_huge_pages():
+        block = mapped(40)
+        if missing == "pagemap":
+            (tmp_path / "maps").write_bytes(Path("/proc/self/maps").read_bytes())
+        monkeypatch.setattr(huge_pages, "PROCESS", tmp_path)
+    assert not kilobytes(block, "AnonHugePages")
+
+
+def test_files_may_have_any_name(monkeypatch, tmp_path):
+    lines = b"1000-3000 rw-p 00000000 00:00 0 \n4000-5000 r--p 0 08:01 7 /a\rb c\n6000-7000 rw-p 0 00:00 0   [heap]\n"
+    (tmp_path / "maps").write_bytes(
+        lines + b"8000-9000 rw-p 0 00:00 0   [stack]\na000-b000 rw-p 0 08:01 7 /a\r[heap]\n"
+    )
+    monkeypatch.setattr(huge_pages, "PROCESS", tmp_path)
+    assert huge_pages._anonymous() == [(0x1000, 0x3000), (0x6000, 0x7000)]
+
+
 @pytest.mark.parametrize(
     ("before", "after", "new"),
     [
@@ -107,6 +127,7 @@ def test_nothing_happens_where_the_process_cannot_look_at_itself(monkeypatch, tm
         ([(0, 4), (6, 8)], [(0, 12)], [(8, 12)]),  # the gap of 2 is below the size
         ([(0, 8)], [(4, 6), (8, 12)], [(8, 12)]),
         ([(0, 3), (20, 30)], [(10, 25)], [(10, 20)]),
+        ([(0, 30)], [(0, 4), (8, 40)], [(30, 40)]),
     ],
 )
 def test_what_is_new_among_mappings(before, after, new):

@@ -12,6 +12,7 @@ from frozen import frozen
 from step_models import FEATURES, B, Graph, StepModel
 from txl_runtime.bundle.tables import Input, Output
 from txl_runtime.errors import BackendError, UsageError
+from txl_runtime.streaming import finite
 
 
 def _sums(hide: bool) -> StepModel:
@@ -60,7 +61,8 @@ def test_an_input_is_refused_before_anything_runs(case, value):
     stream.run({"by": given})  # as ever without it
 
 
-def test_an_output_or_a_state_is_refused_and_the_state_is_what_it_was(case):
+@pytest.mark.parametrize("commit", [True, False])
+def test_an_output_or_a_state_is_refused_and_the_state_is_what_it_was(case, commit):
     stream, hidden = case
     usual, held = np.full((B, 2), 2, np.float32), stream.state()
     held["s"][1, 2] = 0
@@ -69,11 +71,32 @@ def test_an_output_or_a_state_is_refused_and_the_state_is_what_it_was(case):
     given[2, 1] = 0  # 0 / 0
     what, place = (r"state s", r"\[1, 2\]") if hidden else (r"output y", r"\[2, 1\]")
     with pytest.raises(BackendError, match=rf"{what} of sequence 2 holds nan at {place}, expected a finite number"):
-        stream.run({"by": given}, require_finite=True)
+        stream.run({"by": given}, require_finite=True, commit=commit)
     stream.commit()  # nothing is left of the segment
     np.testing.assert_array_equal(stream.state()["s"], held["s"])
     assert np.isfinite(stream.run({"by": usual}, require_finite=True)["y"]).all()
     np.testing.assert_array_equal(stream.state()["s"], held["s"] / 2)
+
+
+def test_an_interrupt_leaves_nothing_to_commit(tmp_path, monkeypatch):
+    stream = txl_runtime.load(_sums(True).write(tmp_path / "b.txl"), threads=1).stream()
+    before = stream.state()["s"]
+    monkeypatch.setattr(finite, "_refuse", interrupting(after=2))
+    with pytest.raises(KeyboardInterrupt):
+        stream.run({"by": np.full((B, 2), 2, np.float32)}, require_finite=True)
+    stream.commit()
+    np.testing.assert_array_equal(stream.state()["s"], before)
+
+
+def interrupting(after: int):
+    """What stands for a check, and raises KeyboardInterrupt in this call."""
+    calls = iter(range(after))
+
+    def check(*_: object) -> None:
+        if next(calls) == after - 1:
+            raise KeyboardInterrupt
+
+    return check
 
 
 def test_an_idle_sequence_is_not_looked_at(tmp_path):
