@@ -1,9 +1,12 @@
 // Draws with what txl.h has before a draw, and decodes texts token by token. tests/cpp/test_drawing.py holds both
 // against Python's.
 //
-//     txl-drawing BUNDLE draw KIND TEMPERATURE TOP_K TOP_P    two sequences, 60 tokens each, a line of two for each
-//     draw txl-drawing BUNDLE refused                              a line for each fault txl-drawing BUNDLE text <
-//     LINES                         ids of a piece in each line; an empty one ends the text
+//     txl-drawing BUNDLE draw KIND TEMPERATURE TOP_K TOP_P
+//                      two sequences, 60 tokens each, a line of two for each draw
+//     txl-drawing BUNDLE refused
+//                      a line for each fault
+//     txl-drawing BUNDLE text < LINES
+//                      ids of a piece in each line; an empty one ends the text
 #include <array>
 #include <cmath>
 #include <cstdlib>

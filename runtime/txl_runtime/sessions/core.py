@@ -363,6 +363,7 @@ class Sessions:
 
     def _serve(self, parts: list[Part]) -> None:
         """Run a segment and end the requests that it completes."""
+        stopped: BaseException | None = None
         try:
             self._segments.run(parts)
         except Exception as error:  # an engine's error or a defect here ends these requests, not the server
@@ -371,6 +372,11 @@ class Sessions:
                 error = BackendError(f"the segment failed ({type(error).__name__}: {one_line(error)}); ask again")
             for part in parts:
                 part.error = part.error or error
+        except BaseException as error:  # Ctrl-C, e.g. in a caller's `adjust`, where the token before the draw is fed
+            stopped = error
+            for part in parts:
+                if part.job.at > part.first and part.token is None and part.job.draws_after(0):
+                    part.error = BackendError("the draw was interrupted, expected a token; ask again with tokens")
         finally:
             counters = self.counters
             counters.rounds += 1
@@ -382,6 +388,8 @@ class Sessions:
                     counters.positions += fed
         for part in parts:
             self._settle(part)
+        if stopped is not None:
+            raise stopped
 
     def _settle(self, part: Part) -> None:
         job, token = part.job, part.token

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -162,6 +163,9 @@ def _sampler(sampling: object, manifest: Manifest) -> Sampler:
         raise UsageError(f"sampling is {shown(sampling)}, expected Sampling(...)")
     if not is_whole(sampling.sequence) or not 0 <= sampling.sequence < 2**31:
         raise UsageError(f"sampling's sequence is {shown(sampling.sequence)}, expected a whole number of at least 0")
+    for name in ("allow", "forbid"):
+        if isinstance(given := getattr(sampling, name), Iterator):
+            raise UsageError(f"sampling's {name} is {shown(given)}, which is read once, expected a list of ids")
     adjusted = adjustment(manifest.vocab_size, sampling.adjust, sampling.logit_bias, sampling.allow, sampling.forbid)
     number = int(sampling.sequence)
     return Sampler(sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed, number, adjusted)

@@ -89,7 +89,7 @@ def called(adjust: Adjust, row: Row, tokens: Ids) -> Row:
     size = len(row)
     given = _asked("adjust", adjust, row, tokens)
     try:
-        found = np.asarray(given)
+        found = np.zeros(0) if isinstance(given, np.ma.MaskedArray) else np.asarray(given)
     except Exception:  # an array on a device, or rows of different lengths
         found = np.zeros(0, np.object_)
     if found.shape != (size,) or found.dtype.kind != "f":

@@ -74,6 +74,26 @@ def test_adjusted_requests_draw_what_a_stream_draws_and_a_failure_is_its_own(mod
         run(sessions)
 
 
+def test_an_interrupt_in_a_callers_function_ends_the_draws_that_it_took(model_of):
+    def late(row: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        if len(tokens) == 4:
+            raise KeyboardInterrupt
+        return row
+
+    with Sessions(model_of("counting")) as sessions:
+        ill = sessions.submit(Request([1, 2], 9, Sampling(seed=1, adjust=late)), "a")
+        beside = sessions.submit(Request([1, 2], 9, Sampling(seed=1)), "b")
+        with pytest.raises(KeyboardInterrupt):
+            run(sessions)
+        run(sessions)
+        for ticket in (ill, beside):
+            assert [type(event) for event in ticket.events()] == [Token, Token, Finished]
+            assert "the draw was interrupted, expected a token; ask again with tokens" in str(ticket.error)
+        after = sessions.submit(Request([3], 2, Sampling(seed=2)), "b")
+        run(sessions)
+        assert after.error is None
+
+
 def compare(model: Model, data: st.DataObject, words: int, longest: int) -> None:
     rows = data.draw(st.integers(1, model.batch_size), "rows")
     given_to = data.draw(st.lists(st.lists(requests(words, longest), min_size=1, max_size=3), min_size=1, max_size=7))

@@ -60,6 +60,8 @@ def test_limits_that_make_no_sense(model_of, limits, said):
         (Request([1], 1, Sampling(seed=-1)), "seed is -1"),
         (Request([1], 1, Sampling(sequence=-1)), "sampling's sequence is -1"),
         (Request([1], 1, Sampling(forbid=[11])), r"forbid is \[11\], expected a list of ids, 0 … 10 each"),
+        (Request([1], 1, Sampling(forbid=iter([1]))), r"sampling's forbid is <.*>, which is read once"),
+        (Request([1], 1, Sampling(allow=iter([1]))), r"sampling's allow is <.*>, which is read once"),
         (Request([1], 1, Sampling(logit_bias={1: 101})), "logit_bias is 101 for token 1, expected a number"),
         (Request([1], 1, {"seed": 1}), "sampling is {'seed': 1}, expected Sampling"),
         (Request([1], 1, stop_tokens=[99]), "99"),

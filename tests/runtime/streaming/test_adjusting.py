@@ -194,6 +194,10 @@ def failing(*given: Any) -> Any:
 
 FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"adjust": lambda row, tokens: None}, r"adjust returned None, expected float64 or float32 \[256\]"),
+    (
+        {"adjust": lambda row, tokens: np.ma.masked_less(row, -3)},
+        r"adjust returned .* expected float64 or float32 \[256\]",
+    ),
     ({"adjust": lambda row, tokens: row[1:]}, r"adjust returned float64 \[255\], expected"),
     ({"adjust": lambda row, tokens: row.astype(int)}, r"adjust returned int64 \[256\], expected"),
     ({"adjust": filled(np.nan, 9)}, "adjust returned nan for token 9, expected a number, or -inf"),
