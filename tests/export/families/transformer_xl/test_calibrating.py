@@ -13,6 +13,7 @@ from txl_export.families.transformer_xl import calibrating
 from txl_export.families.transformer_xl.building import reference_for
 from txl_export.families.transformer_xl.calibrating import LANES, gather_inputs, split
 from txl_export.families.transformer_xl.family import prepare
+from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_export.options import ExportOptions
 from verified_steps import Heard
 
@@ -24,10 +25,10 @@ def drawn(count: int, seed: int = 0):
     return np.random.default_rng(seed).integers(0, 60, count).astype(np.int32)
 
 
-def prepared(tokens, precision="int4", state=None, **changes):
+def prepared(tokens, precision="int4", state=None, segment_length=16, **changes):
     """A prepared export of a tiny model, and its listener."""
     config, heard = small_config(**changes), Heard()
-    options = ExportOptions(config=config, segment_length=(16,), precision=precision, tokens=tokens)
+    options = ExportOptions(config=config, segment_length=segment_length, precision=precision, tokens=tokens)
     return prepare(random_state(config) if state is None else state, options, heard), heard
 
 
@@ -65,13 +66,27 @@ def test_every_row_of_a_lane_counts_once_for_queries_and_once_for_keys(monkeypat
     monkeypatch.setattr(calibrating, "READ", 800)
     model, heard = prepared(drawn(40_000))
     tokens = drawn(1000, seed=3)
-    found = gather_inputs(model.builder.reference(), tokens, 16, heard)
+    found = gather_inputs(model.builder.reference(), tokens, heard)
     assert len(found) == 8, "four matrices in each of two layers"
     starts = range(0, 16 * 62, 62)
     read = np.concatenate([tokens[start : start + 800 // LANES] for start in starts])
     weights = model.builder.weights["embedding.tables.0"].double()[torch.from_numpy(read).long()]
     rows = weights * model.builder.config.embedding_scale
     assert torch.allclose(found[QUERIES], 2 * rows.T @ rows, rtol=1e-12)
+
+
+def test_a_bundle_of_single_tokens_is_fitted_to_whole_segments(monkeypatch, tmp_path):
+    monkeypatch.setattr(calibrating, "READ", 130 * LANES)
+    model, _ = prepared(drawn(40_000), segment_length=1)
+    widths, hidden = [], PaperModel.hidden
+
+    def counted(self, tokens, memory):
+        widths.append(tokens.shape[1])
+        return hidden(self, tokens, memory)
+
+    monkeypatch.setattr(PaperModel, "hidden", counted)
+    model.write(tmp_path, Heard())
+    assert widths == [64, 64, 2]
 
 
 def test_matrices_that_met_nan_are_rounded_and_told(monkeypatch):
@@ -81,7 +96,7 @@ def test_matrices_that_met_nan_are_rounded_and_told(monkeypatch):
     state["layers.00.feed_forward.inner.weight"][3, 5] = torch.nan
     model, heard = prepared(drawn(40_000))
     reference = reference_for(model.builder.config, model.builder.dialect, 7, state)
-    found = gather_inputs(reference, drawn(1000), 16, heard)
+    found = gather_inputs(reference, drawn(1000), heard)
     fine = {QUERIES, *(f"layers.00.{name}.weight" for name in ("attention.output", "feed_forward.inner"))}
     assert set(found) == fine
     expected = "layers.00.feed_forward.outer.weight and 4 others met infinity or NaN in the text; they are rounded"
