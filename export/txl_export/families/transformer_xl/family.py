@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 from numpy.typing import NDArray
 from torch import Tensor
-from txl_report.calibration import RECORD, fitted, record, unfitted
+from txl_report.calibration import LEAST, RECORD, begins_with_fitted, fitted, record, unfitted
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Precision
 from txl_runtime.bundle.vocabulary import decode_vocabulary
@@ -45,6 +45,9 @@ Checkpoint = str | PathLike[str] | Mapping[str, Tensor]
 FOR_OWN_MODULES = ("weights", "inputs", "growth")
 """Options that do not apply to a checkpoint."""
 NOT_THE_TEXT = "the text does not begin with all of them; if it holds some, its figures flatter the bundle"
+HARDLY_MORE = (
+    f"the text's first, and fewer than {LEAST} follow, so all of it judges, and its figures flatter the bundle"
+)
 
 
 @dataclass
@@ -135,8 +138,10 @@ def verify(request: VerifyRequest, heard: Listener) -> tuple[Parity, bytes | Non
     left_out = 0
     if ids is not None and (known := fitted(manifest)):
         ids, left_out = unfitted(manifest, ids)
-        said = f"int4 matrices were fitted to {known:,} tokens: "
-        heard.warn(said + (f"the text's first; the other {len(ids):,} judge" if left_out else NOT_THE_TEXT))
+        said = HARDLY_MORE if begins_with_fitted(manifest, ids) else NOT_THE_TEXT
+        if left_out:
+            said = f"the text's first; the other {len(ids):,} judge"
+        heard.warn(f"int4 matrices were fitted to {known:,} tokens: {said}")
     if request.checkpoint is None:
         heard.warn("the reference is rebuilt from the bundle; the import is not repeated (--checkpoint repeats it)")
         weights, source = weights_of_bundle(opened.file(manifest.weights), manifest), "the bundle's own weights"
