@@ -23,12 +23,12 @@ SEGMENT = 64
 """Tokens of a lane that are read at a time, whatever L is: at the bundle's L of 1 it took 10 to 13 times as long."""
 
 
-def split(text: Ids | None, precision: str, heard: Listener) -> tuple[Ids | None, Ids | None]:
+def split(text: Ids | None, fits: bool, heard: Listener) -> tuple[Ids | None, Ids | None]:
     """Return the tokens that matrices are fitted to, or None, and those that judge the bundle: int32 [T] each.
 
-    Only int4 is fitted; if the text is too short for it, a warning says that its matrices are rounded.
+    If `fits`, as with int4, and the text is too short, a warning says that matrices are rounded.
     """
-    if precision != "int4":
+    if not fits:
         return None, text
     first = 0 if text is None else int(SHARE * len(text))
     if text is None or first < READ:
@@ -36,7 +36,8 @@ def split(text: Ids | None, precision: str, heard: Listener) -> tuple[Ids | None
         least = math.ceil(READ / SHARE)
         heard.warn(f"int4 matrices are rounded: {found}; --text or --tokens of {least:,} tokens would fit them to it")
         return None, text
-    heard.warn(f"int4 matrices are fitted to the text's first {first:,} tokens; the other {len(text) - first:,} judge")
+    rest = len(text) - first
+    heard.warn(f"int4 matrices are fitted to the text's first {first:,} tokens; the other {rest:,} are left to judge")
     return text[:first], text[first:]
 
 

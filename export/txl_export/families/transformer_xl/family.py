@@ -28,13 +28,13 @@ from txl_export.checkpoints.vocabularies import completed, read_vocabulary_file
 from txl_export.families.registry import VerifyRequest
 from txl_export.families.transformer_xl.building import Builder, reference_for
 from txl_export.families.transformer_xl.calibrating import split
-from txl_export.families.transformer_xl.folding import HALF, fold, unfold
+from txl_export.families.transformer_xl.folding import HALF, QUANTISABLE, fold, unfold
 from txl_export.families.transformer_xl.parity.vectors import selftest_vectors
 from txl_export.families.transformer_xl.parity.verification import verify_models
 from txl_export.families.transformer_xl.settings import memory_form, resolve
-from txl_export.families.transformer_xl.weights import Weights, check_weights, model_id
+from txl_export.families.transformer_xl.weights import Weights, check_weights, layer_name, model_id
 from txl_export.graphs.emulation import EMULATED, runnable
-from txl_export.graphs.quantising import QUANTISED, dequantise, gain_error
+from txl_export.graphs.quantising import QUANTISED, dequantise, gain_error, is_kept
 from txl_export.graphs.shared_weights import read_weight_file
 from txl_export.options import FOR_FILES, ExportOptions
 from txl_export.proof.parity import Parity
@@ -112,7 +112,9 @@ def prepare(source: Checkpoint, options: ExportOptions, heard: Listener) -> Prep
     text = read_tokens(options.text, options.tokens, words, imported.config.vocab_size)
     form = memory_form(imported.config, sizes, options, heard)
     precision = cast(Precision, options.precision or "fp32")
-    calibration, text = split(text, precision, heard)
+    layers = map(layer_name, range(imported.config.n_layer))
+    kept = all(is_kept(layer + end, options.keep) for layer in layers for end in QUANTISABLE)
+    calibration, text = split(text, precision == "int4" and not kept, heard)
     builder = Builder(imported.config, dialect, sizes, weights, form, precision, options.keep)
     provenance = {
         "source": msgspec.to_builtins(found),

@@ -11,7 +11,7 @@ import txl_export
 from support import random_state, small_config
 from txl_export.families.transformer_xl import calibrating
 from txl_export.families.transformer_xl.building import reference_for
-from txl_export.families.transformer_xl.calibrating import LANES, gather_inputs, split
+from txl_export.families.transformer_xl.calibrating import LANES, gather_inputs
 from txl_export.families.transformer_xl.family import prepare
 from txl_export.families.transformer_xl.paper_model import PaperModel
 from txl_export.options import ExportOptions
@@ -19,16 +19,18 @@ from verified_steps import Heard
 
 CONFIG = {"d_model": 64, "d_embed": 64, "d_head": 32, "d_inner": 128, "n_layer": 2, "embedding_scale": 1.0}
 QUERIES = "layers.00.attention.query_key_value.weight"
+KEPT = ("layers.00", "layers.01.attention", "layers.01.feed_forward.inner", "layers.01.feed_forward.outer.weight")
+"""Every matrix of the model's two layers."""
 
 
 def drawn(count: int, seed: int = 0):
     return np.random.default_rng(seed).integers(0, 60, count).astype(np.int32)
 
 
-def prepared(tokens, precision="int4", state=None, segment_length=16, **changes):
+def prepared(tokens, precision="int4", state=None, segment_length=16, keep=(), **changes):
     """A prepared export of a tiny model, and its listener."""
     config, heard = small_config(**changes), Heard()
-    options = ExportOptions(config=config, segment_length=segment_length, precision=precision, tokens=tokens)
+    options = ExportOptions(config=config, segment_length=segment_length, precision=precision, keep=keep, tokens=tokens)
     return prepare(random_state(config) if state is None else state, options, heard), heard
 
 
@@ -37,7 +39,10 @@ def test_the_first_80_percent_are_fitted_to_and_the_rest_judges():
     model, heard = prepared(tokens)
     assert np.array_equal(model.calibration, tokens[:32_000])
     assert np.array_equal(model.text, tokens[32_000:])
-    assert heard.warnings[-1] == "int4 matrices are fitted to the text's first 32,000 tokens; the other 8,000 judge"
+    assert (
+        heard.warnings[-1]
+        == "int4 matrices are fitted to the text's first 32,000 tokens; the other 8,000 are left to judge"
+    )
     assert model.provenance["calibration"]["sha256"] == hashlib.sha256(tokens[:32_000].tobytes()).hexdigest()
 
 
@@ -55,11 +60,21 @@ def test_without_enough_text_int4_is_rounded_and_one_line_says_so(tokens, said):
     assert [line for line in heard.warnings if "int4" in line] == [expected]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_other_precisions_are_judged_on_the_whole_text(precision):
-    tokens, heard = drawn(40_000), Heard()
-    assert split(tokens, precision, heard) == (None, tokens)
-    assert heard.warnings == []
+@pytest.mark.parametrize(
+    "options", [{"precision": "fp32"}, {"precision": "int8"}, {"keep": KEPT}], ids=["fp32", "int8", "all kept"]
+)
+def test_where_no_matrix_is_int4_the_whole_text_judges(options):
+    tokens = drawn(40_000)
+    model, heard = prepared(tokens, **options)
+    assert model.calibration is None
+    assert np.array_equal(model.text, tokens)
+    assert "calibration" not in model.provenance
+    assert not any("int4" in line for line in heard.warnings)
+
+
+def test_one_matrix_that_is_not_kept_is_fitted():
+    model, _ = prepared(drawn(40_000), keep=KEPT[:-1])
+    assert model.calibration is not None
 
 
 def test_every_row_of_a_lane_counts_once_for_queries_and_once_for_keys(monkeypatch):
