@@ -15,7 +15,7 @@ from txl_runtime.errors import TxlError, UsageError
 from txl_runtime.listener import Listener, Silent
 from txl_runtime.types import Ids
 
-from txl_report.calibration import fitted, unfitted
+from txl_report.calibration import begins_with_fitted, fitted, unfitted
 from txl_report.facts.gathering import gather
 from txl_report.page import Measures, page_values
 from txl_report.rendering import render, require_jinja
@@ -158,7 +158,8 @@ def measure(model: Model, ids: Ids, source: str, *, context: bool, listener: Lis
     if left_out:
         source += f", behind the {left_out:,} tokens that int4 is fitted to"
     elif count := fitted(model.manifest):
-        source += f"; int4 is fitted to {count:,} tokens, and this text may hold some"
+        held = "this text begins with them" if begins_with_fitted(model.manifest, ids) else "this text may hold some"
+        source += f"; int4 is fitted to {count:,} tokens, and {held}"
     return Measures(
         source,
         measure_text(model, ids, listener),

@@ -9,7 +9,9 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 from frozen import frozen
@@ -17,10 +19,12 @@ from report_pages import Page
 from step_models import recurrent
 from txl_export.families.registry import facts_of_bundle
 from txl_report import rendering, write_report, writing
+from txl_report.calibration import record
 from txl_report.writing import ids_of_text
 from txl_runtime.bundle.reading import open_bundle
 from txl_runtime.errors import BackendError, BundleError, TxlError, UsageError
 from txl_runtime.installing import pip_line
+from txl_runtime.listener import Silent
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +139,23 @@ def test_a_slow_machine_changes_no_byte_of_a_page(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(time, "monotonic", itertools.count(0, 100).__next__)
     write_report(bundle, tmp_path / "slow.html", ids=ids, context=True)
     assert (tmp_path / "fast.html").read_bytes() == (tmp_path / "slow.html").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (286, ", behind the 30 tokens that int4 is fitted to"),
+        (30, "; int4 is fitted to 30 tokens, and this text begins with them"),
+        (29, "; int4 is fitted to 30 tokens, and this text may hold some"),
+    ],
+)
+def test_the_source_says_which_tokens_int4_is_fitted_to(monkeypatch: pytest.MonkeyPatch, count: int, said: str):
+    monkeypatch.setattr("txl_report.measuring.measure_text", lambda model, ids, listener: None)
+    ids = np.arange(count, dtype=np.int32)
+    found = open_bundle(frozen("ring")).manifest
+    noted = {**found.provenance, "calibration": record(np.arange(30, dtype=np.int32))}
+    model = SimpleNamespace(manifest=msgspec.structs.replace(found, precision="int4", provenance=noted))
+    assert writing.measure(model, ids, "a.txt", context=False, listener=Silent()).source == f"a.txt{said}"
 
 
 def test_of_a_long_text_the_beginning_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -87,6 +87,8 @@ def run(
 
 def _as_one_stream(bundle: Path, file: Path, backend: str, threads: int | None) -> dict[str, Any]:
     """Score one text from its beginning to its end."""
+    from txl_report.calibration import begins_with_fitted, fitted
+
     model = load_alone(bundle, backend=backend, threads=threads)
     require_tokens(model.manifest, "score")
     ids, text_bytes = _read(file, model.vocabulary)
@@ -95,6 +97,9 @@ def _as_one_stream(bundle: Path, file: Path, backend: str, threads: int | None) 
     stream, longest = model.stream(1), model.segment_lengths[0]
     total, chunk = 0.0, longest * SEGMENTS_PER_CALL
     with Display() as display:
+        if begins_with_fitted(model.manifest, ids):
+            count = fitted(model.manifest)
+            display.warn(f"int4 is fitted to the text's first {count:,} tokens; the figures flatter the bundle")
         display.stage(f"score {file.name}", len(ids) - 1)
         for first in range(0, len(ids) - 1, chunk):
             nll = stream.score(ids[None, first : first + chunk + 1])

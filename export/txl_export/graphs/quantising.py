@@ -76,11 +76,11 @@ def quantise(
         UsageError: nothing begins like a name to keep.
     """
     for start in keep:
-        if not any(_begins(name, start) for name in matrices):
+        if not any(is_kept(name, [start]) for name in matrices):
             raise UsageError(f"--keep {start} names no matrix; expected e.g. layers.00 or layers.00.feed_forward.inner")
     parts: dict[str, Tensor] = {}
     for name, tensor in folded.items():
-        if precision not in QUANTISED or name not in matrices or any(_begins(name, start) for start in keep):
+        if precision not in QUANTISED or name not in matrices or is_kept(name, keep):
             parts[name] = tensor
             continue
         parts[f"{name}.shape"] = torch.tensor(tensor.shape, dtype=torch.int32)
@@ -95,6 +95,11 @@ def quantise(
         if many:
             parts |= {f"{name}.{COLUMNS}": columns, f"{name}.column_scale": scale}
     return parts
+
+
+def is_kept(name: str, keep: Collection[str]) -> bool:
+    """Return True if a matrix is left in float32: if it or a part of the model that holds it is in `keep`."""
+    return any(name == start or name.startswith(f"{start}.") for start in keep)
 
 
 def dequantise(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -181,7 +186,3 @@ def _matrix(parts: Mapping[str, Tensor], base: str, kind: str) -> Tensor:
     zero, scale = zero[:, : codes.shape[1], None], parts[f"{base}.scale"].reshape(width, -1, 1)
     matrix = (codes.float() - zero.float()) * scale  # [out, blocks, inputs of a block]
     return matrix.flatten(start_dim=1)[:, :size].T.contiguous()
-
-
-def _begins(name: str, start: str) -> bool:
-    return name.startswith(f"{start}.") or name == start

@@ -18,6 +18,7 @@ from resealing import copied, reseal
 from safetensors.numpy import load_file, save_file
 from support import ORACLE, cli, random_state, save_checkpoint, small_config
 from txl_export.families.transformer_xl.paper_model import PaperModel
+from txl_report.calibration import record
 from txl_runtime.bundle.reading import SELFTEST, open_bundle
 from txl_runtime.bundle.transformer_xl import Dialect, ModelConfig
 
@@ -295,6 +296,17 @@ def test_score_is_what_the_reference_computes(run, bundle, tmp_path, repeats):
     assert document["bits_per_byte"] == pytest.approx(expected / math.log(2), abs=1e-5)
     assert document["bits_per_token"] == pytest.approx(document["bits_per_byte"])  # a byte is a token
     assert document["perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
+
+
+@pytest.mark.parametrize(("others", "notes"), [(b"", 1), (b" and more", 1), (None, 0)], ids=["all", "more", "other"])
+def test_score_of_the_text_that_int4_is_fitted_to_says_so(run, bundle, tmp_path, others, notes):
+    noted = open_bundle(bundle).manifest.provenance | {"calibration": record(np.frombuffer(TEXT.encode(), np.uint8))}
+    fitted = reseal(copied(bundle, tmp_path / "fitted.txl"), precision="int4", provenance=noted)
+    (tmp_path / "text.txt").write_bytes(b"other" if others is None else TEXT.encode() + others)
+    result = run("score", fitted, tmp_path / "text.txt", "--json")
+    said = f"note: int4 is fitted to the text's first {len(TEXT)} tokens; the figures flatter the bundle"
+    assert (result.code, result.stderr.count(said)) == (0, notes)
+    assert result.stderr.count("int4") == notes
 
 
 def test_score_of_nan_is_no_result(run, bundle, tmp_path, monkeypatch):

@@ -164,7 +164,7 @@ class Builder:
         if calibration is None:
             return quantise(exact, self.precision, matrices, self.keep, many)
         reference = self.reference()
-        inputs = gather_inputs(reference, calibration, self.sizes.segment_lengths[0], heard)
+        inputs = gather_inputs(reference, calibration, heard)
         heard.stage("fit int4 matrices to their inputs")
         with few_threads(reference.dtype == torch.float64):
             return quantise(exact, self.precision, matrices, self.keep, many, inputs)

@@ -19,13 +19,16 @@ SHARE = 0.8
 LANES, READ = 16, 32_000
 """Tokens of that part that are read, in 16 lanes that begin at equal distances; it has to have as many."""
 
+SEGMENT = 64
+"""Tokens of a lane that are read at a time, whatever L is: at the bundle's L of 1 it took 10 to 13 times as long."""
 
-def split(text: Ids | None, precision: str, heard: Listener) -> tuple[Ids | None, Ids | None]:
+
+def split(text: Ids | None, fits: bool, heard: Listener) -> tuple[Ids | None, Ids | None]:
     """Return the tokens that matrices are fitted to, or None, and those that judge the bundle: int32 [T] each.
 
-    Only int4 is fitted; if the text is too short for it, a warning says that its matrices are rounded.
+    If `fits`, as with int4, and the text is too short, a warning says that matrices are rounded.
     """
-    if precision != "int4":
+    if not fits:
         return None, text
     first = 0 if text is None else int(SHARE * len(text))
     if text is None or first < READ:
@@ -33,17 +36,17 @@ def split(text: Ids | None, precision: str, heard: Listener) -> tuple[Ids | None
         least = math.ceil(READ / SHARE)
         heard.warn(f"int4 matrices are rounded: {found}; --text or --tokens of {least:,} tokens would fit them to it")
         return None, text
-    heard.warn(f"int4 matrices are fitted to the text's first {first:,} tokens; the other {len(text) - first:,} judge")
+    rest = len(text) - first
+    heard.warn(f"int4 matrices are fitted to the text's first {first:,} tokens; the other {rest:,} are left to judge")
     return text[:first], text[first:]
 
 
-def gather_inputs(reference: PaperModel, tokens: Ids, length: int, heard: Listener) -> dict[str, Tensor]:
+def gather_inputs(reference: PaperModel, tokens: Ids, heard: Listener) -> dict[str, Tensor]:
     """Run the reference over segments in a chain; return the sum of x xᵀ over every matrix's inputs x.
 
     Args:
         reference: the model, which goes on to report its inputs: give it one of its own.
         tokens: int [T], at least `READ`.
-        length: of a segment.
 
     Returns:
         float64 [in, in] by the folded name of the matrix, e.g. "layers.00.attention.query_key_value.weight"; none for
@@ -51,7 +54,7 @@ def gather_inputs(reference: PaperModel, tokens: Ids, length: int, heard: Listen
     """
     starts = torch.arange(LANES)[:, None] * (len(tokens) // LANES)
     lanes = torch.from_numpy(tokens)[starts + torch.arange(READ // LANES)]
-    segments = torch.split(lanes, length, dim=1)
+    segments = torch.split(lanes, SEGMENT, dim=1)
     sums: dict[str, Tensor] = {}
 
     def add(name: str, x: Tensor) -> None:

@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 from numpy.typing import NDArray
 from torch import Tensor
-from txl_report.calibration import RECORD, fitted, record, unfitted
+from txl_report.calibration import LEAST, RECORD, begins_with_fitted, fitted, record, unfitted
 from txl_runtime.bundle.manifest import Manifest
 from txl_runtime.bundle.tables import Precision
 from txl_runtime.bundle.vocabulary import decode_vocabulary
@@ -28,13 +28,13 @@ from txl_export.checkpoints.vocabularies import completed, read_vocabulary_file
 from txl_export.families.registry import VerifyRequest
 from txl_export.families.transformer_xl.building import Builder, reference_for
 from txl_export.families.transformer_xl.calibrating import split
-from txl_export.families.transformer_xl.folding import HALF, fold, unfold
+from txl_export.families.transformer_xl.folding import HALF, QUANTISABLE, fold, unfold
 from txl_export.families.transformer_xl.parity.vectors import selftest_vectors
 from txl_export.families.transformer_xl.parity.verification import verify_models
 from txl_export.families.transformer_xl.settings import memory_form, resolve
-from txl_export.families.transformer_xl.weights import Weights, check_weights, model_id
+from txl_export.families.transformer_xl.weights import Weights, check_weights, layer_name, model_id
 from txl_export.graphs.emulation import EMULATED, runnable
-from txl_export.graphs.quantising import QUANTISED, dequantise, gain_error
+from txl_export.graphs.quantising import QUANTISED, dequantise, gain_error, is_kept
 from txl_export.graphs.shared_weights import read_weight_file
 from txl_export.options import FOR_FILES, ExportOptions
 from txl_export.proof.parity import Parity
@@ -45,6 +45,9 @@ Checkpoint = str | PathLike[str] | Mapping[str, Tensor]
 FOR_OWN_MODULES = ("weights", "inputs", "growth")
 """Options that do not apply to a checkpoint."""
 NOT_THE_TEXT = "the text does not begin with all of them; if it holds some, its figures flatter the bundle"
+HARDLY_MORE = (
+    f"the text's first, and fewer than {LEAST} follow, so all of it judges, and its figures flatter the bundle"
+)
 
 
 @dataclass
@@ -109,7 +112,9 @@ def prepare(source: Checkpoint, options: ExportOptions, heard: Listener) -> Prep
     text = read_tokens(options.text, options.tokens, words, imported.config.vocab_size)
     form = memory_form(imported.config, sizes, options, heard)
     precision = cast(Precision, options.precision or "fp32")
-    calibration, text = split(text, precision, heard)
+    layers = map(layer_name, range(imported.config.n_layer))
+    kept = all(is_kept(layer + end, options.keep) for layer in layers for end in QUANTISABLE)
+    calibration, text = split(text, precision == "int4" and not kept, heard)
     builder = Builder(imported.config, dialect, sizes, weights, form, precision, options.keep)
     provenance = {
         "source": msgspec.to_builtins(found),
@@ -135,8 +140,10 @@ def verify(request: VerifyRequest, heard: Listener) -> tuple[Parity, bytes | Non
     left_out = 0
     if ids is not None and (known := fitted(manifest)):
         ids, left_out = unfitted(manifest, ids)
-        said = f"int4 matrices were fitted to {known:,} tokens: "
-        heard.warn(said + (f"the text's first; the other {len(ids):,} judge" if left_out else NOT_THE_TEXT))
+        said = HARDLY_MORE if begins_with_fitted(manifest, ids) else NOT_THE_TEXT
+        if left_out:
+            said = f"the text's first; the other {len(ids):,} judge"
+        heard.warn(f"int4 matrices were fitted to {known:,} tokens: {said}")
     if request.checkpoint is None:
         heard.warn("the reference is rebuilt from the bundle; the import is not repeated (--checkpoint repeats it)")
         weights, source = weights_of_bundle(opened.file(manifest.weights), manifest), "the bundle's own weights"
